@@ -31,6 +31,8 @@ _DRIFT_ABOVE: Final = 1.3
 _DRIFT_BELOW: Final = 0.77
 _CLIP: Final = 2.0
 _QUANTILE: Final = 0.9
+_LUCK: Final = (*((i + 0.5) / 8 for i in range(8)), 0.98)
+_RANKED_AFTER: Final = 16  # ratios; the first ones sooner, as one batch in ten is to be slower from the start
 _ALL_SIZES_UP_TO: Final = 128
 # Tables are built again when a size's mean has moved by this share, with the next ranking of the ratios; by the other, at once.
 # To build them takes 60 µs, and of a noisy model every second batch would move one by a hundredth.
@@ -111,6 +113,11 @@ class ServiceCurve:
         if not levels:
             return 1.0
         return levels[min(levels, key=lambda known: (abs(known - busy), known))]
+
+    @property
+    def luck(self) -> tuple[float, ...]:
+        """What batches take, as shares of T: eight equally likely ones, the least first, and what two of a hundred exceed."""
+        return self._surface.luck
 
     @property
     def seen(self) -> bool:
@@ -293,8 +300,10 @@ class ServiceCurve:
     def _refresh(self) -> None:
         if self._surface.until_ranked <= 0 and self._surface.ratios:
             ranked = sorted(self._surface.ratios)
-            self._surface.spread = max(1.0, ranked[min(len(ranked) - 1, int(_QUANTILE * len(ranked)))])
-            self._surface.until_ranked = 16
+            count = len(ranked)
+            self._surface.spread = max(1.0, ranked[min(count - 1, int(_QUANTILE * count))])
+            self._surface.luck = tuple([ranked[int(share * count)] for share in _LUCK])
+            self._surface.until_ranked = min(_RANKED_AFTER, len(ranked))
         self.spread = self._surface.spread
         shared = bool(self._length) and self._surface.ready
         if not self._stale or not (self._seen or shared):

@@ -22,19 +22,32 @@ _RATIOS: Final = 128
 class Surface:
     """Shared by the curves of one model's lengths; the curve of what has no length has one of its own.
 
-    levels: by busy workers. ratios: actual to predicted, of the last batches, which spread is of; run: of those that a drift
-    begins with.
+    levels: by busy workers. ratios: actual to predicted, of the last batches, which spread and luck are of; run: of those
+    that a drift begins with.
     version: raised when the fit has moved.
     restored: it knows from before what curves that are restored could teach it.
     """
 
-    __slots__ = ("_count", "_sums", "_terms", "levels", "ratios", "restored", "run", "spread", "until_ranked", "version")
+    __slots__ = (
+        "_count",
+        "_sums",
+        "_terms",
+        "levels",
+        "luck",
+        "ratios",
+        "restored",
+        "run",
+        "spread",
+        "until_ranked",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.levels: dict[int, float] = {}
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
         self.run: list[float] = []
         self.spread = 1.0
+        self.luck: tuple[float, ...] = (1.0,) * 9
         self.until_ranked = 0
         self.version = 0
         self.restored = False

@@ -113,7 +113,7 @@ def cost(ticks: int) -> State:
 
 
 def process(ticks: int) -> State:
-    return 1, ticks * TICK_NS, 1000, 5.0, (ticks, 0, ticks * 7), {"exported": ticks} if ticks > 20 else None
+    return 1, ticks * TICK_NS, 1000, 5.0, (ticks, 0, ticks * 7), {"exported": ticks} if ticks > 20 else None, None
 
 
 def usd(blocks: Blocks) -> float:

@@ -58,16 +58,17 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     """The chunks that are done already. restart: throw away what there is. Raises: ConfigError, where it is another job's."""
     partial = files.partial
     there = partial.names() - {_LOCK}
+    if there and not there & {_JOB, _JOINED}:
+        raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
     if there and (restart or _JOINED in there):
         _remove(partial)
         there = set()
-    if files.output.exists() and not there:
-        raise ConfigError(f"{files.output.path}: exists: name another file, or remove it")
-    if _JOB in there:
+    if there:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
-    elif there:
-        raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
     else:
+        for store in (files.output, files.bad):
+            if store.exists():
+                raise ConfigError(f"{store.path}: exists: name another file, or remove it")
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
     return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
@@ -139,6 +140,7 @@ class RowsWork:
                     _rename(chunk, self._job.columns)
                 if first:
                     check_columns(chunk.rows[0], self._spec, self._job.inputs[0].path)
+                    self._check_kept(chunk.rows[0])
                 at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
                 if first or len(at_work) >= _AT_ONCE:
                     ended, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
@@ -175,6 +177,14 @@ class RowsWork:
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)
         return len(bad)
 
+    def _check_kept(self, row: Row | Unread) -> None:
+        """Raises: ConfigError, for a column whose place in the output something else has."""
+        taken = {NUMBER, *self._spec.output_by_name}
+        clashing = taken & self._kept(row).keys() if isinstance(row, dict) else ()
+        if clashing:
+            names = ", ".join(sorted(clashing))
+            raise ConfigError(f"{self._job.inputs[0].path}: a column is called as one of the output ({names}): --keep others")
+
     def _kept(self, row: Row) -> Row:
         inputs, keep = self._spec.input_by_name, self._job.keep
         if keep is None:
@@ -195,8 +205,8 @@ class RowsWork:
 
 
 def _remove(partial: Store) -> None:
-    """Whenever that is broken off, what is left says whether the output is there."""
-    for name in sorted(partial.names() - {_JOB, _JOINED}):
+    """Whenever that is broken off, what is left says whose it is, and whether the output is there: they go last."""
+    for name in sorted(partial.names() - {_JOINED}, key=lambda name: (name == _JOB, name)):
         partial.beside(f"{partial.path}/{name}").remove()
     partial.remove_folder()
 
@@ -217,7 +227,7 @@ def job_of(
     if len(endings) > 1:
         raise ConfigError(f"{source.path}: files of several formats: {', '.join(sorted(endings))}: name them by a pattern")
     written_as = format_of(output)
-    if written_as == "txt":
+    if not output.lower().endswith((".jsonl", ".ndjson", ".csv", ".parquet")):
         raise ConfigError(f"{output}: expected a name that ends in .jsonl, .csv or .parquet")
     if keep is not None and NUMBER in keep:
         raise ConfigError(f"--keep: {NUMBER} is what a row's number is called there")

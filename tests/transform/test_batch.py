@@ -186,12 +186,9 @@ def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytes
     source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     config = configuration(tmp_path)
     partial = tmp_path / "out.jsonl.partial"
-    output.mkdir()  # so that the last step fails, when all chunks are done
-    assert run(config, "twice", source, output, "--restart") == 2
-    output.rmdir()
-    partial.mkdir(exist_ok=True)
+    partial.mkdir()
     (partial / "strange").touch()
-    assert run(config, "twice", source, output) == 2
+    assert run(config, "twice", source, output, "--restart") == 2
     assert "a folder of something else" in capsys.readouterr().err
     (partial / "strange").unlink()
     (partial / "job.json").write_text("{}")
@@ -211,6 +208,9 @@ def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytes
         (("in.jsonl", "out.jsonl", "--chunk-rows", "0"), "--chunk-rows: 0: expected 1 to 1000000"),
         (("in.jsonl", "out.jsonl", "--column", "x"), "--column: x: expected INPUT=COLUMN"),
         (("in.jsonl", "out.jsonl", "--keep", "_row"), "_row is what a row's number is called"),
+        (("in.jsonl", "out.jsonl.gz"), "expected a name that ends in .jsonl, .csv or .parquet"),
+        (("again.jsonl", "out.jsonl"), "a column is called as one of the output (_row, output): --keep others"),
+        (("in.jsonl", "out.jsonl", "--bad", "in.jsonl"), "in.jsonl: exists"),
         (("other.jsonl", "out.jsonl"), "its first row has 'y', and the model needs 'x'"),
         (("wrong.jsonl", "out.jsonl"), "none of the first 2 rows has an answer"),
         (("wrong.parquet", "out.jsonl"), "no Parquet file"),
@@ -223,6 +223,7 @@ def test_what_cannot_be_done_is_refused(
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "in.jsonl", ROWS)
     written(tmp_path / "other.jsonl", [{"y": 1}])
+    written(tmp_path / "again.jsonl", [{"_row": 1, "x": [1, 2], "output": 2}])
     written(tmp_path / "wrong.jsonl", [{"x": [1]}, {"x": 2}])
     (tmp_path / "wrong.parquet").write_text("{}")
     assert run(configuration(tmp_path), "twice", *words) == 2

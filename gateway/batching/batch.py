@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping
 from math import prod
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -38,6 +38,8 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     batched: False for a model without a batch dimension, whose one request passes through untouched.
     trace: where one of its requests is traced.
     """
+
+    NOT_KEPT: ClassVar = frozenset(("trace",))  # by a recording: it decides nothing
 
     parts: list[Part]
     rows: int

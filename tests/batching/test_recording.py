@@ -16,7 +16,7 @@ from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import History, replay
 from gateway.errors import GatewayError, InvalidArgument
-from gateway.types import InferRequest
+from gateway.types import BatchTrace, InferRequest, SpanContext
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -134,6 +134,21 @@ def test_a_recording_that_has_dropped_its_beginning_is_replayed_from_a_state() -
     same(history)
     assert not history.from_start
     assert history.decisions > 1000
+
+
+def test_a_recording_goes_on_while_batches_are_traced() -> None:
+    class Traced(Driver):
+        def step(self) -> None:
+            super().step()
+            for batch in self.running:
+                batch.trace = batch.trace or BatchTrace(SpanContext("", ""), "", SpanContext("", ""), {}, lambda trace: None, "", 0)
+
+    batcher = recorder(200_000)
+    batcher.record()
+    Traced(batcher, random.Random(8)).drive(6000)
+    recorded = read(batcher)
+    assert recorded["dropped"] > 0
+    same(replay(recorded))
 
 
 def test_a_ring_keeps_within_its_memory() -> None:

@@ -26,7 +26,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events at once: less than 0.1 ms
@@ -40,6 +40,7 @@ class Event(IntEnum):
     """The first of each event's values. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
+    CAME     request, now_ns, reserved_ns, arrival_ns: ADDED, as it mostly is: of one row, and nothing else to say of it
     REFUSED  the same, and the error's class
     STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
              a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests, of which the first, its first
@@ -57,6 +58,7 @@ class Event(IntEnum):
     CANCELLED = 4
     RETRIED = 5
     CLOSED = 6
+    CAME = 7
 
 
 _ADDED: Final = int(Event.ADDED)
@@ -64,6 +66,7 @@ _REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
 _ENDED: Final = int(Event.ENDED)
 _CLOSED: Final = int(Event.CLOSED)
+_CAME: Final = int(Event.CAME)
 _NOWHERE: Final[deque[tuple[Any, ...]]] = deque(maxlen=0)  # takes events, and keeps none
 # What every request and batch passes. CPython 3.11 finds a function of this module, or a local, several times faster than an
 # attribute of a class, or one of an object that it calls at once.
@@ -274,25 +277,18 @@ class RecordedBatcher(Recorded, Batcher):
             self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(exc).__name__))
             self._room()
             raise
-        if self._widths_of is not None:
+        if (
+            request.rows != 1
+            or request.id
+            or request.deadline_ns is not None
+            or request.shape_key is not None
+            or request.priority
+            or self._widths_of is not None
+        ):
             self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
             return
-        # The same without a call, as nearly all are.
-        number, own, shape_key = self._number, request.id, request.shape_key
-        self._events.append(
-            (
-                _ADDED,
-                number(request),
-                now_ns,
-                reserved_ns,
-                request.arrival_ns,
-                request.rows,
-                request.deadline_ns,
-                request.priority,
-                0 if shape_key is None else self._key(shape_key),
-                own_id(request) if own else own,
-            )
-        )
+        number = self._number
+        self._events.append((_CAME, number(request), now_ns, reserved_ns, request.arrival_ns))
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)

@@ -16,7 +16,8 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
-_DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
+_DECISIONS = frozenset((Event.ADDED, Event.CAME, Event.REFUSED, Event.STEPPED, Event.CLOSED))
+_PLAIN = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of what CAME
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -193,8 +194,9 @@ class _Replayer:
     def _replay(self, batcher: RecordedBatcher, event: list[Any], keys: list[Any]) -> int:
         """Do one event again; gives its time, or the last one's where it has none."""
         kind = event[0]
-        if kind == Event.ADDED or kind == Event.REFUSED:
-            _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
+        if kind == Event.ADDED or kind == Event.CAME or kind == Event.REFUSED:
+            _, number, now_ns, reserved_ns, arrival_ns, *about = event
+            rows, deadline_ns, priority, key, own, *more = about or _PLAIN
             widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
             self._bind(number, request)

@@ -146,7 +146,7 @@ class RequestTrace:
 
     context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
     is all noted. batches: that it was part of, in their order. operation: as its protocol calls it. decoded_ns: 0, if it never
-    was. encoding_ns: when its outcome was known. error: as above.
+    was. encoding_ns: when its outcome was known. error: as above. ids: attributes too, by name, which no other request has.
     """
 
     context: SpanContext
@@ -161,6 +161,7 @@ class RequestTrace:
     encoding_ns: int = 0
     ended_ns: int = 0
     attributes: Mapping[str, str | int] = field(default_factory=dict)
+    ids: tuple[tuple[str, str], ...] = ()
 
 
 TraceEnded = Callable[[RequestTrace | BatchTrace], None]

@@ -279,14 +279,15 @@ class Inference(ABC, Generic[C, Reply]):
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request = self._request
         about = self.about(code)
-        about["gateway.request_id"] = self.caller.request_id.decode("ascii")
+        ids: tuple[tuple[str, str], ...] = (("gateway.request_id", self.caller.request_id.decode("ascii")),)
         if self._endpoint is not None:
             about["gateway.model"], about["gateway.version"] = self._endpoint.served.name, self._endpoint.served.version
         if request is not None:
             about["gateway.rows"] = request.rows
             if request.id:
-                about["gateway.id"] = shortened(request.id).encode(errors="replace").decode()
-        trace.operation, trace.attributes, trace.error = self.operation, about, code.value if code is not None else ""
+                ids = (*ids, ("gateway.id", shortened(request.id).encode(errors="replace").decode()))
+        trace.operation, trace.attributes, trace.ids = self.operation, about, ids
+        trace.error = code.value if code is not None else ""
         trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
         trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
         trace.ended(trace)

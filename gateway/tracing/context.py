@@ -52,7 +52,8 @@ def write(context: SpanContext) -> str:
 
 def begun() -> SpanContext:
     """The first span of a new trace."""
-    return SpanContext((_random.getrandbits(128) or 1).to_bytes(16).hex(), span_id())
+    ids = _random.randbytes(24).hex()
+    return SpanContext(ids[:32], ids[32:])
 
 
 def within(parent: SpanContext) -> SpanContext:
@@ -62,4 +63,4 @@ def within(parent: SpanContext) -> SpanContext:
 
 def span_id() -> str:
     """A new one."""
-    return (_random.getrandbits(64) or 1).to_bytes(8).hex()
+    return _random.randbytes(8).hex()

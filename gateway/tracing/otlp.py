@@ -79,29 +79,33 @@ def request_bytes(resource: bytes, scope: bytes, spans: bytes) -> bytes:
 def _span(span: Span, unix_ns: int) -> bytes:
     context = span.context
     fixed = bytes.fromhex
+    attributes = tuple(span.attributes.items()) if span.attributes is not None else ()
     pieces = [
         _IDS(b"\x0a\x10", fixed(context.trace_id), b"\x12\x08", fixed(context.span_id)),
-        _named(span.name, span.kind),
         _TIMES(b"\x39", span.start_ns + unix_ns, b"\x41", span.end_ns + unix_ns),
+        _alike(span.name, span.kind, span.failed, span.remote, attributes),
     ]
     if span.parent_id:
         pieces += (_PARENT, fixed(span.parent_id))
     if context.state:
         pieces.append(_field(b"\x1a", context.state.encode()))
-    if span.attributes is not None:
-        pieces += [_attribute(key, value) for key, value in span.attributes.items()]
+    pieces += [_attribute(key, value) for key, value in span.ids]
     if span.links:
         pieces += [_link(link) for link in span.links]
-    pieces += (_FAILED if span.failed else _OK, _REMOTE if span.remote else _HERE)
     return b"".join(pieces)
 
 
-@lru_cache(256)
+@lru_cache(1024)  # most are those of the models and lanes that there are
+def _alike(name: str, kind: Kind, failed: bool, remote: bool, attributes: tuple[tuple[str, str | int], ...]) -> bytes:
+    """What many spans have in common."""
+    told = b"".join([_attribute(key, value) for key, value in attributes])
+    return _named(name, kind) + told + (_FAILED if failed else _OK) + (_REMOTE if remote else _HERE)
+
+
 def _named(name: str, kind: Kind) -> bytes:
     return _field(b"\x2a", name.encode()) + b"\x30%c" % _KIND[kind]
 
 
-@lru_cache(1024)  # most are those of the models and lanes that there are
 def _attribute(key: str, value: str | int) -> bytes:
     any_value = b"\x18" + _varint(value) if isinstance(value, int) else _field(b"\x0a", value.encode())
     return _field(b"\x4a", _field(b"\x0a", key.encode()) + _field(b"\x12", any_value))

@@ -42,14 +42,14 @@ def settings(tracing: Tracing | None, environ: Mapping[str, str]) -> Settings | 
     if tracing is None or environ.get(_DISABLED, "").strip().lower() == "true":
         return None
     ratio, parent_based = _sampling(tracing.sample_ratio, environ)
-    queued_spans = _count(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+    queued_spans = _count(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 8192)
     return Settings(
         ratio,
         parent_based,
         tracing.protocol or _protocol(environ),
         tracing.endpoint,
         queued_spans,
-        min(queued_spans, _count(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)),
+        min(queued_spans, _count(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 2048)),
         _count(environ, "OTEL_BSP_SCHEDULE_DELAY", 5000) / 1e3,
     )
 

@@ -35,10 +35,14 @@ class _Station(msgspec.Struct):
 
 
 class Span(_Station, kw_only=True):
-    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process."""
+    """Times: `Clock.now_ns`. failed: as the span's status says it. remote: its parent is in another process.
+
+    ids: attributes too, by name, which no other span has.
+    """
 
     kind: Kind = "internal"
     attributes: Mapping[str, str | int] | None = None
+    ids: tuple[tuple[str, str], ...] = ()
     failed: bool = False
     remote: bool = False
 
@@ -64,6 +68,7 @@ def _of_request(trace: RequestTrace, new_id: Callable[[], str]) -> list[Span]:
             trace.ended_ns,
             kind="server",
             attributes={**trace.attributes, "error.type": error} if error else trace.attributes,
+            ids=trace.ids,
             failed=error in _FAULTS,
             remote=bool(trace.parent_id),
         )

@@ -139,6 +139,18 @@ def test_a_slow_collector_gets_what_waited_at_the_end(protocol: Protocol) -> Non
         assert exporter.dropped == EACH
 
 
+def test_many_spans_leave_in_one_message(protocol: Protocol) -> None:
+    traces = 350
+    with collecting(protocol) as collector:
+        exporter = Exporter(settings(protocol, collector.url)._replace(queued_spans=2000, sent_spans=1400, delay_s=60))
+        for _ in range(traces):
+            exporter.put(trace())
+        until(lambda: exporter.exported == traces * EACH)
+        exporter.close(5.0)
+    assert len(collector.metadata) == 1
+    assert len({span.span_id for span in collector.spans}) == 1 + (EACH - 1) * traces
+
+
 def test_requests_are_answered_while_the_collector_hangs(protocol: Protocol, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", str(QUEUED))
     hangs = threading.Event()

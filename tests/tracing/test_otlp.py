@@ -28,6 +28,7 @@ SPANS = {
     "one that failed": Span("op", OWN, "", 1, 2, attributes={"error.type": "internal"}, failed=True),
     "linked": Span("batch", OWN, PARENT, 1, 2, links=(SpanContext(OTHER, "0" * 15 + "1"), SpanContext(TRACE, "f" * 16, "a=1"))),
     "numbers": Span("op", OWN, "", 1, 2, attributes={f"n{n}": n for n in (0, 1, 127, 128, 300, 1 << 14, (1 << 63) - 1)}),
+    "one with an id": Span("op", OWN, "", 1, 2, attributes={"n": 1}, ids=(("gateway.request_id", "a1"), ("gateway.id", "é"))),
     "texts": Span("x" * 300, OWN, "", 1, 2, attributes={"empty": "", "short": "é", "long": "ü" * 70, "k" * 130: "v" * 20_000}),
 }
 
@@ -44,7 +45,7 @@ def _readable(span: Span) -> ReadableSpan:
         _context(context),
         _context(SpanContext(context.trace_id, span.parent_id), remote=span.remote) if span.parent_id else None,
         RESOURCE,
-        span.attributes,
+        {**(span.attributes or {}), **dict(span.ids)},
         links=[trace.Link(_context(link)) for link in span.links],
         kind=KINDS[span.kind],
         status=trace.Status(trace.StatusCode.ERROR if span.failed else trace.StatusCode.UNSET),

@@ -137,7 +137,7 @@ class BatchTrace:
     finished_ns: int = 0
     returned_ns: int = 0
     error: str = ""
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    attributes: tuple[tuple[str, str | int], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ class RequestTrace:
     decoded_ns: int = 0
     encoding_ns: int = 0
     ended_ns: int = 0
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    attributes: tuple[tuple[str, str | int], ...] = ()
     ids: tuple[tuple[str, str], ...] = ()
 
 

@@ -41,8 +41,8 @@ class _OfMessage:
     decoded: Callable[[InferRequest | GatewayError], None]
     operation: ClassVar[str]
 
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return {"rpc.grpc.status_code": 0 if code is None else int(STATUS[code].value[0])}
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return "rpc.grpc.status_code", 0 if code is None else int(STATUS[code].value[0])
 
     @property
     def id(self) -> str:

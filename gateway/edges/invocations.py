@@ -49,8 +49,8 @@ class BinaryInvocation(RestInference):
 
     __slots__ = ()
 
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return {"http.response.status_code": _status(code)}
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return "http.response.status_code", _status(code)
 
     def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
         parts, json_bytes = reply
@@ -78,8 +78,8 @@ class RawInvocation(OfExchange[RawCodec], Inference[RawCodec, tuple[bytes, str]]
         self._exchange = exchange
         self._asked = asked
 
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return {"http.response.status_code": _status(code)}
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return "http.response.status_code", _status(code)
 
     def decode(self, codec: RawCodec, read_region: ReadRegion) -> InferRequest:
         return codec.decode(self._exchange.body, self._exchange.headers, self._arrival_ns)
@@ -111,8 +111,8 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
         self._begun = False
         self._reply: FormReply | None = None  # the one part of a decoupled model
 
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        return {"http.response.status_code": _status(code)}
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return "http.response.status_code", _status(code)
 
     def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange, form, answer = self._exchange, self._form, self._answer

@@ -45,9 +45,9 @@ class OfExchange(Generic[C]):
     _asked: AskedModel
     _exchange: Exchange
 
-    def about(self, code: Code | None) -> dict[str, str | int]:
+    def about(self, code: Code | None) -> tuple[str, int]:
         """Of the semantic conventions for HTTP what the span's name does not say: each costs a microsecond."""
-        return {"http.response.status_code": 200 if code is None else STATUS[code]}
+        return "http.response.status_code", 200 if code is None else STATUS[code]
 
     def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
         return endpoints.find(self._asked.name, self._asked.version, self._exchange)

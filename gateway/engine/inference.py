@@ -130,8 +130,8 @@ class Inference(ABC, Generic[C, Reply]):
     # what a protocol gives
 
     @abstractmethod
-    def about(self, code: Code | None) -> dict[str, str | int]:
-        """What a trace says of it in the protocol's own terms. code: of its error; None: it went well."""
+    def about(self, code: Code | None) -> tuple[str, int]:
+        """What a trace says of it in the protocol's own terms: an attribute. code: of its error; None: it went well."""
 
     @abstractmethod
     def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
@@ -278,15 +278,16 @@ class Inference(ABC, Generic[C, Reply]):
 
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request = self._request
-        about = self.about(code)
-        ids: tuple[tuple[str, str], ...] = (("gateway.request_id", self.caller.request_id.decode("ascii")),)
+        attributes: tuple[tuple[str, str | int], ...] = (self.about(code),)
         if self._endpoint is not None:
-            about["gateway.model"], about["gateway.version"] = self._endpoint.served.name, self._endpoint.served.version
+            served = self._endpoint.served
+            attributes += (("gateway.model", served.name), ("gateway.version", served.version))
+        ids: tuple[tuple[str, str], ...] = (("gateway.request_id", self.caller.request_id.decode("ascii")),)
         if request is not None:
-            about["gateway.rows"] = request.rows
+            attributes += (("gateway.rows", request.rows),)
             if request.id:
-                ids = (*ids, ("gateway.id", shortened(request.id).encode(errors="replace").decode()))
-        trace.operation, trace.attributes, trace.ids = self.operation, about, ids
+                ids += (("gateway.id", shortened(request.id).encode(errors="replace").decode()),)
+        trace.operation, trace.attributes, trace.ids = self.operation, attributes, ids
         trace.error = code.value if code is not None else ""
         trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
         trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns

@@ -6,7 +6,7 @@ from typing import Literal
 from backends.base import TRACEPARENT, TRACESTATE
 from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
-from gateway.tracing.context import read, within, write
+from gateway.tracing.context import random_bytes, read, write
 from gateway.types import BatchTrace, SpanContext, TraceEnded
 
 
@@ -29,13 +29,13 @@ def batch_ended(
     trace: BatchTrace, batch: Batch, lane: str, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None
 ) -> None:
     """lane: "model:version/backend". started_ns, finished_ns: of its session. returned_ns: when its outputs were here."""
-    trace.attributes = {
-        "gateway.lane": lane,
-        "gateway.batch.requests": len(batch.parts),
-        "gateway.batch.rows": batch.rows,
-        "gateway.batch.padded_rows": batch.padded_rows,
-        "gateway.batch.reason": batch.reason,
-    }
+    trace.attributes = (
+        ("gateway.lane", lane),
+        ("gateway.batch.requests", len(batch.parts)),
+        ("gateway.batch.rows", batch.rows),
+        ("gateway.batch.padded_rows", batch.padded_rows),
+        ("gateway.batch.reason", batch.reason),
+    )
     _end(trace, started_ns, finished_ns, returned_ns, error)
 
 
@@ -53,7 +53,7 @@ def received(told: Mapping[str, str], ended: TraceEnded, now_ns: int) -> BatchTr
 
 def run_ended(trace: BatchTrace, lane: str, started_ns: int, finished_ns: int, now_ns: int, error: GatewayError | None) -> None:
     """Of a batch that was `received`."""
-    trace.attributes = {"gateway.lane": lane}
+    trace.attributes = (("gateway.lane", lane),)
     _end(trace, started_ns, finished_ns, now_ns, error)
 
 
@@ -61,8 +61,9 @@ def _noted(
     parent: SpanContext, ended: TraceEnded, name: str, closed_ns: int, links: tuple[SpanContext, ...] = ()
 ) -> BatchTrace:
     """links: none, where the parent is in another process."""
-    context = within(parent)
-    session = within(context)
+    ids = random_bytes(16).hex()
+    context = SpanContext(parent.trace_id, ids[:16], parent.state)
+    session = SpanContext(parent.trace_id, ids[16:], parent.state)
     kind: Literal["internal", "server"] = "internal" if links else "server"
     return BatchTrace(context, parent.span_id, session, _told(session), ended, name, closed_ns, links=links, kind=kind)
 

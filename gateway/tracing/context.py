@@ -22,7 +22,8 @@ _STATE_MEMBERS: Final = 32
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 
-_random: Final = random.Random()  # not the one that a model's code may seed
+random_bytes: Final = random.Random().randbytes  # not of the one that a model's code may seed
+"""So many, for ids."""
 
 
 def read(parent: bytes, state: bytes = b"") -> tuple[SpanContext, bool] | None:
@@ -52,15 +53,10 @@ def write(context: SpanContext) -> str:
 
 def begun() -> SpanContext:
     """The first span of a new trace."""
-    ids = _random.randbytes(24).hex()
+    ids = random_bytes(24).hex()
     return SpanContext(ids[:32], ids[32:])
 
 
 def within(parent: SpanContext) -> SpanContext:
     """A new span of the same trace."""
-    return SpanContext(parent.trace_id, span_id(), parent.state)
-
-
-def span_id() -> str:
-    """A new one."""
-    return _random.randbytes(8).hex()
+    return SpanContext(parent.trace_id, random_bytes(8).hex(), parent.state)

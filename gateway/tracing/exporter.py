@@ -12,11 +12,11 @@ import time
 from collections import deque
 from typing import Final
 
-from gateway.tracing.context import span_id
+from gateway.tracing.context import random_bytes
 from gateway.tracing.opentelemetry import LOGS, Collector
 from gateway.tracing.otlp import spans_bytes
 from gateway.tracing.settings import Settings
-from gateway.tracing.spans import Span, span_count, spans_of
+from gateway.tracing.spans import Spans, span_count, spans_of
 from gateway.types import BatchTrace, RequestTrace
 
 _AT_ONCE: Final = 512  # spans that are made before others run
@@ -98,13 +98,15 @@ class Exporter:
             unix_ns = time.time_ns() - time.monotonic_ns()
             pieces: list[bytes] = []
             while queue and self._sending < self._settings.sent_spans:
-                spans: list[Span] = []
-                while queue and len(spans) < _AT_ONCE and self._sending + len(spans) < self._settings.sent_spans:
+                traces: list[Spans] = []
+                pause_at = min(self._settings.sent_spans, self._sending + _AT_ONCE)
+                while queue and self._sending < pause_at:
                     trace = queue.popleft()
                     self._taken += span_count(trace)
-                    spans += spans_of(trace, span_id)
-                self._sending += len(spans)
-                pieces.append(spans_bytes(spans, unix_ns))
+                    spans = spans_of(trace)
+                    self._sending += len(spans)
+                    traces.append(spans)
+                pieces.append(spans_bytes(traces, unix_ns, random_bytes))
                 time.sleep(0)
             try:
                 taken = self._collector.send(b"".join(pieces))

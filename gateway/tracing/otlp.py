@@ -5,12 +5,12 @@ encoded from there. Field numbers:
 https://github.com/open-telemetry/opentelemetry-proto, trace.proto and common.proto.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-from gateway.tracing.spans import Kind, Span
+from gateway.tracing.spans import Attributes, Kind, Span, Spans
 from gateway.types import SpanContext
 
 _KIND: Final[dict[Kind, int]] = {"internal": 1, "server": 2, "client": 3}
@@ -27,44 +27,41 @@ _PARENT: Final = b"\x22\x08"
 _LINK: Final = Struct("4s16s2s8s5s").pack
 # start_time_unix_nano (7), end_time_unix_nano (8)
 _TIMES: Final = Struct("<sQsQ").pack
-_STATION: Final = Struct("<16s2s8s2s8ssQsQ")  # these fields again, but for the tag of the first
+# These fields again, but for the tag of the first, as they come in a station.
+_STATION: Final = Struct("<18s8s11sQsQ")
 _STATION_PACK: Final = _STATION.pack
 
 
-def spans_bytes(spans: Iterable[Span], unix_ns: int) -> bytes:
-    """As ScopeSpans has them. unix_ns: of the Unix epoch's clock, when `Clock.now_ns` was 0."""
+def spans_bytes(traces: Iterable[Spans], unix_ns: int, random_bytes: Callable[[int], bytes]) -> bytes:
+    """As ScopeSpans has them. unix_ns: of the Unix epoch's clock, when `Clock.now_ns` was 0. random_bytes: so many, for ids."""
     pieces: list[bytes] = []
     fixed = bytes.fromhex
-    trace_id = parent_id = ""
-    trace_bytes = parent_bytes = b""
-    for span in spans:
-        context = span.context
-        whole = span.attributes is not None or span.kind != "internal" or span.remote or not span.parent_id
-        if whole or span.links or span.failed or context.state:
-            body = _span(span, unix_ns)
-            pieces += (b"\x12", _varint(len(body)), body)  # ScopeSpans.spans (2)
-            continue
-        # A station within a request or a batch, as most spans are: all but its ids and times stands for its name.
-        if context.trace_id != trace_id:
-            trace_id = context.trace_id
-            trace_bytes = fixed(trace_id)
-        if span.parent_id != parent_id:
-            parent_id = span.parent_id
-            parent_bytes = fixed(parent_id)
-        pieces += (
-            _station(span.name),
-            _STATION_PACK(
-                trace_bytes, b"\x12\x08", fixed(context.span_id), _PARENT, parent_bytes,
-                b"\x39", span.start_ns + unix_ns, b"\x41", span.end_ns + unix_ns,
-            ),
-        )  # fmt: skip
+    for spans in traces:
+        own, stations = spans.own, spans.stations
+        context = own.context
+        trace_id, span_id = fixed(context.trace_id), fixed(context.span_id)
+        body = _span(own, trace_id, span_id, unix_ns)
+        pieces += (b"\x12", _varint(len(body)), body)  # ScopeSpans.spans (2)
+        before_id, behind_id = trace_id + b"\x12\x08", b"%b%b\x39" % (_PARENT, span_id)
+        ids = fixed(spans.station_id) or random_bytes(8 * len(stations))
+        at = 0
+        for name, start_ns, end_ns, links in stations:
+            until = at + 8
+            pieces += (
+                _station(name, context.state, links, spans.failed),
+                _STATION_PACK(before_id, ids[at:until], behind_id, start_ns + unix_ns, b"\x41", end_ns + unix_ns),
+            )
+            at = until
     return b"".join(pieces)
 
 
 @lru_cache(64)
-def _station(name: str) -> bytes:
-    """What comes before the ids and times of a span within another of this process, its length first."""
-    head = _named(name, "internal") + _OK + _HERE + b"\x0a\x10"
+def _station(name: str, state: str, links: tuple[SpanContext, ...], failed: bool) -> bytes:
+    """What comes before the ids and times of a station, its length first."""
+    head = _alike(name, "internal", failed, False, ()) + b"".join(map(_link, links))
+    if state:
+        head += _field(b"\x1a", state.encode())
+    head += b"\x0a\x10"
     return b"\x12" + _varint(len(head) + _STATION.size) + head
 
 
@@ -76,39 +73,46 @@ def request_bytes(resource: bytes, scope: bytes, spans: bytes) -> bytes:
     return _field(b"\x0a", resource + _field(b"\x12", scope + spans))
 
 
-def _span(span: Span, unix_ns: int) -> bytes:
-    context = span.context
-    fixed = bytes.fromhex
-    attributes = tuple(span.attributes.items()) if span.attributes is not None else ()
+def _span(span: Span, trace_id: bytes, span_id: bytes, unix_ns: int) -> bytes:
     pieces = [
-        _IDS(b"\x0a\x10", fixed(context.trace_id), b"\x12\x08", fixed(context.span_id)),
+        _IDS(b"\x0a\x10", trace_id, b"\x12\x08", span_id),
         _TIMES(b"\x39", span.start_ns + unix_ns, b"\x41", span.end_ns + unix_ns),
-        _alike(span.name, span.kind, span.failed, span.remote, attributes),
+        _alike(span.name, span.kind, span.failed, span.remote, span.attributes),
     ]
     if span.parent_id:
-        pieces += (_PARENT, fixed(span.parent_id))
-    if context.state:
-        pieces.append(_field(b"\x1a", context.state.encode()))
-    pieces += [_attribute(key, value) for key, value in span.ids]
-    if span.links:
-        pieces += [_link(link) for link in span.links]
+        pieces += (_PARENT, bytes.fromhex(span.parent_id))
+    if span.context.state:
+        pieces.append(_field(b"\x1a", span.context.state.encode()))
+    pieces += [_id(key, value) for key, value in span.ids]
+    pieces += [_link(link) for link in span.links]
     return b"".join(pieces)
 
 
 @lru_cache(1024)  # most are those of the models and lanes that there are
-def _alike(name: str, kind: Kind, failed: bool, remote: bool, attributes: tuple[tuple[str, str | int], ...]) -> bytes:
+def _alike(name: str, kind: Kind, failed: bool, remote: bool, attributes: Attributes) -> bytes:
     """What many spans have in common."""
     told = b"".join([_attribute(key, value) for key, value in attributes])
-    return _named(name, kind) + told + (_FAILED if failed else _OK) + (_REMOTE if remote else _HERE)
-
-
-def _named(name: str, kind: Kind) -> bytes:
-    return _field(b"\x2a", name.encode()) + b"\x30%c" % _KIND[kind]
+    status, flags = _FAILED if failed else _OK, _REMOTE if remote else _HERE
+    return _field(b"\x2a", name.encode()) + b"\x30%c" % _KIND[kind] + told + status + flags
 
 
 def _attribute(key: str, value: str | int) -> bytes:
     any_value = b"\x18" + _varint(value) if isinstance(value, int) else _field(b"\x0a", value.encode())
     return _field(b"\x4a", _field(b"\x0a", key.encode()) + _field(b"\x12", any_value))
+
+
+def _id(key: str, value: str) -> bytes:
+    """An attribute, with a cache for its key alone."""
+    told = value.encode()
+    size, head = len(told), _key(key)
+    if size + len(head) > 0x7F - 4:
+        return _attribute(key, value)
+    return b"\x4a%c%b\x12%c\x0a%c%b" % (size + len(head) + 4, head, size + 2, size, told)
+
+
+@lru_cache(16)
+def _key(key: str) -> bytes:
+    return _field(b"\x0a", key.encode())
 
 
 def _link(context: SpanContext) -> bytes:

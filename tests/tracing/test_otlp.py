@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from gateway.tracing.otlp import request_bytes, spans_bytes
-from gateway.tracing.spans import Span
+from gateway.tracing.spans import Span, Spans, Station
 from gateway.types import SpanContext
 
 TRACE, OTHER = "0af7651916cd43dd8448eb211c80319c", "00" * 15 + "01"
@@ -19,17 +19,20 @@ RESOURCE = Resource({"service.name": "gateway", "process.pid": 300, "process.com
 SCOPE = InstrumentationScope("gateway", "1.2")
 KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT}
 
+TEXTS = (("empty", ""), ("short", "é"), ("long", "ü" * 70), ("k" * 130, "v" * 20_000))
 SPANS = {
     "a station": Span("decode", OWN, PARENT, 1, 2),
     "a request without a parent": Span("POST /v2/models/{model}/infer", OWN, "", 0, 5, kind="server"),
     "one of a client that is traced": Span("op", SpanContext(TRACE, "1" * 16, "a=1,b@c=2"), PARENT, 1, 2, remote=True),
     "another process's batch": Span("replica", OWN, PARENT, 1, 2, kind="server", remote=True),
     "a batch that another process runs": Span("batch", OWN, PARENT, 1, 2, kind="client"),
-    "one that failed": Span("op", OWN, "", 1, 2, attributes={"error.type": "internal"}, failed=True),
+    "one that failed": Span("op", OWN, "", 1, 2, attributes=(("error.type", "internal"),), failed=True),
     "linked": Span("batch", OWN, PARENT, 1, 2, links=(SpanContext(OTHER, "0" * 15 + "1"), SpanContext(TRACE, "f" * 16, "a=1"))),
-    "numbers": Span("op", OWN, "", 1, 2, attributes={f"n{n}": n for n in (0, 1, 127, 128, 300, 1 << 14, (1 << 63) - 1)}),
-    "one with an id": Span("op", OWN, "", 1, 2, attributes={"n": 1}, ids=(("gateway.request_id", "a1"), ("gateway.id", "é"))),
-    "texts": Span("x" * 300, OWN, "", 1, 2, attributes={"empty": "", "short": "é", "long": "ü" * 70, "k" * 130: "v" * 20_000}),
+    "numbers": Span("op", OWN, "", 1, 2, attributes=tuple((f"n{n}", n) for n in (0, 1, 127, 128, 300, 1 << 14, (1 << 63) - 1))),
+    "one with an id": Span(
+        "op", OWN, "", 1, 2, attributes=(("n", 1),), ids=(("gateway.request_id", "a1"), ("gateway.id", "é"))
+    ),
+    "texts": Span("x" * 300, OWN, "", 1, 2, attributes=TEXTS),
 }
 
 
@@ -45,7 +48,7 @@ def _readable(span: Span) -> ReadableSpan:
         _context(context),
         _context(SpanContext(context.trace_id, span.parent_id), remote=span.remote) if span.parent_id else None,
         RESOURCE,
-        {**(span.attributes or {}), **dict(span.ids)},
+        dict(span.attributes + span.ids),
         links=[trace.Link(_context(link)) for link in span.links],
         kind=KINDS[span.kind],
         status=trace.Status(trace.StatusCode.ERROR if span.failed else trace.StatusCode.UNSET),
@@ -60,20 +63,40 @@ def _context(context: SpanContext, *, remote: bool = False) -> trace.SpanContext
     return trace.SpanContext(int(context.trace_id, 16), int(context.span_id, 16), remote, trace.TraceFlags(1), state)
 
 
-def ours(*spans: Span) -> ExportTraceServiceRequest:
+def ours(*spans: Span | Spans) -> ExportTraceServiceRequest:
     empty = theirs(SPANS["a station"]).resource_spans[0]
     scope = empty.scope_spans[0]
     del scope.spans[:]
     scope_bytes = scope.SerializeToString()
     del empty.scope_spans[:]
-    return ExportTraceServiceRequest.FromString(
-        request_bytes(empty.SerializeToString(), scope_bytes, spans_bytes(spans, UNIX_NS))
-    )
+    traces = [span if isinstance(span, Spans) else Spans(span, []) for span in spans]
+    made = spans_bytes(traces, UNIX_NS, lambda size: bytes(range(size)))
+    return ExportTraceServiceRequest.FromString(request_bytes(empty.SerializeToString(), scope_bytes, made))
 
 
 @pytest.mark.parametrize("name", SPANS)
 def test_a_span_is_what_the_sdk_makes_of_it(name: str) -> None:
     assert ours(SPANS[name]) == theirs(SPANS[name])
+
+
+@pytest.mark.parametrize("state", ["", "a=1,b@c=2"])
+def test_stations_are_spans_within_their_request(state: str) -> None:
+    context = SpanContext(TRACE, "1" * 16, state)
+    own = Span("op", context, PARENT, 1, 9, kind="server", remote=True)
+    linked = (SpanContext(OTHER, "0" * 15 + "1"),)
+    stations: list[Station] = [("decode", 1, 2, ()), ("compute", 3, 4, linked), ("encode", 5, 6, ())]
+    told = [
+        Span(
+            name,
+            SpanContext(TRACE, bytes(range(8 * at, 8 * at + 8)).hex(), state),
+            own.context.span_id,
+            start_ns,
+            end_ns,
+            links,
+        )
+        for at, (name, start_ns, end_ns, links) in enumerate(stations)
+    ]
+    assert ours(Spans(own, stations)) == theirs(own, *told)
 
 
 def test_a_message_is_what_the_sdk_makes_of_its_spans() -> None:

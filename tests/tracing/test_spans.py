@@ -1,9 +1,8 @@
 """From what was noted of requests and batches to spans: pure."""
 
-from itertools import count
 from typing import Any
 
-from gateway.tracing.spans import Span, span_count, spans_of
+from gateway.tracing.spans import Spans, span_count, spans_of
 from gateway.types import BatchTrace, RequestTrace, SpanContext
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -25,15 +24,14 @@ def batch(at_ns: int, of: SpanContext = OTHER, **more: Any) -> BatchTrace:
 
 
 def stages(trace: RequestTrace) -> list[tuple[str, int, int]]:
-    first, *rest = made(trace)
-    assert (first.name, first.kind) == ("op", "server")
-    assert {span.parent_id for span in rest} <= {OWN.span_id}
-    return [(span.name, span.start_ns, span.end_ns) for span in rest]
+    spans = made(trace)
+    own = spans.own
+    assert (own.name, own.kind) == ("op", "server")
+    return [station[:3] for station in spans.stations]
 
 
-def made(trace: RequestTrace | BatchTrace) -> list[Span]:
-    numbers = count(1)
-    spans = spans_of(trace, lambda: f"{next(numbers):016x}")
+def made(trace: RequestTrace | BatchTrace) -> Spans:
+    spans = spans_of(trace)
     assert len(spans) <= span_count(trace)
     return spans
 
@@ -78,26 +76,29 @@ def test_one_whose_deadline_passed_while_it_ran_shows_how_far_it_came() -> None:
 
 
 def test_what_is_the_clients_fault_is_no_fault_of_the_servers() -> None:
-    theirs, ours = (made(request(error=code))[0] for code in ("invalid_argument", "overloaded"))
-    assert (theirs.failed, theirs.attributes) == (False, {"error.type": "invalid_argument"})
-    assert (ours.failed, ours.attributes) == (True, {"error.type": "overloaded"})
+    theirs, ours = (made(request(error=code)).own for code in ("invalid_argument", "overloaded"))
+    assert (theirs.failed, theirs.attributes) == (False, (("error.type", "invalid_argument"),))
+    assert (ours.failed, ours.attributes) == (True, (("error.type", "overloaded"),))
 
 
 def test_a_batch_stands_in_the_trace_of_its_first_request_and_holds_what_its_session_did() -> None:
     of_own = batch(200, of=OWN)
     assert [name for name, _, _ in stages(request(of_own))] == ["decode", "queue", "batch_wait", "encode"]
-    whole, session = made(of_own)
+    spans = made(of_own)
+    whole = spans.own
     assert (whole.parent_id, whole.start_ns, whole.end_ns, whole.links) == (OWN.span_id, 200, 315, (OWN, OWN))
-    assert (session.name, session.start_ns, session.end_ns, session.parent_id) == ("compute", 210, 310, whole.context.span_id)
+    assert spans.stations == [("compute", 210, 310, ())]
+    assert (spans.station_id, spans.failed) == (of_own.session.span_id, False)
+    assert made(batch(200, of=OWN, error="backend_failed")).failed
 
 
 def test_others_in_a_batch_are_linked_to_it() -> None:
     shared = batch(200)
-    links = {span.name: span.links for span in made(request(shared))}
+    links = {name: links for name, _, _, links in made(request(shared)).stations}
     assert links.pop("compute") == (shared.context,)
     assert set(links.values()) == {()}
 
 
 def test_what_another_process_tells_of_itself_is_not_told_twice() -> None:
-    (alone,) = made(batch(200, kind="client"))
-    assert alone.kind == "client"
+    spans = made(batch(200, kind="client"))
+    assert (spans.own.kind, spans.stations) == ("client", [])

@@ -1,12 +1,14 @@
 """Which of several models that share a pool of workers starts the next batch: deficit round robin in worker time.
 
 Worker time is charged, not requests or batches: a model with slow batches gets no more of the pool than one with fast batches.
-A batch is charged when it starts, by its predicted time, and settled when it ends; a model that has nothing waiting keeps no
-credit (Shreedhar and Varghese, "Efficient fair queueing using deficit round robin", SIGCOMM 1995), and its debt is paid off
-round by round as of those that wait. So who uses less than its part need not wait again for what it once took.
+A batch is charged when it starts, by its predicted time, and settled when it ends; what runs for longer, as a stream does, is
+charged on. A model that has nothing waiting keeps no credit (Shreedhar and Varghese, "Efficient fair queueing using deficit
+round robin", SIGCOMM 1995), and its debt is paid off round by round as of those that wait. So who uses less than its part need
+not wait again for what it once took.
 """
 
 from collections.abc import Collection, Hashable
+from dataclasses import dataclass
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
@@ -102,6 +104,18 @@ class Sharer(Hashable, Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Charged:
+    """A batch that runs. ns: of its time, so far."""
+
+    member: Sharer
+    ns: float
+
+    def settle(self, share: WorkerShare[Sharer], taken_ns: float) -> None:
+        share.settle(self.member, self.ns, taken_ns)
+        self.ns = taken_ns
+
+
 class SharedWorkers:
     """So many batches run at once over all lanes that share, and `WorkerShare` says whose turn it is.
 
@@ -113,7 +127,7 @@ class SharedWorkers:
         self.workers = workers
         self._share: WorkerShare[Sharer] = WorkerShare()
         self._members: list[Sharer] = []
-        self._running: set[Batch] = set()
+        self._running: dict[Batch, _Charged] = {}
 
     def __repr__(self) -> str:
         return f"<SharedWorkers {len(self._running)} of {self.workers} busy, {len(self._members)} lanes>"
@@ -137,8 +151,10 @@ class SharedWorkers:
         self._members.remove(member)
         self._share.leave(member)
 
-    def ask(self, asking: Sharer) -> None:
+    def ask(self, asking: Sharer, now_ns: int) -> None:
         """Something has changed for this lane: deal the free workers out. It steps once at least, be it with no worker."""
+        for batch, charged in self._running.items():  # a stream may go on for minutes, and a batch for longer than was expected
+            charged.settle(self._share, max(charged.ns, now_ns - batch.closed_ns))
         wanting = {member for member in self._members if member.wants_worker}
         stepped = set()
         while wanting and self.free:
@@ -148,14 +164,13 @@ class SharedWorkers:
             batches = member.start_batches(offered)
             stepped.add(member)
             for batch in batches:
-                self._running.add(batch)
+                self._running[batch] = _Charged(member, batch.expected_ns)
                 self._share.charge(member, batch.expected_ns)
             if len(batches) < offered or not member.wants_worker:
                 wanting.discard(member)
         if asking not in stepped:
             asking.start_batches(0)
 
-    def ended(self, member: Sharer, batch: Batch, now_ns: int) -> None:
+    def ended(self, batch: Batch, now_ns: int) -> None:
         """Its worker is free again; to be followed by `ask`."""
-        self._running.discard(batch)
-        self._share.settle(member, batch.expected_ns, now_ns - batch.closed_ns)
+        self._running.pop(batch).settle(self._share, now_ns - batch.closed_ns)

@@ -156,7 +156,7 @@ class Runs:
             if self._shared is None:
                 self.start_batches(_AS_MANY_AS_CAN)
             else:
-                self._shared.ask(self)
+                self._shared.ask(self, self._clock.now_ns())
         except BaseException:
             log.exception("%s: what waits could not be looked at", self._name)
 
@@ -264,7 +264,7 @@ class Runs:
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
         """Tell all who keep account of batches; first those of whose workers it was one."""
         if self._shared is not None:
-            self._shared.ended(self, batch, now_ns)
+            self._shared.ended(batch, now_ns)
         # What is promised of a decoupled model is the first part.
         streamed_ns = execution.streamed_ns
         computed_ns = execution.finished_ns - streamed_ns - execution.started_ns

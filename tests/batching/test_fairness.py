@@ -203,6 +203,7 @@ class Wanting:
     def __init__(self, shared: SharedWorkers, wants: int, *, declines: bool = False) -> None:
         self.wants = wants
         self.declines = declines
+        self.now_ns = 0
         self.offered: list[int] = []
         self.started: list[Batch] = []
         shared.join(self, 1.0)
@@ -215,7 +216,9 @@ class Wanting:
         self.offered.append(workers)
         count = 0 if self.declines else min(workers, self.wants)
         self.wants -= count
-        made = [Batch(parts=[], rows=1, padded_rows=1, reason="", closed_ns=0, expected_ns=5 * MS) for _ in range(count)]
+        made = [
+            Batch(parts=[], rows=1, padded_rows=1, reason="", closed_ns=self.now_ns, expected_ns=5 * MS) for _ in range(count)
+        ]
         self.started += made
         return made
 
@@ -223,7 +226,7 @@ class Wanting:
 def test_a_worker_that_one_lane_leaves_another_that_still_wants_one_gets() -> None:
     shared = SharedWorkers(4)
     many, one = Wanting(shared, 5), Wanting(shared, 1)
-    shared.ask(many)
+    shared.ask(many, 0)
     assert (len(many.started), len(one.started), shared.free) == (3, 1, 0)
     assert (many.offered[0], one.offered) == (2, [1])
 
@@ -231,24 +234,24 @@ def test_a_worker_that_one_lane_leaves_another_that_still_wants_one_gets() -> No
 def test_free_workers_are_dealt_out_evenly() -> None:
     shared = SharedWorkers(6)
     lanes = [Wanting(shared, 9) for _ in range(3)]
-    shared.ask(lanes[0])
+    shared.ask(lanes[0], 0)
     assert [len(lane.started) for lane in lanes] == [2, 2, 2]
 
 
 def test_who_asks_is_stepped_once_be_it_with_no_worker() -> None:
     shared = SharedWorkers(1)
     first, second = Wanting(shared, 2), Wanting(shared, 0)
-    shared.ask(first)
+    shared.ask(first, 0)
     assert (first.offered, second.offered) == ([1], [])
-    shared.ask(first)
-    shared.ask(second)
+    shared.ask(first, 0)
+    shared.ask(second, 0)
     assert (first.offered, second.offered) == ([1, 0], [0])
 
 
 def test_what_one_declines_is_offered_to_the_next() -> None:
     shared = SharedWorkers(1)
     declining, following = Wanting(shared, 1, declines=True), Wanting(shared, 1)
-    shared.ask(declining)
+    shared.ask(declining, 0)
     assert declining.offered == [1]
     assert len(following.started) == 1
 
@@ -257,7 +260,7 @@ def test_who_has_left_is_offered_nothing() -> None:
     shared = SharedWorkers(2)
     left, staying = Wanting(shared, 1), Wanting(shared, 1)
     shared.leave(left)
-    shared.ask(staying)
+    shared.ask(staying, 0)
     assert (left.offered, len(staying.started)) == ([], 1)
     gone = weakref.ref(left)
     del left
@@ -265,18 +268,36 @@ def test_who_has_left_is_offered_nothing() -> None:
     assert gone() is None  # its model's memory with it
 
 
+def test_who_streams_for_long_pays_while_it_streams() -> None:
+    shared = SharedWorkers(3)
+    streaming, other = Wanting(shared, 2), Wanting(shared, 0)
+    shared.ask(streaming, 0)
+    other.wants = 50
+    shared.ask(other, 0)
+    for tick in range(1, 20):  # two workers have the streams; every 5 ms the third is free, which both want
+        streaming.wants = 1
+        streaming.now_ns = other.now_ns = tick * 5 * MS
+        shared.ended(other.started[-1], other.now_ns)
+        shared.ask(streaming, other.now_ns)
+    assert (len(streaming.started), len(other.started)) == (2, 20)
+    for batch in streaming.started:
+        shared.ended(batch, 100 * MS)
+    shared.ended(other.started[-1], 100 * MS)
+    assert shared.free == 3
+
+
 def test_the_wait_for_a_worker_is_until_the_first_batch_is_predicted_to_end() -> None:
     shared = SharedWorkers(2)
     lane = Wanting(shared, 2)
     assert shared.wait_ns(2 * MS) == 0
-    shared.ask(lane)
+    shared.ask(lane, 0)
     assert shared.free == 0
     assert shared.wait_ns(2 * MS) == 3 * MS
     assert shared.wait_ns(4 * MS) == 1 * MS
     assert shared.wait_ns(9 * MS) == 0  # overdue
     lane.started[0].expected_ns = 8 * MS
     assert shared.wait_ns(4 * MS) == 1 * MS
-    shared.ended(lane, lane.started[1], 5 * MS)
+    shared.ended(lane.started[1], 5 * MS)
     assert (shared.free, shared.wait_ns(5 * MS)) == (1, 0)
 
 

@@ -1,0 +1,193 @@
+"""The gateway on KubeRay: a head that runs nothing, pods of ingress replicas, and pods of backends' replicas, one for each."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, Final
+
+from gateway.config import Backend
+from gateway.deploying.contents import Contents, as_yaml
+from gateway.deploying.kubernetes import disruption_budget, monitored, service
+from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_of, of_ingress, of_replica
+from gateway.deploying.pod import (
+    READY,
+    SCRATCH,
+    SCRATCH_MOUNT,
+    SECURITY,
+    Manifest,
+    Wanted,
+    environment,
+    environment_of,
+    fetching,
+    grace_s,
+    labels,
+    leaving,
+    metadata,
+    mounts,
+    placing,
+    ports,
+    probe,
+    resources,
+    security,
+    volumes,
+)
+
+RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
+_SERVE: Final = "serve"  # the port by which KubeRay knows that a pod answers requests
+_INGRESS: Final = "gateway_ingress"  # a resource of the pods that may run ingress replicas
+_COMPONENT: Final = "app.kubernetes.io/component"
+_AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
+_HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
+# As docs/deploy.md has it of nodes; Ray writes below its home.
+_ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
+
+
+def rayservice(held: Contents, wanted: Wanted) -> list[Manifest]:
+    """Raises: ConfigError."""
+    apart = [
+        (model, backend, size)
+        for model, sizes in zip(held.config.models, held.bytes, strict=True)
+        for backend, size in zip(model.backends, sizes, strict=True)
+        if backend.placement == "replicas"
+    ]
+    groups = [_ingress_group(held, wanted)]
+    for model, backend, size in apart:
+        needs = _with_ray(of_replica(model.name, backend, size, wanted.memory_bytes), wanted)
+        groups.append(_group(f"{model.name}-{model.version}-{backend.label}", backend, needs, held, wanted))
+    grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
+    cluster = {
+        "rayVersion": RAY_VERSION,
+        "authOptions": {"mode": "token"},
+        **grown,
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104  # KubeRay's operator asks there
+            "template": _pod(held, wanted, "head", _HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
+        },
+        "workerGroupSpecs": groups,
+    }
+    spec = {
+        "excludeHeadPodFromServeSvc": True,
+        "serveConfigV2": as_yaml(_application(held, wanted)),
+        "rayClusterConfig": cluster,
+    }
+    selected = labels(wanted) | {_COMPONENT: "ingress"}
+    return [
+        {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata(wanted), "spec": spec},
+        service(held, wanted, selected),
+        # Of pods whose owner has no scale, only a number that is to stay can be asked for.
+        disruption_budget(wanted, selected, {"minAvailable": wanted.replicas - 1}),
+        *monitored(held, wanted, selected, _SERVE),
+    ]
+
+
+def _with_ray(needs: Needs, wanted: Wanted) -> Needs:
+    """Ray's processes on the node come on top, unless the memory was given."""
+    return needs if wanted.memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)
+
+
+def _ingress_group(held: Contents, wanted: Wanted) -> Manifest:
+    needs = _with_ray(of_ingress(held.config, held.bytes, wanted.memory_bytes), wanted)
+    ready = {"readinessProbe": probe(held, READY, failures=1, port=_SERVE), "ports": ports(held, _SERVE)}
+    return {
+        "groupName": "ingress",
+        "replicas": wanted.replicas,
+        "minReplicas": wanted.replicas,
+        "maxReplicas": wanted.replicas,
+        "rayStartParams": {"num-cpus": "0", "resources": _quoted({_INGRESS: 1})},
+        "template": _pod(held, wanted, "ingress", needs, ready, cpu=wanted.cpu),
+    }
+
+
+def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: Wanted) -> Manifest:
+    scaling = backend.autoscaling
+    least = scaling.min_replicas if scaling is not None else backend.replicas
+    most = scaling.max_replicas if scaling is not None else backend.replicas
+    stated = _stated(backend)
+    own = {key: value for key, value in stated.items() if key not in ("num_cpus", "num_gpus", "memory", "neuron_cores")}
+    params = {"num-cpus": f"{stated['num_cpus']:g}"} | ({"resources": _quoted(own)} if own else {})
+    return {
+        "groupName": re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:40].rstrip("-"),
+        "replicas": least,
+        "minReplicas": least,
+        "maxReplicas": most + (1 if backend.surge else 0),  # an upgrade starts the new replica beside the old
+        "rayStartParams": params,
+        "template": _pod(held, wanted, "backend", needs, {"readinessProbe": _node_probe()}),
+    }
+
+
+def _pod(
+    held: Contents, wanted: Wanted, component: str, needs: Needs, own: Manifest, *, cpu: str | None = None, token: bool = False
+) -> Manifest:
+    """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
+    found = security(wanted)
+    if token:
+        del found["automountServiceAccountToken"]
+    told = labels(wanted) | {_COMPONENT: component}
+    serves = component != "head"  # which holds Ray's state, and runs none of ours
+    env = environment(held, wanted, **_ENVIRONMENT) if serves else environment_of(_ENVIRONMENT)
+    own_container = {
+        "name": "ray",
+        "image": wanted.image,
+        **env,
+        "livenessProbe": _node_probe(),
+        "lifecycle": leaving(),
+        "resources": resources(needs, cpu),
+        "securityContext": dict(SECURITY),
+        "volumeMounts": mounts(held, wanted, configuration=False) if serves else [dict(SCRATCH_MOUNT)],
+        **own,
+    }
+    spec = {
+        **found,
+        "terminationGracePeriodSeconds": grace_s(held, on_ray=True),
+        **placing(needs, told),
+        **(fetching(wanted) if serves else {}),
+        "containers": [own_container],
+        "volumes": volumes(held, wanted, configuration=False) if serves else [dict(SCRATCH)],
+    }
+    return {"metadata": {"labels": told}, "spec": spec}
+
+
+def _node_probe() -> Manifest:
+    """Whether Ray's processes of the node are well: Serve itself looks after those of the gateway."""
+    asked = {"path": "/api/healthz", "port": _AGENT_PORT}
+    return {"httpGet": asked, "initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 24}
+
+
+def _application(held: Contents, wanted: Wanted) -> Manifest:
+    """The Serve configuration: what it states as resources leads each replica to the pods that were made for it."""
+    models = [
+        {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
+        for raw, model in zip(held.value["models"], held.config.models, strict=True)
+    ]
+    on_ingress = dict(held.config.server.ingress_resources) | {_INGRESS: 0.001}
+    server = held.value["server"] | {"ingress_replicas": wanted.replicas, "ingress_resources": on_ingress}
+    return {
+        "proxy_location": "Disabled",
+        "logging_config": dict(_QUIET),
+        "applications": [
+            {
+                "name": held.config.ray.application,
+                "route_prefix": None,
+                "import_path": "gateway.app:build",
+                "args": held.value | {"server": server, "models": models},
+            }
+        ],
+    }
+
+
+def _placed(entry: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    return entry | ({"resources": stated} if (stated := _stated(backend)) else {})
+
+
+def _stated(backend: Backend) -> dict[str, float]:
+    """What it is to state. A pod is the cores of what it embeds: of a GPU, Ray must know, which hides it from others."""
+    devices = {key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count}
+    if backend.placement == "embedded":
+        return devices | {key: value for key, value in backend.resources.items() if key != "num_cpus"}
+    return {"num_cpus": max(1, cores_of(backend)), **devices} | backend.resources
+
+
+def _quoted(own: dict[str, float]) -> str:
+    """As `ray start` is given it in a shell."""
+    return f"'{json.dumps(own)}'"

@@ -11,7 +11,7 @@ from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import MODELS, Contents, contents
 from gateway.deploying.kubernetes import deployment, files, kserve, stream
-from gateway.deploying.pod import Manifest, Models, Wanted
+from gateway.deploying.pod import Asked, Manifest, Models
 from gateway.deploying.rayservice import rayservice
 from gateway.documents.reader import read
 from gateway.documents.whole_file import write_whole
@@ -37,7 +37,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "gateway deploy kubernetes configs/examples/iris.yaml --no-ray --image REGISTRY/gateway:cpu --models pvc:models "
         "--memory 2Gi",
     )
-    _add_kubernetes(command.add_subparsers(required=True, metavar="PLATFORM"))
+    _add_kubernetes(command.add_subparsers(required=True, metavar="COMMAND"))
     return command
 
 
@@ -77,13 +77,16 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--requests-per-second",
         type=float,
         metavar="RATE",
-        help="that one pod is to serve, as `loadtest recommend` found: what is scaled by; none: by the busy share of its sessions",
+        help="that one pod is to serve, as `loadtest recommend` found, to scale by that (by the busy share of sessions)",
     )
     command.add_argument("--cpu", help="cores of a pod that listens, such as 4 or 500m (as the sessions need)")
     command.add_argument("--memory", help="of a pod, such as 4Gi (as the files of its models need, where that can be told)")
     command.add_argument("--service-account", default="", metavar="NAME", help="of the pods, for who may read the bucket")
     command.add_argument(
-        "--output", type=Path, metavar="DIR", help="write a file for each, and kustomization.yaml; what stands there is replaced"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write a file for each, and kustomization.yaml; what stands there is replaced",
     )
     command.set_defaults(run=_kubernetes)
 
@@ -107,7 +110,7 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _manifests(arguments: argparse.Namespace, held: Contents, wanted: Wanted) -> list[Manifest]:
+def _manifests(arguments: argparse.Namespace, held: Contents, wanted: Asked) -> list[Manifest]:
     if not arguments.no_ray and not arguments.kserve:
         return rayservice(held, wanted)
     need, remedy = need_of_ray(held.config)
@@ -126,7 +129,7 @@ def _models(arguments: argparse.Namespace) -> Models:
     if arguments.kserve:
         return Models("kserve", _fits("--models", where, _URI, "a URI that KServe copies, such as s3://BUCKET/FOLDER"))
     if kind == "image":
-        return Models(kind, _fits("--models", place, re.compile(r"/\S*[^\s/]"), "image:FOLDER, an absolute path").rstrip("/"))
+        return Models(kind, _fits("--models", place, re.compile(r"/\S*[^\s/]"), "image:FOLDER, an absolute path"))
     if kind == "pvc":
         claim, _, folder = place.partition("/")
         _fits("--models", claim, _CLAIM, "pvc:CLAIM, or pvc:CLAIM/FOLDER")
@@ -141,7 +144,7 @@ def _models(arguments: argparse.Namespace) -> Models:
     return Models(kind, where, fetcher=_fits("--fetcher", fetcher, _IMAGE, "an image"))
 
 
-def _wanted(arguments: argparse.Namespace, models: Models, config: Config) -> Wanted:
+def _wanted(arguments: argparse.Namespace, models: Models, config: Config) -> Asked:
     name = arguments.name
     if name is None:
         name = re.sub(r"[^a-z0-9]+", "-", config.models[0].name.lower()).strip("-")[:40].rstrip("-")
@@ -166,7 +169,7 @@ def _wanted(arguments: argparse.Namespace, models: Models, config: Config) -> Wa
         raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")
     if arguments.cpu is not None:
         _fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
-    return Wanted(
+    return Asked(
         name,
         _fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
         models,

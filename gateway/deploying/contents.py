@@ -77,7 +77,9 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
         yield document.fault(("server", "grpc_port"), expected="a port, 1 to 65535, or null")
     if server.tls is not None and server.tls.client_ca is not None:
         found = "the cluster's probes show no certificate"
-        yield document.fault(("server", "tls", "client_ca"), found, remedy="ask for keys (`server.access`), or leave it to a mesh")
+        yield document.fault(
+            ("server", "tls", "client_ca"), found, remedy="ask for keys (`server.access`), or leave it to a mesh"
+        )
     for number, model in enumerate(config.models):
         for index, backend in enumerate(model.backends):
             at: Location = ("models", number, "backends", index)
@@ -88,7 +90,7 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
 
 def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
     found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir")}
-    found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}  # noqa: S104
+    found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}
     if config.server.state_dir is not None:
         found["state_dir"] = f"{_SCRATCH}/state"
     if config.server.tls is not None:
@@ -100,7 +102,10 @@ def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Moved:
-    """Backends whose paths are the pod's, once all were seen. places: where one is to be written: of what, its key, what follows."""
+    """Backends whose paths become the pod's, once all were seen.
+
+    _places: where one is to be written: in what, its key, and what follows it there. _beside: files that options name.
+    """
 
     folder: Path
     models: str
@@ -146,7 +151,7 @@ def _bytes(backend: dict[str, Any], folder: Path) -> int | None:
         return 0
     if is_source(backend["model"]):
         return None
-    path = folder / backend["model"]
+    path = folder / str(backend["model"])
     if path.is_file():
         beside = weights_beside(path) if identify(path) == ONNX else ()
         return sum(file.stat().st_size for file in (path, *(path.parent / name for name in beside)) if file.is_file())

@@ -1,20 +1,19 @@
 """Manifests of a gateway on Kubernetes: a Deployment, KubeRay's RayService, or KServe's runtime, with what belongs to each.
 
-Sources: Kubernetes 1.37's API; RayService of KubeRay 1.7; ClusterServingRuntime and InferenceService of KServe 0.20; PodMonitor of
-prometheus-operator 0.93. The kinds that are printed, and how a pod reaches its models, are told in docs/kubernetes.md.
+Sources: the APIs of Kubernetes 1.37, of KServe 0.20 (ClusterServingRuntime, InferenceService) and of prometheus-operator 0.93
+(PodMonitor). docs/kubernetes.md tells what is printed, and what a cluster must have for it.
 """
 
 from typing import Any, Final
 
-from gateway.deploying import contents
 from gateway.deploying.contents import Contents, as_yaml
 from gateway.deploying.needs import of_ingress
 from gateway.deploying.pod import (
     GRPC,
     HTTP,
     METRICS,
+    Asked,
     Manifest,
-    Wanted,
     config_map,
     container,
     digest,
@@ -46,7 +45,7 @@ _RULES: Final = {
 }
 
 
-def deployment(held: Contents, wanted: Wanted) -> list[Manifest]:
+def deployment(held: Contents, wanted: Asked) -> list[Manifest]:
     """Pods of one plain process each. The configuration must not need Ray. Raises: ConfigError."""
     needs = of_ingress(held.config, held.bytes, wanted.memory_bytes)
     pod = {
@@ -73,7 +72,7 @@ def deployment(held: Contents, wanted: Wanted) -> list[Manifest]:
     ]
 
 
-def kserve(held: Contents, wanted: Wanted) -> list[Manifest]:
+def kserve(held: Contents, wanted: Asked) -> list[Manifest]:
     """A runtime of KServe, and an InferenceService that uses it; KServe makes its Deployment and its Service.
 
     Raises: ConfigError.
@@ -128,7 +127,7 @@ def kserve(held: Contents, wanted: Wanted) -> list[Manifest]:
     ]
 
 
-def service(held: Contents, wanted: Wanted, selected: dict[str, str]) -> Manifest:
+def service(held: Contents, wanted: Asked, selected: dict[str, str]) -> Manifest:
     server = held.config.server
     ports: list[Manifest] = [{"name": HTTP, "port": server.http_port, "targetPort": server.http_port}]
     if server.grpc_port is not None:
@@ -142,12 +141,12 @@ def service(held: Contents, wanted: Wanted, selected: dict[str, str]) -> Manifes
     }
 
 
-def disruption_budget(wanted: Wanted, selected: dict[str, str], allowed: Manifest) -> Manifest:
+def disruption_budget(wanted: Asked, selected: dict[str, str], allowed: Manifest) -> Manifest:
     spec = {**allowed, "selector": {"matchLabels": selected}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(wanted), "spec": spec}
 
 
-def monitored(held: Contents, wanted: Wanted, selected: dict[str, str], port: str = HTTP) -> list[Manifest]:
+def monitored(held: Contents, wanted: Asked, selected: dict[str, str], port: str = HTTP) -> list[Manifest]:
     """What prometheus-operator makes Prometheus ask; nothing, where metrics are off. port: its name in the pods."""
     server = held.config.server
     if not held.config.metrics.enabled:
@@ -163,7 +162,7 @@ def monitored(held: Contents, wanted: Wanted, selected: dict[str, str], port: st
     return [{"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata(wanted), "spec": spec}]
 
 
-def autoscaler(held: Contents, wanted: Wanted, target: str) -> list[Manifest]:
+def autoscaler(held: Contents, wanted: Asked, target: str) -> list[Manifest]:
     """target: the Deployment that it scales, by what `adapter_rules` make of the gateway's metrics.
 
     Nothing, where replicas and max_replicas are the same. Raises: ConfigError, if there are no metrics.
@@ -187,7 +186,7 @@ def autoscaler(held: Contents, wanted: Wanted, target: str) -> list[Manifest]:
     return [{**kind, "metadata": metadata(wanted), "spec": spec}]
 
 
-def adapter_rules(wanted: Wanted) -> Manifest:
+def adapter_rules(wanted: Asked) -> Manifest:
     """What prometheus-adapter's configuration must have for `autoscaler`."""
     series, query = _RULES[_metric(wanted)]
     rule = {
@@ -199,11 +198,11 @@ def adapter_rules(wanted: Wanted) -> Manifest:
     return {"rules": [rule]}
 
 
-def _metric(wanted: Wanted) -> str:
+def _metric(wanted: Asked) -> str:
     return "gateway_busy_share" if wanted.requests_per_second is None else "gateway_requests_per_second"
 
 
-def files(manifests: list[Manifest], wanted: Wanted) -> dict[str, str]:
+def files(manifests: list[Manifest], wanted: Asked) -> dict[str, str]:
     """What a folder of them holds, by name: a file for each, and what kustomize reads."""
     named = {f"{manifest['kind'].lower()}.yaml": as_yaml(manifest) for manifest in manifests}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
@@ -213,7 +212,7 @@ def files(manifests: list[Manifest], wanted: Wanted) -> dict[str, str]:
     return found
 
 
-def stream(manifests: list[Manifest], wanted: Wanted) -> str:
+def stream(manifests: list[Manifest], wanted: Asked) -> str:
     """All of them as one text, for `kubectl apply --filename -`."""
     texts: list[Any] = []
     for manifest in manifests:

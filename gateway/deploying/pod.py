@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from gateway.deploying import contents
@@ -41,8 +41,11 @@ _TAINTS: Final = {_GPU: "nvidia.com/gpu", _NEURON: "aws.amazon.com/neuron"}
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """How models get into a pod. kind: "image": they are in it, at `place`; "pvc": a claim, and the folder in it; "s3": a URL
-    that a container copies before the gateway starts; "kserve": a URI that KServe copies. fetcher: the image of that container."""
+    """How models get into a pod.
+
+    kind: "image": they are in it, at `place`; "pvc": `place` is a claim, `folder` one in it; "s3": a URL, from where a container
+    of the image `fetcher` copies them before the gateway starts; "kserve": a URI, from where KServe does.
+    """
 
     kind: str
     place: str
@@ -51,14 +54,18 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to run. memory_bytes, cpu: None: as the configuration needs. namespace, service_account: "": none is named."""
+class Asked:
+    """What is to run. memory_bytes, cpu: None: as the configuration needs. namespace, service_account: "": none is named.
+
+    replicas: pods that listen; as many as max_replicas, if they are scaled: by requests_per_second of one, None: by how busy it is.
+    """
 
     name: str
     image: str
     models: Models
     replicas: int
     max_replicas: int
+    _: KW_ONLY
     requests_per_second: float | None = None
     memory_bytes: int | None = None
     cpu: str | None = None
@@ -66,17 +73,17 @@ class Wanted:
     service_account: str = ""
 
 
-def labels(wanted: Wanted) -> dict[str, str]:
+def labels(wanted: Asked) -> dict[str, str]:
     """By which the pods of one deployment are told from all others."""
     return {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": wanted.name}
 
 
-def metadata(wanted: Wanted, name: str = "", **more: Any) -> Manifest:
+def metadata(wanted: Asked, name: str = "", **more: Any) -> Manifest:
     namespace = {"namespace": wanted.namespace} if wanted.namespace else {}
     return {"name": name or wanted.name, **namespace, "labels": labels(wanted), **more}
 
 
-def config_map(held: Contents, wanted: Wanted) -> Manifest:
+def config_map(held: Contents, wanted: Asked) -> Manifest:
     data = {contents.CONFIGURATION.rpartition("/")[2]: held.text}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(wanted, f"{wanted.name}-config"), "data": data}
 
@@ -86,13 +93,13 @@ def digest(held: Contents) -> dict[str, str]:
     return {"serving-gateway/configuration": hashlib.sha256(held.text.encode()).hexdigest()[:16]}
 
 
-def security(wanted: Wanted) -> Manifest:
+def security(wanted: Asked) -> Manifest:
     """Of a pod. A service account's own projected tokens, such as a cloud's, are not its token for this cluster."""
     account = {"serviceAccountName": wanted.service_account} if wanted.service_account else {}
     return {"automountServiceAccountToken": False, **account, "securityContext": dict(POD_SECURITY)}
 
 
-def container(name: str, held: Contents, wanted: Wanted, needs: Needs) -> Manifest:
+def container(name: str, held: Contents, wanted: Asked, needs: Needs) -> Manifest:
     """The gateway in one process, as docker/entrypoint.sh starts it."""
     return {
         "name": name,
@@ -117,7 +124,7 @@ def ports(held: Contents, http: str = HTTP) -> list[Manifest]:
     return found + ([{"name": GRPC, "containerPort": server.grpc_port}] if server.grpc_port is not None else [])
 
 
-def environment(held: Contents, wanted: Wanted, **more: str) -> Manifest:
+def environment(held: Contents, wanted: Asked, **more: str) -> Manifest:
     """more: variables beside the one that holds keys, if the configuration names it."""
     access = held.config.server.access
     found: list[Manifest] = environment_of(more)["env"]
@@ -158,7 +165,7 @@ def resources(needs: Needs, cpu: str | None = None) -> Manifest:
 
 
 def placing(needs: Needs, selected: dict[str, str]) -> Manifest:
-    """Pods on nodes of their own where there are some, and on those with the devices. selected: labels of those to be spread."""
+    """Pods on nodes of their own, where there are some, and on those with the devices. selected: labels of what is spread."""
     devices = [taint for key, taint in _TAINTS.items() if (needs.gpus if key == _GPU else needs.neuron_cores)]
     tolerations = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in devices]
     spread = {
@@ -170,7 +177,7 @@ def placing(needs: Needs, selected: dict[str, str]) -> Manifest:
     return {"topologySpreadConstraints": [spread], **({"tolerations": tolerations} if tolerations else {})}
 
 
-def mounts(held: Contents, wanted: Wanted, *, configuration: bool = True) -> list[Manifest]:
+def mounts(held: Contents, wanted: Asked, *, configuration: bool = True) -> list[Manifest]:
     """configuration: whether the file itself is among them."""
     folder = contents.CONFIGURATION.rpartition("/")[0]
     found = [{"name": "configuration", "mountPath": folder, "readOnly": True}] if configuration else []
@@ -181,7 +188,7 @@ def mounts(held: Contents, wanted: Wanted, *, configuration: bool = True) -> lis
     return found + [{"name": name, "mountPath": place, "readOnly": True} for name, place in _secrets(held)]
 
 
-def volumes(held: Contents, wanted: Wanted, *, configuration: bool = True) -> list[Manifest]:
+def volumes(held: Contents, wanted: Asked, *, configuration: bool = True) -> list[Manifest]:
     """What `mounts` names."""
     found: list[Manifest] = []
     if configuration:
@@ -194,7 +201,7 @@ def volumes(held: Contents, wanted: Wanted, *, configuration: bool = True) -> li
     return found + [{"name": name, "secret": {"secretName": f"{wanted.name}-{name}"}} for name, _ in _secrets(held)]
 
 
-def fetching(wanted: Wanted) -> Manifest:
+def fetching(wanted: Asked) -> Manifest:
     """The container that copies models from S3 before the gateway starts."""
     if wanted.models.kind != "s3":
         return {}

@@ -1,4 +1,7 @@
-"""The gateway on KubeRay: a head that runs nothing, pods of ingress replicas, and pods of backends' replicas, one for each."""
+"""The gateway on KubeRay: a head that runs nothing, pods of ingress replicas, and pods of backends' replicas, one for each.
+
+Source: RayService of KubeRay 1.7, and what its operator makes of one.
+"""
 
 import json
 import re
@@ -14,8 +17,8 @@ from gateway.deploying.pod import (
     SCRATCH,
     SCRATCH_MOUNT,
     SECURITY,
+    Asked,
     Manifest,
-    Wanted,
     environment,
     environment_of,
     fetching,
@@ -43,7 +46,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 _QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 
-def rayservice(held: Contents, wanted: Wanted) -> list[Manifest]:
+def rayservice(held: Contents, wanted: Asked) -> list[Manifest]:
     """Raises: ConfigError."""
     apart = [
         (model, backend, size)
@@ -61,7 +64,7 @@ def rayservice(held: Contents, wanted: Wanted) -> list[Manifest]:
         "authOptions": {"mode": "token"},
         **grown,
         "headGroupSpec": {
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104  # KubeRay's operator asks there
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # KubeRay's operator asks there
             "template": _pod(held, wanted, "head", _HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
         },
         "workerGroupSpecs": groups,
@@ -81,12 +84,12 @@ def rayservice(held: Contents, wanted: Wanted) -> list[Manifest]:
     ]
 
 
-def _with_ray(needs: Needs, wanted: Wanted) -> Needs:
+def _with_ray(needs: Needs, wanted: Asked) -> Needs:
     """Ray's processes on the node come on top, unless the memory was given."""
     return needs if wanted.memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)
 
 
-def _ingress_group(held: Contents, wanted: Wanted) -> Manifest:
+def _ingress_group(held: Contents, wanted: Asked) -> Manifest:
     needs = _with_ray(of_ingress(held.config, held.bytes, wanted.memory_bytes), wanted)
     ready = {"readinessProbe": probe(held, READY, failures=1, port=_SERVE), "ports": ports(held, _SERVE)}
     return {
@@ -99,7 +102,7 @@ def _ingress_group(held: Contents, wanted: Wanted) -> Manifest:
     }
 
 
-def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: Wanted) -> Manifest:
+def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: Asked) -> Manifest:
     scaling = backend.autoscaling
     least = scaling.min_replicas if scaling is not None else backend.replicas
     most = scaling.max_replicas if scaling is not None else backend.replicas
@@ -117,7 +120,7 @@ def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: W
 
 
 def _pod(
-    held: Contents, wanted: Wanted, component: str, needs: Needs, own: Manifest, *, cpu: str | None = None, token: bool = False
+    held: Contents, wanted: Asked, component: str, needs: Needs, own: Manifest, *, cpu: str | None = None, token: bool = False
 ) -> Manifest:
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
     found = security(wanted)
@@ -154,7 +157,7 @@ def _node_probe() -> Manifest:
     return {"httpGet": asked, "initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 24}
 
 
-def _application(held: Contents, wanted: Wanted) -> Manifest:
+def _application(held: Contents, wanted: Asked) -> Manifest:
     """The Serve configuration: what it states as resources leads each replica to the pods that were made for it."""
     models = [
         {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
@@ -182,7 +185,9 @@ def _placed(entry: dict[str, Any], backend: Backend) -> dict[str, Any]:
 
 def _stated(backend: Backend) -> dict[str, float]:
     """What it is to state. A pod is the cores of what it embeds: of a GPU, Ray must know, which hides it from others."""
-    devices = {key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count}
+    devices = {
+        key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count
+    }
     if backend.placement == "embedded":
         return devices | {key: value for key, value in backend.resources.items() if key != "num_cpus"}
     return {"num_cpus": max(1, cores_of(backend)), **devices} | backend.resources

@@ -11,7 +11,7 @@ from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import MODELS, Contents, contents
 from gateway.deploying.kubernetes import deployment, files, kserve, stream
-from gateway.deploying.pod import Asked, Manifest, Models
+from gateway.deploying.pod import Manifest, Models, Rollout
 from gateway.deploying.rayservice import rayservice
 from gateway.documents.reader import read
 from gateway.documents.whole_file import write_whole
@@ -94,30 +94,30 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _kubernetes(arguments: argparse.Namespace) -> int:
     models = _models(arguments)
     held = contents(read(arguments.config), models.place if models.kind == "image" else MODELS)
-    wanted = _wanted(arguments, models, held.config)
-    manifests = _manifests(arguments, held, wanted)
+    rollout = _rollout(arguments, models, held.config)
+    manifests = _manifests(arguments, held, rollout)
     if held.names:
         where = models.place if models.kind == "image" else MODELS
         words.info("%s is to hold, as in %s:\n  %s", where, held.root, "\n  ".join(held.names))
     output: Path | None = arguments.output
     if output is None:
-        print(stream(manifests, wanted), end="")
+        print(stream(manifests, rollout), end="")
         return 0
     output.mkdir(parents=True, exist_ok=True)
-    for name, text in files(manifests, wanted).items():
+    for name, text in files(manifests, rollout).items():
         write_whole(output / name, text)
         print(output / name)
     return 0
 
 
-def _manifests(arguments: argparse.Namespace, held: Contents, wanted: Asked) -> list[Manifest]:
+def _manifests(arguments: argparse.Namespace, held: Contents, rollout: Rollout) -> list[Manifest]:
     if not arguments.no_ray and not arguments.kserve:
-        return rayservice(held, wanted)
+        return rayservice(held, rollout)
     need, remedy = need_of_ray(held.config)
     if need:
         flag = "--no-ray" if arguments.no_ray else "--kserve"
         raise ConfigError(f"{flag}: {need}, which needs Ray: leave {flag} out, or {remedy}")
-    return deployment(held, wanted) if arguments.no_ray else kserve(held, wanted)
+    return deployment(held, rollout) if arguments.no_ray else kserve(held, rollout)
 
 
 def _models(arguments: argparse.Namespace) -> Models:
@@ -144,7 +144,7 @@ def _models(arguments: argparse.Namespace) -> Models:
     return Models(kind, where, fetcher=_fits("--fetcher", fetcher, _IMAGE, "an image"))
 
 
-def _wanted(arguments: argparse.Namespace, models: Models, config: Config) -> Asked:
+def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> Rollout:
     name = arguments.name
     if name is None:
         name = re.sub(r"[^a-z0-9]+", "-", config.models[0].name.lower()).strip("-")[:40].rstrip("-")
@@ -169,7 +169,7 @@ def _wanted(arguments: argparse.Namespace, models: Models, config: Config) -> As
         raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")
     if arguments.cpu is not None:
         _fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
-    return Asked(
+    return Rollout(
         name,
         _fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
         models,

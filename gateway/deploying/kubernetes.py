@@ -12,8 +12,8 @@ from gateway.deploying.pod import (
     GRPC,
     HTTP,
     METRICS,
-    Asked,
     Manifest,
+    Rollout,
     config_map,
     container,
     digest,
@@ -45,70 +45,70 @@ _RULES: Final = {
 }
 
 
-def deployment(held: Contents, wanted: Asked) -> list[Manifest]:
+def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Pods of one plain process each. The configuration must not need Ray. Raises: ConfigError."""
-    needs = of_ingress(held.config, held.bytes, wanted.memory_bytes)
+    needs = of_ingress(held.config, held.bytes, rollout.memory_bytes)
     pod = {
-        **security(wanted),
+        **security(rollout),
         "terminationGracePeriodSeconds": grace_s(held),
-        **placing(needs, labels(wanted)),
-        **fetching(wanted),
-        "containers": [container("gateway", held, wanted, needs)],
-        "volumes": volumes(held, wanted),
+        **placing(needs, labels(rollout)),
+        **fetching(rollout),
+        "containers": [container("gateway", held, rollout, needs)],
+        "volumes": volumes(held, rollout),
     }
     spec = {
-        "replicas": wanted.replicas,
-        "selector": {"matchLabels": labels(wanted)},
+        "replicas": rollout.replicas,
+        "selector": {"matchLabels": labels(rollout)},
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-        "template": {"metadata": {"labels": labels(wanted), "annotations": digest(held)}, "spec": pod},
+        "template": {"metadata": {"labels": labels(rollout), "annotations": digest(held)}, "spec": pod},
     }
     return [
-        config_map(held, wanted),
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(wanted), "spec": spec},
-        service(held, wanted, labels(wanted)),
-        disruption_budget(wanted, labels(wanted), {"maxUnavailable": 1}),
-        *monitored(held, wanted, labels(wanted)),
-        *autoscaler(held, wanted, wanted.name),
+        config_map(held, rollout),
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(rollout), "spec": spec},
+        service(held, rollout, labels(rollout)),
+        disruption_budget(rollout, labels(rollout), {"maxUnavailable": 1}),
+        *monitored(held, rollout, labels(rollout)),
+        *autoscaler(held, rollout, rollout.name),
     ]
 
 
-def kserve(held: Contents, wanted: Asked) -> list[Manifest]:
+def kserve(held: Contents, rollout: Rollout) -> list[Manifest]:
     """A runtime of KServe, and an InferenceService that uses it; KServe makes its Deployment and its Service.
 
     Raises: ConfigError.
     """
-    needs = of_ingress(held.config, held.bytes, wanted.memory_bytes)
+    needs = of_ingress(held.config, held.bytes, rollout.memory_bytes)
     protocols = ["v2", *(["grpc-v2"] if held.config.server.grpc_port is not None else [])]
     runtime = {
         "annotations": {"prometheus.kserve.io/port": str(held.config.server.http_port), "prometheus.kserve.io/path": METRICS},
         "supportedModelFormats": [{"name": FORMAT, "version": "1", "autoSelect": False}],
         "protocolVersions": protocols,
-        "containers": [container("kserve-container", held, wanted, needs)],
-        "volumes": volumes(held, wanted),
+        "containers": [container("kserve-container", held, rollout, needs)],
+        "volumes": volumes(held, rollout),
     }
     predictor = {
-        **security(wanted),
+        **security(rollout),
         "terminationGracePeriodSeconds": grace_s(held),
         "annotations": digest(held),
-        "minReplicas": wanted.replicas,
-        "maxReplicas": wanted.max_replicas,
+        "minReplicas": rollout.replicas,
+        "maxReplicas": rollout.max_replicas,
         "model": {
             "modelFormat": {"name": FORMAT, "version": "1"},
-            "runtime": wanted.name,
+            "runtime": rollout.name,
             "protocolVersion": "v2",
-            "storageUri": wanted.models.place,
+            "storageUri": rollout.models.place,
         },
     }
-    selected = {"serving.kserve.io/inferenceservice": wanted.name}
-    cluster_wide = {key: value for key, value in metadata(wanted).items() if key != "namespace"}
+    selected = {"serving.kserve.io/inferenceservice": rollout.name}
+    cluster_wide = {key: value for key, value in metadata(rollout).items() if key != "namespace"}
     # Its Deployment is scaled by the autoscaler below, on our own metrics; without one KServe keeps to minReplicas.
-    scaled = held.config.metrics.enabled and wanted.max_replicas > wanted.replicas
+    scaled = held.config.metrics.enabled and rollout.max_replicas > rollout.replicas
     annotations = {
         "serving.kserve.io/deploymentMode": "Standard",
         "serving.kserve.io/autoscalerClass": "external" if scaled else "none",
     }
     return [
-        config_map(held, wanted),
+        config_map(held, rollout),
         {
             "apiVersion": "serving.kserve.io/v1alpha1",
             "kind": "ClusterServingRuntime",
@@ -118,16 +118,16 @@ def kserve(held: Contents, wanted: Asked) -> list[Manifest]:
         {
             "apiVersion": "serving.kserve.io/v1beta1",
             "kind": "InferenceService",
-            "metadata": metadata(wanted, annotations=annotations),
+            "metadata": metadata(rollout, annotations=annotations),
             "spec": {"predictor": predictor | placing(needs, selected)},
         },
-        disruption_budget(wanted, selected, {"maxUnavailable": 1}),
-        *monitored(held, wanted, selected),
-        *autoscaler(held, wanted, f"{wanted.name}-predictor"),
+        disruption_budget(rollout, selected, {"maxUnavailable": 1}),
+        *monitored(held, rollout, selected),
+        *autoscaler(held, rollout, f"{rollout.name}-predictor"),
     ]
 
 
-def service(held: Contents, wanted: Asked, selected: dict[str, str]) -> Manifest:
+def service(held: Contents, rollout: Rollout, selected: dict[str, str]) -> Manifest:
     server = held.config.server
     ports: list[Manifest] = [{"name": HTTP, "port": server.http_port, "targetPort": server.http_port}]
     if server.grpc_port is not None:
@@ -136,89 +136,89 @@ def service(held: Contents, wanted: Asked, selected: dict[str, str]) -> Manifest
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(wanted),
+        "metadata": metadata(rollout),
         "spec": {"type": "ClusterIP", "selector": selected, "ports": ports},
     }
 
 
-def disruption_budget(wanted: Asked, selected: dict[str, str], allowed: Manifest) -> Manifest:
+def disruption_budget(rollout: Rollout, selected: dict[str, str], allowed: Manifest) -> Manifest:
     spec = {**allowed, "selector": {"matchLabels": selected}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(wanted), "spec": spec}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata(rollout), "spec": spec}
 
 
-def monitored(held: Contents, wanted: Asked, selected: dict[str, str], port: str = HTTP) -> list[Manifest]:
+def monitored(held: Contents, rollout: Rollout, selected: dict[str, str], port: str = HTTP) -> list[Manifest]:
     """What prometheus-operator makes Prometheus ask; nothing, where metrics are off. port: its name in the pods."""
     server = held.config.server
     if not held.config.metrics.enabled:
         return []
     asked: Manifest = {"port": port, "path": METRICS, "interval": _SCRAPE}
     if server.tls is not None:
-        authority = {"secret": {"name": f"{wanted.name}-tls", "key": "ca.crt"}}
-        asked |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": wanted.name}}
+        authority = {"secret": {"name": f"{rollout.name}-tls", "key": "ca.crt"}}
+        asked |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": rollout.name}}
     if server.access is not None and "metrics" not in server.access.open:
-        credentials = {"name": f"{wanted.name}-metrics-key", "key": "key"}
+        credentials = {"name": f"{rollout.name}-metrics-key", "key": "key"}
         asked["authorization"] = {"type": "Bearer", "credentials": credentials}
     spec = {"selector": {"matchLabels": selected}, "podMetricsEndpoints": [asked]}
-    return [{"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata(wanted), "spec": spec}]
+    return [{"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata(rollout), "spec": spec}]
 
 
-def autoscaler(held: Contents, wanted: Asked, target: str) -> list[Manifest]:
+def autoscaler(held: Contents, rollout: Rollout, target: str) -> list[Manifest]:
     """target: the Deployment that it scales, by what `adapter_rules` make of the gateway's metrics.
 
     Nothing, where replicas and max_replicas are the same. Raises: ConfigError, if there are no metrics.
     """
-    if wanted.max_replicas == wanted.replicas:
+    if rollout.max_replicas == rollout.replicas:
         return []
     if not held.config.metrics.enabled:
-        remedy = f"set that, or --max-replicas {wanted.replicas}"
+        remedy = f"set that, or --max-replicas {rollout.replicas}"
         raise ConfigError(f"metrics: off: expected on, as the autoscaler reads them; {remedy}")
-    value = wanted.requests_per_second
+    value = rollout.requests_per_second
     average = f"{round(1000 * (BUSY_SHARE if value is None else value))}m"
-    metric = {"metric": {"name": _metric(wanted)}, "target": {"type": "AverageValue", "averageValue": average}}
+    metric = {"metric": {"name": _metric(rollout)}, "target": {"type": "AverageValue", "averageValue": average}}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": target},
-        "minReplicas": wanted.replicas,
-        "maxReplicas": wanted.max_replicas,
+        "minReplicas": rollout.replicas,
+        "maxReplicas": rollout.max_replicas,
         "metrics": [{"type": "Pods", "pods": metric}],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
     kind = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler"}
-    return [{**kind, "metadata": metadata(wanted), "spec": spec}]
+    return [{**kind, "metadata": metadata(rollout), "spec": spec}]
 
 
-def adapter_rules(wanted: Asked) -> Manifest:
+def adapter_rules(rollout: Rollout) -> Manifest:
     """What prometheus-adapter's configuration must have for `autoscaler`."""
-    series, query = _RULES[_metric(wanted)]
+    series, query = _RULES[_metric(rollout)]
     rule = {
         "seriesQuery": f'{series}{{namespace!="",pod!=""}}',
         "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
-        "name": {"as": _metric(wanted)},
+        "name": {"as": _metric(rollout)},
         "metricsQuery": query,
     }
     return {"rules": [rule]}
 
 
-def _metric(wanted: Asked) -> str:
-    return "gateway_busy_share" if wanted.requests_per_second is None else "gateway_requests_per_second"
+def _metric(rollout: Rollout) -> str:
+    return "gateway_busy_share" if rollout.requests_per_second is None else "gateway_requests_per_second"
 
 
-def files(manifests: list[Manifest], wanted: Asked) -> dict[str, str]:
+def files(manifests: list[Manifest], rollout: Rollout) -> dict[str, str]:
     """What a folder of them holds, by name: a file for each, and what kustomize reads."""
     named = {f"{manifest['kind'].lower()}.yaml": as_yaml(manifest) for manifest in manifests}
     kind = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     found = {**named, "kustomization.yaml": as_yaml({**kind, "resources": [*named]})}
     if "horizontalpodautoscaler.yaml" in named:
-        found["prometheus-adapter-rules.yaml"] = as_yaml(adapter_rules(wanted))
+        found["prometheus-adapter-rules.yaml"] = as_yaml(adapter_rules(rollout))
     return found
 
 
-def stream(manifests: list[Manifest], wanted: Asked) -> str:
+def stream(manifests: list[Manifest], rollout: Rollout) -> str:
     """All of them as one text, for `kubectl apply --filename -`."""
     texts: list[Any] = []
     for manifest in manifests:
         text = as_yaml(manifest)
         if manifest["kind"] == "HorizontalPodAutoscaler":
-            rules = "".join(f"# {line}\n" for line in as_yaml(adapter_rules(wanted)).splitlines())
+            rules = "".join(f"# {line}\n" for line in as_yaml(adapter_rules(rollout)).splitlines())
             text = f"# What it asks for is made by prometheus-adapter, whose configuration must have:\n{rules}{text}"
         texts.append(text)
     return "---\n".join(texts)

@@ -43,8 +43,8 @@ _TAINTS: Final = {_GPU: "nvidia.com/gpu", _NEURON: "aws.amazon.com/neuron"}
 class Models:
     """How models get into a pod.
 
-    kind: "image": they are in it, at `place`; "pvc": `place` is a claim, `folder` one in it; "s3": a URL, from where a container
-    of the image `fetcher` copies them before the gateway starts; "kserve": a URI, from where KServe does.
+    kind: "image": they are in it, at `place`; "pvc": `place` is a claim, `folder` one in it; "s3": a URL, from where
+    a container of the image `fetcher` copies them before the gateway starts; "kserve": a URI, from where KServe does.
     """
 
     kind: str
@@ -54,10 +54,10 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Rollout:
     """What is to run. memory_bytes, cpu: None: as the configuration needs. namespace, service_account: "": none is named.
 
-    replicas: pods that listen; as many as max_replicas, if they are scaled: by requests_per_second of one, None: by how busy it is.
+    replicas: pods that listen; where they are scaled, up to max_replicas: by requests_per_second of one; None: by how busy it is.
     """
 
     name: str
@@ -73,19 +73,19 @@ class Asked:
     service_account: str = ""
 
 
-def labels(wanted: Asked) -> dict[str, str]:
+def labels(rollout: Rollout) -> dict[str, str]:
     """By which the pods of one deployment are told from all others."""
-    return {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": wanted.name}
+    return {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": rollout.name}
 
 
-def metadata(wanted: Asked, name: str = "", **more: Any) -> Manifest:
-    namespace = {"namespace": wanted.namespace} if wanted.namespace else {}
-    return {"name": name or wanted.name, **namespace, "labels": labels(wanted), **more}
+def metadata(rollout: Rollout, name: str = "", **more: Any) -> Manifest:
+    namespace = {"namespace": rollout.namespace} if rollout.namespace else {}
+    return {"name": name or rollout.name, **namespace, "labels": labels(rollout), **more}
 
 
-def config_map(held: Contents, wanted: Asked) -> Manifest:
+def config_map(held: Contents, rollout: Rollout) -> Manifest:
     data = {contents.CONFIGURATION.rpartition("/")[2]: held.text}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(wanted, f"{wanted.name}-config"), "data": data}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(rollout, f"{rollout.name}-config"), "data": data}
 
 
 def digest(held: Contents) -> dict[str, str]:
@@ -93,27 +93,27 @@ def digest(held: Contents) -> dict[str, str]:
     return {"serving-gateway/configuration": hashlib.sha256(held.text.encode()).hexdigest()[:16]}
 
 
-def security(wanted: Asked) -> Manifest:
+def security(rollout: Rollout) -> Manifest:
     """Of a pod. A service account's own projected tokens, such as a cloud's, are not its token for this cluster."""
-    account = {"serviceAccountName": wanted.service_account} if wanted.service_account else {}
+    account = {"serviceAccountName": rollout.service_account} if rollout.service_account else {}
     return {"automountServiceAccountToken": False, **account, "securityContext": dict(POD_SECURITY)}
 
 
-def container(name: str, held: Contents, wanted: Asked, needs: Needs) -> Manifest:
+def container(name: str, held: Contents, rollout: Rollout, needs: Needs) -> Manifest:
     """The gateway in one process, as docker/entrypoint.sh starts it."""
     return {
         "name": name,
-        "image": wanted.image,
+        "image": rollout.image,
         "args": ["serve", contents.CONFIGURATION, "--no-ray"],
         "ports": ports(held),
-        **environment(held, wanted),
+        **environment(held, rollout),
         "startupProbe": probe(held, LIVE, failures=_STARTS_S // _PERIOD_S),
         "livenessProbe": probe(held, LIVE, failures=3, period_s=10),
         "readinessProbe": probe(held, READY, failures=1),
         "lifecycle": leaving(),
-        "resources": resources(needs, wanted.cpu),
+        "resources": resources(needs, rollout.cpu),
         "securityContext": dict(SECURITY),
-        "volumeMounts": mounts(held, wanted),
+        "volumeMounts": mounts(held, rollout),
     }
 
 
@@ -124,12 +124,12 @@ def ports(held: Contents, http: str = HTTP) -> list[Manifest]:
     return found + ([{"name": GRPC, "containerPort": server.grpc_port}] if server.grpc_port is not None else [])
 
 
-def environment(held: Contents, wanted: Asked, **more: str) -> Manifest:
+def environment(held: Contents, rollout: Rollout, **more: str) -> Manifest:
     """more: variables beside the one that holds keys, if the configuration names it."""
     access = held.config.server.access
     found: list[Manifest] = environment_of(more)["env"]
     if access is not None and access.keys_variable is not None:
-        key = {"name": f"{wanted.name}-keys", "key": contents.KEY_FILE}
+        key = {"name": f"{rollout.name}-keys", "key": contents.KEY_FILE}
         found.append({"name": access.keys_variable, "valueFrom": {"secretKeyRef": key}})
     return {"env": found} if found else {}
 
@@ -177,39 +177,39 @@ def placing(needs: Needs, selected: dict[str, str]) -> Manifest:
     return {"topologySpreadConstraints": [spread], **({"tolerations": tolerations} if tolerations else {})}
 
 
-def mounts(held: Contents, wanted: Asked, *, configuration: bool = True) -> list[Manifest]:
+def mounts(held: Contents, rollout: Rollout, *, configuration: bool = True) -> list[Manifest]:
     """configuration: whether the file itself is among them."""
     folder = contents.CONFIGURATION.rpartition("/")[0]
     found = [{"name": "configuration", "mountPath": folder, "readOnly": True}] if configuration else []
     found.append(dict(SCRATCH_MOUNT))
-    if wanted.models.kind in ("pvc", "s3"):
-        sub_path = {"subPath": wanted.models.folder} if wanted.models.kind == "pvc" and wanted.models.folder else {}
+    if rollout.models.kind in ("pvc", "s3"):
+        sub_path = {"subPath": rollout.models.folder} if rollout.models.kind == "pvc" and rollout.models.folder else {}
         found.append({"name": "models", "mountPath": contents.MODELS, "readOnly": True, **sub_path})
     return found + [{"name": name, "mountPath": place, "readOnly": True} for name, place in _secrets(held)]
 
 
-def volumes(held: Contents, wanted: Asked, *, configuration: bool = True) -> list[Manifest]:
+def volumes(held: Contents, rollout: Rollout, *, configuration: bool = True) -> list[Manifest]:
     """What `mounts` names."""
     found: list[Manifest] = []
     if configuration:
-        found.append({"name": "configuration", "configMap": {"name": f"{wanted.name}-config"}})
+        found.append({"name": "configuration", "configMap": {"name": f"{rollout.name}-config"}})
     found.append(dict(SCRATCH))
-    if wanted.models.kind == "pvc":
-        found.append({"name": "models", "persistentVolumeClaim": {"claimName": wanted.models.place, "readOnly": True}})
-    elif wanted.models.kind == "s3":
+    if rollout.models.kind == "pvc":
+        found.append({"name": "models", "persistentVolumeClaim": {"claimName": rollout.models.place, "readOnly": True}})
+    elif rollout.models.kind == "s3":
         found.append({"name": "models", "emptyDir": {}})
-    return found + [{"name": name, "secret": {"secretName": f"{wanted.name}-{name}"}} for name, _ in _secrets(held)]
+    return found + [{"name": name, "secret": {"secretName": f"{rollout.name}-{name}"}} for name, _ in _secrets(held)]
 
 
-def fetching(wanted: Asked) -> Manifest:
+def fetching(rollout: Rollout) -> Manifest:
     """The container that copies models from S3 before the gateway starts."""
-    if wanted.models.kind != "s3":
+    if rollout.models.kind != "s3":
         return {}
     fetch = {
         "name": "models",
-        "image": wanted.models.fetcher,
+        "image": rollout.models.fetcher,
         "command": ["aws"],
-        "args": ["s3", "cp", "--recursive", "--only-show-errors", wanted.models.place, contents.MODELS],
+        "args": ["s3", "cp", "--recursive", "--only-show-errors", rollout.models.place, contents.MODELS],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": dict(SECURITY),

@@ -17,8 +17,8 @@ from gateway.deploying.pod import (
     SCRATCH,
     SCRATCH_MOUNT,
     SECURITY,
-    Asked,
     Manifest,
+    Rollout,
     environment,
     environment_of,
     fetching,
@@ -46,7 +46,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 _QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 
-def rayservice(held: Contents, wanted: Asked) -> list[Manifest]:
+def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
     apart = [
         (model, backend, size)
@@ -54,10 +54,10 @@ def rayservice(held: Contents, wanted: Asked) -> list[Manifest]:
         for backend, size in zip(model.backends, sizes, strict=True)
         if backend.placement == "replicas"
     ]
-    groups = [_ingress_group(held, wanted)]
+    groups = [_ingress_group(held, rollout)]
     for model, backend, size in apart:
-        needs = _with_ray(of_replica(model.name, backend, size, wanted.memory_bytes), wanted)
-        groups.append(_group(f"{model.name}-{model.version}-{backend.label}", backend, needs, held, wanted))
+        needs = _with_ray(of_replica(model.name, backend, size, rollout.memory_bytes), rollout)
+        groups.append(_group(f"{model.name}-{model.version}-{backend.label}", backend, needs, held, rollout))
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
     cluster = {
         "rayVersion": RAY_VERSION,
@@ -65,44 +65,44 @@ def rayservice(held: Contents, wanted: Asked) -> list[Manifest]:
         **grown,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # KubeRay's operator asks there
-            "template": _pod(held, wanted, "head", _HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
+            "template": _pod(held, rollout, "head", _HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
         },
         "workerGroupSpecs": groups,
     }
     spec = {
         "excludeHeadPodFromServeSvc": True,
-        "serveConfigV2": as_yaml(_application(held, wanted)),
+        "serveConfigV2": as_yaml(_application(held, rollout)),
         "rayClusterConfig": cluster,
     }
-    selected = labels(wanted) | {_COMPONENT: "ingress"}
+    selected = labels(rollout) | {_COMPONENT: "ingress"}
     return [
-        {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata(wanted), "spec": spec},
-        service(held, wanted, selected),
+        {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata(rollout), "spec": spec},
+        service(held, rollout, selected),
         # Of pods whose owner has no scale, only a number that is to stay can be asked for.
-        disruption_budget(wanted, selected, {"minAvailable": wanted.replicas - 1}),
-        *monitored(held, wanted, selected, _SERVE),
+        disruption_budget(rollout, selected, {"minAvailable": rollout.replicas - 1}),
+        *monitored(held, rollout, selected, _SERVE),
     ]
 
 
-def _with_ray(needs: Needs, wanted: Asked) -> Needs:
+def _with_ray(needs: Needs, rollout: Rollout) -> Needs:
     """Ray's processes on the node come on top, unless the memory was given."""
-    return needs if wanted.memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)
+    return needs if rollout.memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)
 
 
-def _ingress_group(held: Contents, wanted: Asked) -> Manifest:
-    needs = _with_ray(of_ingress(held.config, held.bytes, wanted.memory_bytes), wanted)
+def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
+    needs = _with_ray(of_ingress(held.config, held.bytes, rollout.memory_bytes), rollout)
     ready = {"readinessProbe": probe(held, READY, failures=1, port=_SERVE), "ports": ports(held, _SERVE)}
     return {
         "groupName": "ingress",
-        "replicas": wanted.replicas,
-        "minReplicas": wanted.replicas,
-        "maxReplicas": wanted.replicas,
+        "replicas": rollout.replicas,
+        "minReplicas": rollout.replicas,
+        "maxReplicas": rollout.replicas,
         "rayStartParams": {"num-cpus": "0", "resources": _quoted({_INGRESS: 1})},
-        "template": _pod(held, wanted, "ingress", needs, ready, cpu=wanted.cpu),
+        "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 
 
-def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: Asked) -> Manifest:
+def _group(label: str, backend: Backend, needs: Needs, held: Contents, rollout: Rollout) -> Manifest:
     scaling = backend.autoscaling
     least = scaling.min_replicas if scaling is not None else backend.replicas
     most = scaling.max_replicas if scaling is not None else backend.replicas
@@ -115,38 +115,45 @@ def _group(label: str, backend: Backend, needs: Needs, held: Contents, wanted: A
         "minReplicas": least,
         "maxReplicas": most + (1 if backend.surge else 0),  # an upgrade starts the new replica beside the old
         "rayStartParams": params,
-        "template": _pod(held, wanted, "backend", needs, {"readinessProbe": _node_probe()}),
+        "template": _pod(held, rollout, "backend", needs, {"readinessProbe": _node_probe()}),
     }
 
 
 def _pod(
-    held: Contents, wanted: Asked, component: str, needs: Needs, own: Manifest, *, cpu: str | None = None, token: bool = False
+    held: Contents,
+    rollout: Rollout,
+    component: str,
+    needs: Needs,
+    own: Manifest,
+    *,
+    cpu: str | None = None,
+    token: bool = False,
 ) -> Manifest:
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
-    found = security(wanted)
+    found = security(rollout)
     if token:
         del found["automountServiceAccountToken"]
-    told = labels(wanted) | {_COMPONENT: component}
+    told = labels(rollout) | {_COMPONENT: component}
     serves = component != "head"  # which holds Ray's state, and runs none of ours
-    env = environment(held, wanted, **_ENVIRONMENT) if serves else environment_of(_ENVIRONMENT)
+    env = environment(held, rollout, **_ENVIRONMENT) if serves else environment_of(_ENVIRONMENT)
     own_container = {
         "name": "ray",
-        "image": wanted.image,
+        "image": rollout.image,
         **env,
         "livenessProbe": _node_probe(),
         "lifecycle": leaving(),
         "resources": resources(needs, cpu),
         "securityContext": dict(SECURITY),
-        "volumeMounts": mounts(held, wanted, configuration=False) if serves else [dict(SCRATCH_MOUNT)],
+        "volumeMounts": mounts(held, rollout, configuration=False) if serves else [dict(SCRATCH_MOUNT)],
         **own,
     }
     spec = {
         **found,
         "terminationGracePeriodSeconds": grace_s(held, on_ray=True),
         **placing(needs, told),
-        **(fetching(wanted) if serves else {}),
+        **(fetching(rollout) if serves else {}),
         "containers": [own_container],
-        "volumes": volumes(held, wanted, configuration=False) if serves else [dict(SCRATCH)],
+        "volumes": volumes(held, rollout, configuration=False) if serves else [dict(SCRATCH)],
     }
     return {"metadata": {"labels": told}, "spec": spec}
 
@@ -157,14 +164,14 @@ def _node_probe() -> Manifest:
     return {"httpGet": asked, "initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 24}
 
 
-def _application(held: Contents, wanted: Asked) -> Manifest:
+def _application(held: Contents, rollout: Rollout) -> Manifest:
     """The Serve configuration: what it states as resources leads each replica to the pods that were made for it."""
     models = [
         {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
         for raw, model in zip(held.value["models"], held.config.models, strict=True)
     ]
     on_ingress = dict(held.config.server.ingress_resources) | {_INGRESS: 0.001}
-    server = held.value["server"] | {"ingress_replicas": wanted.replicas, "ingress_resources": on_ingress}
+    server = held.value["server"] | {"ingress_replicas": rollout.replicas, "ingress_resources": on_ingress}
     return {
         "proxy_location": "Disabled",
         "logging_config": dict(_QUIET),

@@ -57,7 +57,7 @@ class Models:
 class Rollout:
     """What is to run. memory_bytes, cpu: None: as the configuration needs. namespace, service_account: "": none is named.
 
-    replicas: pods that listen; where they are scaled, up to max_replicas: by requests_per_second of one; None: by how busy it is.
+    replicas: pods that listen, up to max_replicas: scaled by requests_per_second of one; None: by how busy it is.
     """
 
     name: str

@@ -1,7 +1,12 @@
-"""The container of the manifests, run here: with the ConfigMap's file it answers where probes and Prometheus ask, and ends."""
+"""What the manifests describe, run here: the container, with the ConfigMap's file; and Ray's nodes, with what runs on which."""
 
+import json
+import os
 import re
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,13 @@ from tests.containers.image import KSERVE, lacking, started
 from tests.containers.test_entry import ask
 from tests.served.test_cli import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(lacking()), reason=lacking())]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 ROWS = '{"inputs": [{"name": "measurements", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}]}'
 
 
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
 @pytest.mark.parametrize("kind", ["no-ray", "kserve"])
 def test_it_answers_where_the_cluster_asks_and_ends_in_time(tmp_path: Path, kind: str) -> None:
     config = yaml.safe_load((ROOT / "configs" / "examples" / "iris.yaml").read_text())
@@ -72,3 +78,33 @@ def pod_of(out: Path) -> tuple[dict[str, Any], int]:
         pod |= yaml.safe_load((out / "clusterservingruntime.yaml").read_text())["spec"]
     (container,) = pod["containers"]
     return container, pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.ray
+def test_on_ray_each_replica_runs_in_the_pod_that_was_made_for_it(tmp_path: Path) -> None:
+    tensors = {
+        name: [{"name": tensor, "datatype": "FP32", "shape": [-1, 2]}] for name, tensor in (("inputs", "x"), ("outputs", "y"))
+    }
+    near = {"name": "near", "max_rows": 8, **tensors, "backends": [{"kind": "synthetic"}]}
+    far = {"name": "far", "max_rows": 8, **tensors, "backends": [{"kind": "synthetic", "placement": "replicas", "sessions": 2}]}
+    config = {"server": {"http_port": free_port(), "grpc_port": None}, "models": [near, far]}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(config))
+    options = ["--image", "gateway:cpu", "--models", "image:/models", "--replicas", "1", "--output", str(tmp_path)]
+    assert main(["deploy", "kubernetes", str(tmp_path / "x.yaml"), *options]) == 0
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SERVE_"))}
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.deploying.raylets", str(tmp_path / "rayservice.yaml"), str(tmp_path / "found.json")],
+            env=environment | {"RAY_TMPDIR": directory, "RAY_USAGE_STATS_ENABLED": "0"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "found.json").read_text()) == {
+        "head": ["ServeController"],
+        "ingress": ["ingress"],
+        "far-1-synthetic": ["far-1-synthetic"],
+    }

@@ -4,7 +4,7 @@ Sources: the APIs of Kubernetes 1.37, of KServe 0.20 (ClusterServingRuntime, Inf
 (PodMonitor). docs/kubernetes.md tells what is printed, and what a cluster must have for it.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from gateway.deploying.contents import Contents, as_yaml
 from gateway.deploying.needs import of_ingress
@@ -214,7 +214,7 @@ def files(manifests: list[Manifest], rollout: Rollout) -> dict[str, str]:
 
 def stream(manifests: list[Manifest], rollout: Rollout) -> str:
     """All of them as one text, for `kubectl apply --filename -`."""
-    texts: list[Any] = []
+    texts = []
     for manifest in manifests:
         text = as_yaml(manifest)
         if manifest["kind"] == "HorizontalPodAutoscaler":

@@ -177,18 +177,18 @@ def placing(needs: Needs, selected: dict[str, str]) -> Manifest:
     return {"topologySpreadConstraints": [spread], **({"tolerations": tolerations} if tolerations else {})}
 
 
-def mounts(held: Contents, rollout: Rollout, *, configuration: bool = True) -> list[Manifest]:
-    """configuration: whether the file itself is among them."""
+def mounts(held: Contents, rollout: Rollout, *, configuration: bool = True, secrets: bool = True) -> list[Manifest]:
+    """configuration, secrets: whether the file itself, and what it names of secrets, are among them."""
     folder = contents.CONFIGURATION.rpartition("/")[0]
     found = [{"name": "configuration", "mountPath": folder, "readOnly": True}] if configuration else []
     found.append(dict(SCRATCH_MOUNT))
     if rollout.models.kind in ("pvc", "s3"):
         sub_path = {"subPath": rollout.models.folder} if rollout.models.kind == "pvc" and rollout.models.folder else {}
         found.append({"name": "models", "mountPath": contents.MODELS, "readOnly": True, **sub_path})
-    return found + [{"name": name, "mountPath": place, "readOnly": True} for name, place in _secrets(held)]
+    return found + [{"name": name, "mountPath": place, "readOnly": True} for name, place in _secrets(held) if secrets]
 
 
-def volumes(held: Contents, rollout: Rollout, *, configuration: bool = True) -> list[Manifest]:
+def volumes(held: Contents, rollout: Rollout, *, configuration: bool = True, secrets: bool = True) -> list[Manifest]:
     """What `mounts` names."""
     found: list[Manifest] = []
     if configuration:
@@ -198,7 +198,7 @@ def volumes(held: Contents, rollout: Rollout, *, configuration: bool = True) -> 
         found.append({"name": "models", "persistentVolumeClaim": {"claimName": rollout.models.place, "readOnly": True}})
     elif rollout.models.kind == "s3":
         found.append({"name": "models", "emptyDir": {}})
-    return found + [{"name": name, "secret": {"secretName": f"{rollout.name}-{name}"}} for name, _ in _secrets(held)]
+    return found + [{"name": name, "secret": {"secretName": f"{rollout.name}-{name}"}} for name, _ in _secrets(held) if secrets]
 
 
 def fetching(rollout: Rollout) -> Manifest:

@@ -13,6 +13,7 @@ _KUBERNETES: Final = {
     "ConfigMap": "core.v1.ConfigMap",
     "Service": "core.v1.Service",
     "Deployment": "apps.v1.Deployment",
+    "NetworkPolicy": "networking.v1.NetworkPolicy",
     "PodDisruptionBudget": "policy.v1.PodDisruptionBudget",
     "HorizontalPodAutoscaler": "autoscaling.v2.HorizontalPodAutoscaler",
 }

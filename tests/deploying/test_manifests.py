@@ -100,7 +100,7 @@ def test_every_manifest_of_every_example_is_what_kubernetes_takes(
     assert [fault for manifest in manifests.values() for fault in faults(manifest)] == []
     expected = {
         "no-ray": {"ConfigMap", "Deployment", "Service", "HorizontalPodAutoscaler"},
-        "ray": {"RayService", "Service"},
+        "ray": {"RayService", "Service", "NetworkPolicy"},
         "kserve": {"ConfigMap", "ClusterServingRuntime", "InferenceService", "HorizontalPodAutoscaler"},
     }
     assert set(manifests) == expected[kind] | {"PodDisruptionBudget", "PodMonitor"}
@@ -301,6 +301,40 @@ def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.Capt
     # The cluster's autoscaler speaks to Kubernetes from the head; nobody else does.
     assert "automountServiceAccountToken" not in head["template"]["spec"]
     assert all(group["template"]["spec"]["automountServiceAccountToken"] is False for group in groups)
+
+
+def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    server = {"tls": {"certificate": "c", "key": "k"}, "access": {"keys": "k.yaml", "keys_variable": "KEYS"}}
+    apart = {"name": "m", "backends": [{"kind": "synthetic", "placement": "replicas"}]}
+    templates = pods(deployed(capsys, written(tmp_path, apart, server=server), *KINDS["ray"], "--service-account", "reader"))
+    for pod in templates:
+        listens = pod["metadata"]["labels"]["app.kubernetes.io/component"] == "ingress"
+        found = [volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert found == (["tls", "keys"] if listens else [])
+        assert ("KEYS" in json.dumps(pod)) == listens
+        serves = pod["metadata"]["labels"]["app.kubernetes.io/component"] != "head"
+        assert pod["spec"].get("serviceAccountName") == ("reader" if serves else None)
+
+
+def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = deployed(capsys, written(tmp_path), *KINDS["ray"])["NetworkPolicy"]["spec"]
+    labels = {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": "m"}
+    own, others = policy["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": labels}}]}
+    assert [port["port"] for port in others["ports"]] == [8000, 8001, 8265]  # the operator asks the dashboard
+    for key, port in (("http_port", 8080), ("grpc_port", 12000)):
+        told = f"server.{key}: {port}: Ray's own on its nodes: expected another, such as 8000, or --no-ray"
+        assert refused(capsys, written(tmp_path, server={key: port}), *KINDS["ray"]) == told
+
+
+def test_groups_of_backends_have_names_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "my-label": 1}}
+    models = [{"name": "x" * 60 + end, "backends": [{**one, "name": "A b"}, {**one, "name": "a.b"}]} for end in "yz"]
+    path = written(tmp_path, *models)
+    groups = deployed(capsys, path, *KINDS["ray"])["RayService"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    plain = "x" * 36
+    assert [group["groupName"] for group in groups] == ["ingress", plain, f"{plain}-2", f"{plain}-3", f"{plain}-4"]
+    assert groups[1]["rayStartParams"] == {"num-cpus": "1", "resources": "'{\"my-label\": 1.0}'"}
 
 
 def test_ray_is_told_its_version() -> None:

@@ -1,12 +1,16 @@
 """What Kubernetes would say of a manifest, by the schemas that are published: an unknown field is an error."""
 
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import jsonschema
 import yaml
+
+CRDS = Path(os.environ.get("KUBERNETES_CRDS", "none"))
+"""A folder with definitions of custom resources as their operators publish them, any *.yaml."""
 
 _FOLDER: Final = Path(__file__).parent / "schemas"
 _KUBERNETES: Final = {
@@ -36,6 +40,40 @@ def faults(manifest: dict[str, Any]) -> list[str]:
     """Where it does not fit, and why; none: it is well-formed."""
     found = jsonschema.Draft202012Validator(_schema(manifest["kind"])).iter_errors(manifest)
     return [f"{manifest['kind']}: {error.json_path}: {error.message[:200]}" for error in found]
+
+
+def faults_by_its_operator(manifest: dict[str, Any]) -> list[str]:
+    """The same, by the definition in CRDS. Raises: KeyError, where there is none."""
+    found = jsonschema.Draft202012Validator(_published()[manifest["apiVersion"], manifest["kind"]]).iter_errors(manifest)
+    return [f"{manifest['kind']}: {error.json_path}: {error.message[:200]}" for error in found]
+
+
+@cache
+def _published() -> dict[tuple[str, str], dict[str, Any]]:
+    definitions = [yaml.safe_load(path.read_text())["spec"] for path in CRDS.glob("*.yaml")]
+    return {
+        (f"{definition['group']}/{version['name']}", definition["names"]["kind"]): _strict(version["schema"]["openAPIV3Schema"])
+        for definition in definitions
+        for version in definition["versions"]
+    }
+
+
+def _strict(schema: Any) -> Any:
+    """As the API server takes it where it is asked to be strict."""
+    if isinstance(schema, list):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    parts = {
+        key: _strict(part) for key, part in schema.items() if key not in ("properties", "format", "default", "description")
+    }
+    if "properties" in schema:
+        parts["properties"] = {key: _strict(part) for key, part in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            parts.setdefault("additionalProperties", False)
+    return parts
 
 
 @cache

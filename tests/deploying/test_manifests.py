@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.cli import main
 from gateway.config import parse_config
 from gateway.deploying.rayservice import RAY_VERSION
-from tests.deploying.schemas_of import faults
+from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted(
@@ -31,6 +31,7 @@ KINDS = {
 }
 SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEEDS_RAY = {"fleet"}
+OPERATORS = {"RayService", "ClusterServingRuntime", "InferenceService", "PodMonitor"}
 
 Manifests = dict[str, dict[str, Any]]
 
@@ -109,6 +110,17 @@ def test_every_manifest_of_every_example_is_what_kubernetes_takes(
         assert manifest["metadata"].get("namespace") == (None if cluster_wide else "serving")
 
 
+@pytest.mark.skipif(not CRDS.is_dir(), reason="KUBERNETES_CRDS is not set: those of KubeRay, KServe and prometheus-operator")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_definitions_that_operators_publish_take_it(capsys: pytest.CaptureFixture[str], example: Path) -> None:
+    for kind in ("ray", "kserve"):
+        if kind == "ray" or example.stem not in NEEDS_RAY:
+            for manifest in deployed(capsys, example, *KINDS[kind], "--memory", "4Gi").values():
+                if manifest["kind"] in OPERATORS:
+                    assert faults_by_its_operator(manifest) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wrong_manifest_is_noticed(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     """Else the test above would say nothing: each mapping gets a field that there is not, each text a number."""
@@ -362,6 +374,43 @@ def test_the_autoscaler_asks_for_what_the_adapter_makes(capsys: pytest.CaptureFi
     told = "metrics: off: expected on, as the autoscaler reads them; set that, or --max-replicas 2"
     assert refused(capsys, off, *KINDS["no-ray"]) == told
     assert "PodMonitor" not in deployed(capsys, off, *KINDS["no-ray"], "--max-replicas", "2")
+
+
+@pytest.mark.debian("prometheus")
+@pytest.mark.parametrize(
+    ("options", "value"),
+    # In half of each minute two of the four sessions of p are busy: 2 × 30 / 60 / 4. 600 requests a minute are 10 a second.
+    [((), {"p": 0.25, "q": 0}), (("--requests-per-second", "9"), {"p": 10, "q": 0})],
+    ids=["busy share", "requests per second"],
+)
+def test_what_the_adapter_asks_of_prometheus_is_told_of_each_pod(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], value: dict[str, float]
+) -> None:
+    assert (
+        main(["deploy", "kubernetes", str(written(tmp_path)), *IMAGE, *KINDS["no-ray"], *options, "--output", str(tmp_path)])
+        == 0
+    )
+    (rule,) = yaml.safe_load((tmp_path / "prometheus-adapter-rules.yaml").read_text())["rules"]
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="n",pod=~"p|q"').replace("<<.GroupBy>>", "pod")
+    of = 'namespace="n",model="m",version="1"'
+    told = {
+        **{f'gateway_worker_busy_seconds_total{{{of},backend="{name}",pod="p"}}': "0+30x10" for name in "ab"},
+        **{f'gateway_workers{{{of},backend="{name}",pod="{pod}"}}': "2+0x10" for name in "ab" for pod in "pq"},
+        f'gateway_worker_busy_seconds_total{{{of},backend="a",pod="q"}}': "7+0x10",
+        f'gateway_requests_total{{{of},protocol="rest",code="ok",pod="p"}}': "0+600x10",
+        f'gateway_requests_total{{{of},protocol="rest",code="ok",pod="q"}}': "5+0x10",
+    }
+    expected = [{"labels": f'{{pod="{pod}"}}', "value": each} for pod, each in value.items()]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in told.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "5m", "exp_samples": expected}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_folder_is_what_kustomize_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

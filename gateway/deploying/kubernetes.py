@@ -151,7 +151,9 @@ def monitored(held: Contents, rollout: Rollout, selected: dict[str, str], port: 
     server = held.config.server
     if not held.config.metrics.enabled:
         return []
-    asked: Manifest = {"port": port, "path": METRICS, "interval": _SCRAPE}
+    # configs/prometheus sums by job, and takes those whose name begins so.
+    job = {"action": "replace", "targetLabel": "job", "replacement": f"gateway-{rollout.name}"}
+    asked: Manifest = {"port": port, "path": METRICS, "interval": _SCRAPE, "relabelings": [job]}
     if server.tls is not None:
         authority = {"secret": {"name": f"{rollout.name}-tls", "key": "ca.crt"}}
         asked |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": rollout.name}}

@@ -15,6 +15,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from gateway.cli import main
+from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.deploying.rayservice import RAY_VERSION
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
@@ -171,6 +172,7 @@ def test_its_parts_fit_each_other(capsys: pytest.CaptureFixture[str], tmp_path: 
     monitor = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"][0]
     assert monitor["port"] in port_names(serving[-1])
     assert monitor["scheme"] == "https"
+    assert monitor["relabelings"] == [{"action": "replace", "targetLabel": "job", "replacement": "gateway-m"}]
     assert monitor["authorization"]["credentials"] == {"name": "m-metrics-key", "key": "key"}
 
 
@@ -250,6 +252,22 @@ def test_the_configuration_has_the_pods_paths_and_what_it_listens_at(
     assert held["models"][0]["backends"][0]["class_options"] == options  # which counts from the code, as before
     in_image = configuration(deployed(capsys, path, "--no-ray", "--models", "image:/srv/models", "--memory", "1Gi"))
     assert in_image["models"][0]["backends"][0]["model"] == "/srv/models/code/a.py:A"
+
+
+def test_files_lie_to_each_other_as_in_a_package(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("code/a.py", "code/b.py", "weights/w.npy", "m.pt"):
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).write_text("x")
+    options = {"weights": "../weights/w.npy"}
+    tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
+    code = {"kind": "python", "model": "models/code/a.py:A", "class_options": options}
+    for backends in ([code], [code, {"kind": "torch", "model": "models/m.pt"}]):
+        path = written(tmp_path, {"name": "m", **tensors, "backends": backends})
+        held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
+        in_package = yaml.safe_load(packed(path).configuration)
+        assert [entry["model"].removeprefix("/mnt/models/") for entry in held["models"][0]["backends"]] == [
+            entry["model"] for entry in in_package["models"][0]["backends"]
+        ]
 
 
 def test_what_a_pod_asks_for_follows_the_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -255,13 +255,13 @@ def test_the_configuration_has_the_pods_paths_and_what_it_listens_at(
 
 
 def test_files_lie_to_each_other_as_in_a_package(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for name in ("code/a.py", "code/b.py", "weights/w.npy", "m.pt"):
+    for name in ("code/a.py", "more/b.py", "weights/w.npy"):
         (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "models" / name).write_text("x")
+        (tmp_path / "models" / name).write_text("x = 1\n")
     options = {"weights": "../weights/w.npy"}
     tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
     code = {"kind": "python", "model": "models/code/a.py:A", "class_options": options}
-    for backends in ([code], [code, {"kind": "torch", "model": "models/m.pt"}]):
+    for backends in ([code], [code, {"kind": "python", "name": "b", "model": "models/more/b.py:B"}]):
         path = written(tmp_path, {"name": "m", **tensors, "backends": backends})
         held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
         in_package = yaml.safe_load(packed(path).configuration)

@@ -23,9 +23,9 @@ _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _IMAGE: Final = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
 _CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*://\S+")
-_CPU: Final = re.compile(r"[1-9]\d*m?|\d+\.\d{1,3}")
-_MEMORY: Final = re.compile(r"([1-9]\d*)(Mi|Gi)")
-_MIB: Final = {"Mi": 1, "Gi": 1 << 10}
+_CPU: Final = re.compile(r"(?=.*[1-9])(\d+(\.\d{1,3})?|\d+m)", re.ASCII)
+_MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
+_BYTES: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -149,45 +149,43 @@ def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> R
     if name is None:
         name = re.sub(r"[^a-z0-9]+", "-", config.models[0].name.lower()).strip("-")[:40].rstrip("-")
     _fits("--name", name, _NAME, "1 to 40 of a-z, 0-9 and -, a letter first, no - at the end")
-    expected = "a name of Kubernetes"
     for flag in ("namespace", "service_account"):
         if value := getattr(arguments, flag):
-            _fits(f"--{flag.replace('_', '-')}", value, _CLAIM, expected)
-    on_ray = not arguments.no_ray and not arguments.kserve
-    replicas, most, rate = arguments.replicas, arguments.max_replicas, arguments.requests_per_second
-    if replicas is None:
-        replicas = config.server.ingress_replicas if config.server.ingress_replicas > 1 else 2
-    if replicas < 1:
-        raise ConfigError(f"--replicas: {replicas}: expected 1 or more")
-    for flag, given in (("--max-replicas", most), ("--requests-per-second", rate)):
-        if on_ray and given is not None:
-            remedy = "a RayService is scaled by `autoscaling` of its backends"
-            raise ConfigError(f"{flag}: {given}: expected none without --no-ray or --kserve: {remedy}")
-    if most is not None and most < replicas:
-        raise ConfigError(f"--max-replicas: {most}: expected {replicas} or more, which is --replicas")
+            _fits(f"--{flag.replace('_', '-')}", value, _CLAIM, "a name of Kubernetes")
+    rate, memory = arguments.requests_per_second, arguments.memory
     if rate is not None and not 0.001 <= rate <= 1e9:
         raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")
     if arguments.cpu is not None:
         _fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
+    if memory is not None:
+        _fits("--memory", memory, _MEMORY, "an amount such as 512Mi or 4Gi")
     return Rollout(
         name,
         _fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
         models,
-        replicas,
-        2 * replicas if most is None else most,
+        *_replicas(arguments, config),
         requests_per_second=rate,
-        memory_bytes=_bytes(arguments.memory),
+        memory_bytes=None if memory is None else int(memory[:-2]) * _BYTES[memory[-2:]],
         cpu=arguments.cpu,
         namespace=arguments.namespace,
         service_account=arguments.service_account,
     )
 
 
-def _bytes(given: str | None) -> int | None:
-    if given is None:
-        return None
-    number, unit = re.fullmatch(_MEMORY, _fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")).groups()  # type: ignore[union-attr]  # it fits
-    return int(number) * _MIB[unit] << 20
+def _replicas(arguments: argparse.Namespace, config: Config) -> tuple[int, int]:
+    """At least, and at most."""
+    least, most = arguments.replicas, arguments.max_replicas
+    if least is None:
+        least = max(2, config.server.ingress_replicas)
+    if least < 1:
+        raise ConfigError(f"--replicas: {least}: expected 1 or more")
+    for flag, given in (("--max-replicas", most), ("--requests-per-second", arguments.requests_per_second)):
+        if given is not None and not (arguments.no_ray or arguments.kserve):
+            remedy = "a RayService is scaled by `autoscaling` of its backends"
+            raise ConfigError(f"{flag}: {given}: expected none without --no-ray or --kserve: {remedy}")
+    if most is not None and most < least:
+        raise ConfigError(f"--max-replicas: {most}: expected {least} or more, which is --replicas")
+    return least, 2 * least if most is None else most
 
 
 def _fits(flag: str, value: str, form: "re.Pattern[str]", expected: str) -> str:

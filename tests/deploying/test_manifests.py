@@ -477,6 +477,7 @@ WRONG = {
     "most": ((*KINDS["no-ray"], "--replicas", "3", "--max-replicas", "2"), r"--max-replicas: 2: expected 3 or more"),
     "rate": ((*KINDS["no-ray"], "--requests-per-second", "nan"), r"--requests-per-second: nan: expected a rate above 0"),
     "on ray": ((*KINDS["ray"], "--max-replicas", "9"), r"--max-replicas: 9: expected none without --no-ray or --kserve"),
+    "no cores": ((*KINDS["no-ray"], "--cpu", "0.0"), r"--cpu: '0.0': expected cores"),
     "cpu": ((*KINDS["no-ray"], "--cpu", "many"), r"--cpu: 'many': expected cores, such as 4, 0.5 or 500m"),
     "memory": ((*KINDS["no-ray"], "--memory", "4GB"), r"--memory: '4GB': expected an amount such as 512Mi or 4Gi"),
 }

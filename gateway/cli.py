@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "init": None,
     "compile": None,
     "package": "package",
+    "deploy": "deploy",
     "check": "check",
     "predict": "predict",
     "batch": "batch",

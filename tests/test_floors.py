@@ -19,7 +19,7 @@ GATEWAY = (
     ("batching", "protocols"),
     ("process", "routing", "tracing"),
     ("access",),
-    ("configuring", "engine", "why"),
+    ("configuring", "deploying", "engine", "why"),
     ("edges",),
     ("ingress",),
     ("cluster", "from_python"),

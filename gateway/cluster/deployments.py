@@ -269,8 +269,8 @@ def _actor_options(resources: dict[str, float]) -> dict[str, Any]:
 
 
 def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
-    """What the embedded backends need of an ingress replica, and whether all of them allow a second one beside it."""
-    resources: dict[str, float] = {}
+    """What an ingress replica needs, with its embedded backends, and whether all of them allow a second one beside it."""
+    resources = dict(config.server.ingress_resources)
     embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
     for backend in embedded:
         for key, value in backend.resources.items():

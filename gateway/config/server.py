@@ -75,6 +75,7 @@ class ServerSection(Strict):
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
     ingress_replicas: int = Field(default=1, ge=1, le=64)
+    ingress_resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})  # of one, on Ray; as of a backend
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: float = Field(default=20.0, ge=0)
     run_dir: str | None = None  # metrics and region files of this node; None: a fresh temporary directory

@@ -89,7 +89,8 @@ def _described(catalogue: "Catalogue", name: str, today: datetime.date) -> dict[
             prices[basis] = None
         else:
             prices[basis] = {**price.model_dump(), "flags": price.flags(today)}
-    return {"type": name, **instance.model_dump(exclude={"prices"}), "prices": prices}
+    hosted = catalogue.hosted(name)
+    return {"type": name, **instance.model_dump(exclude={"prices"}), "hosted_by_sagemaker": hosted, "prices": prices}
 
 
 def _list(console: "Console", catalogue: "Catalogue", names: Sequence[str], today: datetime.date) -> None:
@@ -116,9 +117,13 @@ def _cell(catalogue: "Catalogue", name: str, basis: "PriceBasis", today: datetim
     try:
         price = catalogue.price(name, basis)
     except UsageError:
-        return "unknown"
+        return _without_price(catalogue, name, basis)
     flags = price.flags(today)
     return f"{price.usd_per_hour:.4f}" + "*" * price.estimated + "†" * (len(flags) > price.estimated)
+
+
+def _without_price(catalogue: "Catalogue", name: str, basis: "PriceBasis") -> str:
+    return "EC2 only" if basis == "sagemaker" and not catalogue.hosted(name) else "unknown"
 
 
 def _show(console: "Console", catalogue: "Catalogue", name: str, today: datetime.date) -> None:
@@ -138,7 +143,7 @@ def _show(console: "Console", catalogue: "Catalogue", name: str, today: datetime
         try:
             price = catalogue.price(bare, basis)
         except UsageError:
-            table.add_row(basis, "unknown", "", "", "")
+            table.add_row(basis, _without_price(catalogue, bare, basis), "", "", "")
             continue
         table.add_row(basis, f"{price.usd_per_hour:.5g}", str(price.date or ""), ", ".join(price.flags(today)), price.source)
     console.print(table)

@@ -83,10 +83,14 @@ class InstanceType(_CatalogueEntry):
 
 
 class Catalogue(_CatalogueEntry):
-    """All known types of one region. sources: short name -> where the prices under it were read."""
+    """All known types of one region. sources: short name -> where the prices under it were read.
+
+    ec2_only: families, such as c7a, of which SageMaker hosts no type.
+    """
 
     region: str
     sources: dict[str, str]
+    ec2_only: tuple[str, ...] = ()
     instances: dict[str, InstanceType]
 
     @model_validator(mode="after")
@@ -110,6 +114,10 @@ class Catalogue(_CatalogueEntry):
             raise UsageError(f"unknown instance type {name!r}{hint}: `loadtest prices list` shows all {len(self.instances)}")
         return self.instances[bare]
 
+    def hosted(self, name: str) -> bool:
+        """Whether SageMaker has it."""
+        return name.removeprefix("ml.").partition(".")[0] not in self.ec2_only
+
     def price(self, name: str, basis: PriceBasis) -> Price:
         """The hourly price on a basis, its source spelled out. Raises: UsageError if it is not known."""
         instance = self.instance(name)
@@ -122,6 +130,8 @@ class Catalogue(_CatalogueEntry):
             source = f"{self.sources[spot.source]}: {spot.saving_percent:g} % below on demand"
             usd_per_hour = on_demand.usd_per_hour * (1 - spot.saving_percent / 100)
             return Price(usd_per_hour=usd_per_hour, source=source, date=spot.date, estimated=True)
+        if basis == "sagemaker" and not self.hosted(bare):
+            raise UsageError(f"SageMaker does not host {bare}, which is on EC2 only: choose another type, or `price: ec2`")
         raise UsageError(f"no {basis} price is known for {bare}: set `usd_per_hour` and `price_source` on the candidate")
 
     def with_prices(self, live: dict[tuple[str, PriceBasis], Price]) -> "Catalogue":

@@ -63,6 +63,14 @@ def test_only_what_changed_is_restarted_by_a_deploy() -> None:
     assert versions(fixed_ms=3.0)[1] != backend
 
 
+def test_ingresses_may_be_held_to_nodes_of_their_own() -> None:
+    held = config(embedded={"kind": "synthetic", "resources": {"num_gpus": 1}}).model_dump(exclude_unset=True)
+    held["server"]["ingress_resources"] = {"gateway_ingress": 0.001, "num_gpus": 0.5}
+    options = deployments(build(held))["ingress"].ray_actor_options
+    assert options is not None
+    assert (options["num_gpus"], options["resources"]) == (1.5, {"gateway_ingress": 0.001})
+
+
 def test_resources_reserve_what_is_stated_and_nothing_else() -> None:
     stated = deployments(application(config(resources={"num_cpus": 2, "num_gpus": 0.5, "neuron_cores": 1}, surge=False)))
     options = stated["m-1-synthetic"].ray_actor_options

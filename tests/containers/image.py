@@ -39,12 +39,19 @@ mkdir -p /opt/gateway/bin {place}
 cp {program} /opt/gateway/bin/gateway
 mount --bind {model} {place}
 mount -o remount,bind,ro {place}
-mount -o remount,ro /opt
+{configured}mount -o remount,ro /opt
 mount -o remount,ro /mnt
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -o remount,bind,ro /
 cd /
 exec unshare --user --map-user=1000 --map-group=1000 env --ignore-environment {variables} sh {entry} {arguments}
+"""
+
+# A folder at /etc/gateway, which the machine itself has not.
+_CONFIGURED = """
+cp -r /etc /opt/etc 2>/dev/null || true
+cp -r {configuration} /opt/etc/gateway
+mount --bind /opt/etc /etc
 """
 
 
@@ -93,8 +100,12 @@ def started(
     *,
     place: str = SAGEMAKER,
     variables: Mapping[str, str] | None = None,
+    configuration: Path | None = None,
 ) -> Iterator[Container]:
-    """directory: for what the process says, and its program. model: what is mounted at `place`, read-only."""
+    """directory: for what the process says, and its program. model: what is mounted at `place`, read-only.
+
+    configuration: a folder that is at /etc/gateway, likewise; None: there is none.
+    """
     given = OF_THE_IMAGE | (OF_SAGEMAKER if place == SAGEMAKER else {}) | dict(variables or {})
     program = directory / "gateway-program"
     paths = "" if IMAGE else f"PYTHONPATH={ROOT} "
@@ -104,6 +115,7 @@ def started(
     model.chmod(0o555)
     tree = _TREE.format(
         program=program, model=shlex.quote(str(model)), place=place, entry=ROOT / "docker" / "entrypoint.sh",
+        configured=_CONFIGURED.format(configuration=shlex.quote(str(configuration))) if configuration is not None else "",
         variables=shlex.join(f"{name}={value}" for name, value in given.items()), arguments=shlex.join(arguments),
     )  # fmt: skip
     log = directory / "said"

@@ -44,6 +44,13 @@ def test_everything_that_loadtest_reads_is_installed_with_it() -> None:
     assert [str(path) for path in data if not any(fnmatch(str(path), pattern) for pattern in patterns)] == []
 
 
+def test_what_sagemaker_hosts_is_what_its_interface_takes_and_has_a_price(catalogue: Catalogue) -> None:
+    model = pytest.importorskip("botocore.session").get_session().get_service_model("sagemaker")
+    taken = set(model.shape_for("ProductionVariantInstanceType").enum)
+    for name, instance in catalogue.instances.items():
+        assert (f"ml.{name}" in taken) == catalogue.hosted(name) == ("sagemaker" in instance.prices), name
+
+
 def test_sagemaker_names_mean_the_same_type(catalogue: Catalogue) -> None:
     assert catalogue.instance("ml.inf2.xlarge") is catalogue.instance("inf2.xlarge")
     assert catalogue.price("ml.inf2.xlarge", "sagemaker").usd_per_hour == 0.99
@@ -55,7 +62,7 @@ def test_an_unknown_type_names_the_nearest(catalogue: Catalogue) -> None:
 
 
 def test_a_missing_price_is_an_error(catalogue: Catalogue) -> None:
-    with pytest.raises(UsageError, match=r"no sagemaker price is known for t3\.medium: set `usd_per_hour`"):
+    with pytest.raises(UsageError, match=r"SageMaker does not host t3\.medium, which is on EC2 only"):
         catalogue.price("t3.medium", "sagemaker")
     with pytest.raises(UsageError, match=r"no spot price is known for g7\.2xlarge"):
         catalogue.price("g7.2xlarge", "spot")

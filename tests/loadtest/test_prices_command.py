@@ -89,7 +89,7 @@ def test_an_unknown_price_hides_none_of_the_others(prices: Prices) -> None:
 
 def test_prices_that_are_unknown_estimated_stale_or_undated_are_marked(prices: Prices) -> None:
     told = prices("list")[1]
-    assert row(told, "t3.medium ")[6] == "unknown"
+    assert row(told, "t3.medium ")[6] == "EC2 only"
     assert row(told, "c6i.large ")[6].rstrip("†").endswith("*")
     assert "*" not in row(told, "g6.4xlarge ")[6]
     assert row(told, "g6.4xlarge ")[6].endswith("†")  # undated
@@ -107,7 +107,7 @@ def test_one_type_is_shown_with_the_source_of_each_price(prices: Prices) -> None
     assert row(told, "sagemaker")[4]
     assert "estimated" in row(told, "spot")[3]
     assert "t3.medium: 2 vCPU" in told
-    assert re.search(r"sagemaker\s*│ unknown", told)
+    assert re.search(r"sagemaker\s*│ EC2 only", told)
     assert re.search(r"taken back in a month: .*% of instances", told)
 
 

@@ -90,7 +90,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing price": (
         {"price": "sagemaker", "candidates": [{**CANDIDATE, "instances": ["t3.medium"]}]},
-        r"candidates\[0\]: instances: no sagemaker price is known for t3\.medium: set `usd_per_hour`",
+        r"candidates\[0\]: instances: SageMaker does not host t3\.medium, which is on EC2 only",
     ),
     "no price at all": ({"candidates": [{"backend": CANDIDATE["backend"]}]}, r"candidates\[0\]: no price: name `instances`"),
     "price without source": (

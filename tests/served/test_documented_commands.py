@@ -208,6 +208,7 @@ NOT_RUN = {
         "gateway batch",
         "gateway check",
         "gateway compile",
+        "gateway deploy kubernetes",
         "gateway init",
         "gateway key",
         "gateway package",

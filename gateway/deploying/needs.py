@@ -1,0 +1,98 @@
+"""What processes need of a machine: cores, memory and accelerators, as the configuration says them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.config import Backend, Config, Neuron, OnnxRuntime, TensorRt, Torch, Triton
+from gateway.errors import ConfigError
+
+GIB: Final = 1 << 30
+_PROCESS_BYTES: Final = GIB  # docs/deploy.md has what was measured: a process with models of this size keeps within it
+_COPIES: Final = 2  # of an artifact, for each session: its file's bytes, and what a library makes of them
+_STEP: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """gpus, neuron_cores: whole ones."""
+
+    cores: int
+    memory_bytes: int
+    gpus: int = 0
+    neuron_cores: int = 0
+
+
+def of_ingress(config: Config, sizes: Sequence[Sequence[int | None]], memory_bytes: int | None) -> Needs:
+    """Of a process that listens, with the backends that it embeds. sizes, memory_bytes: as in `memory`."""
+    embedded = [
+        (model.name, backend, size)
+        for model, known in zip(config.models, sizes, strict=True)
+        for backend, size in zip(model.backends, known, strict=True)
+        if backend.placement == "embedded"
+    ]
+    backends = [backend for _, backend, _ in embedded]
+    cores = sum(map(cores_of, backends))
+    if config.server.shared_workers is not None:
+        cores = min(cores, config.server.shared_workers * max(map(_threads, backends), default=0))
+    return Needs(
+        1 + cores,  # its own, for what listens
+        memory(embedded, memory_bytes),
+        max([math.ceil(sum(backend.resources.get("num_gpus", 0) for backend in backends)), *map(_gpus, backends)]),
+        sum(map(neuron_cores_of, backends)),
+    )
+
+
+def of_replica(model: str, backend: Backend, size: int | None, memory_bytes: int | None) -> Needs:
+    """Of one replica of a backend. Stated resources go first; the rest as for `of_ingress`."""
+    stated = backend.resources
+    return Needs(
+        max(1, math.ceil(stated.get("num_cpus", cores_of(backend)))),
+        int(stated["memory"]) if "memory" in stated else memory([(model, backend, size)], memory_bytes),
+        gpus_of(backend),
+        neuron_cores_of(backend),
+    )
+
+
+def memory(held: Iterable[tuple[str, Backend, int | None]], given_bytes: int | None) -> int:
+    """What a process takes at most. held: names of models, backends, and the bytes of their artifacts; None: not known.
+
+    Raises: ConfigError, if it was not given and cannot be told.
+    """
+    if given_bytes is not None:
+        return given_bytes
+    total = _PROCESS_BYTES
+    for model, backend, size in held:
+        if size is None:
+            expected = "expected an amount such as 4Gi"
+            raise ConfigError(f"--memory: model '{model}': what backend {backend.label} takes cannot be told here; {expected}")
+        total += _COPIES * size * backend.sessions
+    return math.ceil(total / _STEP) * _STEP
+
+
+def cores_of(backend: Backend) -> int:
+    """Cores that its sessions keep busy."""
+    return 0 if isinstance(backend, Triton) else backend.sessions * _threads(backend)
+
+
+def gpus_of(backend: Backend) -> int:
+    return max(math.ceil(backend.resources.get("num_gpus", 0)), _gpus(backend))
+
+
+def neuron_cores_of(backend: Backend) -> int:
+    stated = math.ceil(backend.resources.get("neuron_cores", 0))
+    return stated or (backend.sessions if isinstance(backend, Neuron) else 0)
+
+
+def _threads(backend: Backend) -> int:
+    return backend.threads if isinstance(backend, Torch | OnnxRuntime) and not _gpus(backend) else 1
+
+
+def _gpus(backend: Backend) -> int:
+    """So many that the one it names is among them; several backends may share one."""
+    if isinstance(backend, TensorRt):
+        return backend.device + 1
+    if isinstance(backend, Torch | OnnxRuntime) and backend.device.startswith("cuda"):
+        return int(backend.device.partition(":")[2] or 0) + 1
+    return 0

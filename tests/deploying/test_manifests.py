@@ -1,0 +1,513 @@
+"""What `gateway deploy kubernetes` prints: Kubernetes would take it, its parts fit each other, and no secret is in it."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from gateway.cli import main
+from gateway.commands.package import packed
+from gateway.config import parse_config
+from gateway.deploying.rayservice import RAY_VERSION
+from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted(
+    path for path in (ROOT / "configs" / "examples").glob("*.yaml") if "models" in yaml.safe_load(path.read_text())
+)
+IMAGE = ("--image", "registry.example.com/gateway:cpu")
+KINDS = {
+    "no-ray": ("--no-ray", "--models", "pvc:models/of-mine"),
+    "ray": ("--models", "s3://bucket/of-mine", "--fetcher", "registry.example.com/aws-cli"),
+    "kserve": ("--kserve", "--models", "s3://bucket/of-mine"),
+}
+SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
+NEEDS_RAY = {"fleet"}
+OPERATORS = {"RayService", "ClusterServingRuntime", "InferenceService", "PodMonitor"}
+
+Manifests = dict[str, dict[str, Any]]
+
+
+def deployed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> Manifests:
+    """By kind, of which there is one each."""
+    code = main(["deploy", "kubernetes", str(config), *IMAGE, *options])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    found = list(yaml.safe_load_all(out))
+    assert len({manifest["kind"] for manifest in found}) == len(found)
+    return {manifest["kind"]: manifest for manifest in found}
+
+
+def written(tmp_path: Path, *models: dict[str, Any], **sections: Any) -> Path:
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({"models": [*models] or [SYNTHETIC], **sections}))
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
+    assert main(["deploy", "kubernetes", str(config), *IMAGE, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.strip()
+
+
+def pods(manifests: Manifests) -> Iterator[dict[str, Any]]:
+    """Their templates, KServe's put together of its two halves."""
+    if "Deployment" in manifests:
+        yield manifests["Deployment"]["spec"]["template"]
+    elif "RayService" in manifests:
+        cluster = manifests["RayService"]["spec"]["rayClusterConfig"]
+        yield from (group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]))
+    else:
+        runtime = manifests["ClusterServingRuntime"]["spec"]
+        predictor = manifests["InferenceService"]["spec"]["predictor"]
+        labels = {"serving.kserve.io/inferenceservice": manifests["InferenceService"]["metadata"]["name"]}
+        halves = predictor | {"containers": runtime["containers"], "volumes": runtime["volumes"]}
+        yield {"metadata": {"labels": labels}, "spec": halves}
+
+
+def all_of(manifests: Manifests, key: str) -> Iterator[Any]:
+    """What stands under a key, wherever."""
+
+    def walk(value: Any) -> Iterator[Any]:
+        if isinstance(value, dict):
+            yield from (part for name, part in value.items() if name == key)
+            value = list(value.values())
+        if isinstance(value, list):
+            for part in value:
+                yield from walk(part)
+
+    return walk(list(manifests.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_manifest_of_every_example_is_what_kubernetes_takes(
+    capsys: pytest.CaptureFixture[str], example: Path, kind: str
+) -> None:
+    options = (*KINDS[kind], "--memory", "4Gi", "--name", "mine", "--namespace", "serving", "--service-account", "reader")
+    if example.stem in NEEDS_RAY and kind != "ray":
+        assert "backend neuron has placement replicas, which needs Ray" in refused(capsys, example, *options)
+        return
+    manifests = deployed(capsys, example, *options)
+    assert [fault for manifest in manifests.values() for fault in faults(manifest)] == []
+    expected = {
+        "no-ray": {"ConfigMap", "Deployment", "Service", "HorizontalPodAutoscaler"},
+        "ray": {"RayService", "Service", "NetworkPolicy"},
+        "kserve": {"ConfigMap", "ClusterServingRuntime", "InferenceService", "HorizontalPodAutoscaler"},
+    }
+    assert set(manifests) == expected[kind] | {"PodDisruptionBudget", "PodMonitor"}
+    for manifest in manifests.values():
+        cluster_wide = manifest["kind"] == "ClusterServingRuntime"
+        assert manifest["metadata"].get("namespace") == (None if cluster_wide else "serving")
+
+
+@pytest.mark.skipif(not CRDS.is_dir(), reason="KUBERNETES_CRDS is not set: those of KubeRay, KServe and prometheus-operator")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_the_definitions_that_operators_publish_take_it(capsys: pytest.CaptureFixture[str], example: Path) -> None:
+    for kind in ("ray", "kserve"):
+        if kind == "ray" or example.stem not in NEEDS_RAY:
+            for manifest in deployed(capsys, example, *KINDS[kind], "--memory", "4Gi").values():
+                if manifest["kind"] in OPERATORS:
+                    assert faults_by_its_operator(manifest) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_manifest_is_noticed(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """Else the test above would say nothing: each mapping gets a field that there is not, each text a number."""
+    manifests = deployed(capsys, ROOT / "configs" / "examples" / "iris.yaml", *KINDS[kind], "--memory", "4Gi")
+    free = ("labels", "annotations", "matchLabels", "selector", "data", "requests", "limits", "rayStartParams")
+    spoiled = 0
+    for manifest in manifests.values():
+        for path in itertools.chain([()], paths(manifest)):
+            if not any(part in free for part in path if manifest["kind"] != "PodMonitor" or part != "selector"):
+                copy = json.loads(json.dumps(manifest))
+                place = copy
+                for part in path:
+                    place = place[part]
+                if isinstance(place, dict):
+                    place["nonesuch"] = 1
+                    assert faults(copy), (manifest["kind"], path)
+                    spoiled += 1
+    assert spoiled > 30
+
+
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (*at, key)
+        yield from paths(part, (*at, key))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_parts_fit_each_other(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    server = {"tls": {"certificate": "c.pem", "key": "k.pem"}, "access": {"keys": "keys.yaml"}}
+    manifests = deployed(capsys, written(tmp_path, server=server), *KINDS[kind])
+    templates = [*pods(manifests)]
+    serving = [pod for pod in templates if {"http", "serve"} & set(port_names(pod))]
+    for pod in templates:
+        mounted = {mount["name"] for each in containers(pod) for mount in each["volumeMounts"]}
+        assert mounted <= {volume["name"] for volume in pod["spec"]["volumes"]}
+        for each in containers(pod):
+            for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+                port = each.get(name, {"httpGet": {"port": 0}})["httpGet"]["port"]
+                assert isinstance(port, int) or port in {known["name"] for known in each["ports"]}
+    for kind_of, key in (("Service", "selector"), ("PodDisruptionBudget", "matchLabels"), ("PodMonitor", "matchLabels")):
+        if kind_of in manifests:
+            spec = manifests[kind_of]["spec"]
+            selected = spec[key] if key == "selector" else spec["selector"][key]
+            chosen = [pod for pod in templates if selected.items() <= pod["metadata"]["labels"].items()]
+            assert len(chosen) == 1
+            assert chosen[0] in serving
+    monitor = manifests["PodMonitor"]["spec"]["podMetricsEndpoints"][0]
+    assert monitor["port"] in port_names(serving[-1])
+    assert monitor["scheme"] == "https"
+    assert monitor["relabelings"] == [{"action": "replace", "targetLabel": "job", "replacement": "gateway-m"}]
+    assert monitor["authorization"]["credentials"] == {"name": "m-metrics-key", "key": "key"}
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def port_names(pod: dict[str, Any]) -> list[str]:
+    return [port["name"] for each in pod["spec"]["containers"] for port in each.get("ports", ())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_may_do_nothing_but_serve(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    manifests = deployed(capsys, ROOT / "configs" / "examples" / "iris.yaml", *KINDS[kind], "--memory", "4Gi")
+    for pod in pods(manifests):
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert pod["spec"]["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 1000}.items()
+        for each in containers(pod):
+            assert each["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+            assert each["resources"]["limits"]["memory"] == each["resources"]["requests"]["memory"]
+            assert "cpu" not in each["resources"]["limits"]  # a batch that waits for its share of a core is late
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_secrets_are_named_and_never_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    for name in ("server.pem", "server.key", "keys.yaml"):
+        (tmp_path / name).write_text("hush-hush")
+    server = {
+        "tls": {"certificate": "server.pem", "key": "server.key"},
+        "access": {"keys": "keys.yaml", "keys_variable": "KEYS"},
+    }
+    manifests = deployed(capsys, written(tmp_path, server=server), *KINDS[kind])
+    assert "hush-hush" not in json.dumps(manifests)
+    assert {each["secretName"] for each in all_of(manifests, "secret") if "secretName" in each} == {"m-tls", "m-keys"}
+    assert {(each["name"], each["key"]) for each in all_of(manifests, "secretKeyRef")} == {("m-keys", "keys.yaml")}
+    held = configuration(manifests)["server"]
+    assert held["tls"] == {"certificate": "/etc/gateway-tls/tls.crt", "key": "/etc/gateway-tls/tls.key"}
+    assert held["access"] == {"keys": "/etc/gateway-keys/keys.yaml", "keys_variable": "KEYS"}
+    assert str(tmp_path) not in json.dumps(manifests)
+
+
+def configuration(manifests: Manifests) -> Any:
+    """As it stands in the pods; it is valid."""
+    if "RayService" in manifests:
+        held = yaml.safe_load(manifests["RayService"]["spec"]["serveConfigV2"])["applications"][0]["args"]
+    else:
+        held = yaml.safe_load(manifests["ConfigMap"]["data"]["gateway.yaml"])
+    parse_config(held, source="pod")
+    return held
+
+
+def test_the_configuration_has_the_pods_paths_and_what_it_listens_at(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "w.npy").write_text("")
+    options = {"weights": "../weights/w.npy", "mode": "best"}
+    code = {"kind": "python", "name": "code", "model": "code/a.py:A", "class_options": options}
+    absolute = {"kind": "python", "name": "absolute", "model": "/opt/b.py:B"}
+    module = {"kind": "python", "name": "module", "model": "package.module:C"}
+    other = {"kind": "triton", "url": "triton:8001", "model": "there"}
+    models = {"name": "m", "backends": [code, absolute, module, other]}
+    path = written(tmp_path, models, server={"http_port": 8080, "run_dir": "run", "state_dir": "state"})
+    held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
+    assert held["server"] == {"http_port": 8080, "host": "0.0.0.0", "grpc_port": 8001, "state_dir": "/tmp/state"}
+    found = {entry.get("name", "triton"): entry["model"] for entry in held["models"][0]["backends"]}
+    assert found == {
+        "code": "/mnt/models/code/a.py:A",
+        "absolute": "/opt/b.py:B",
+        "module": "package.module:C",
+        "triton": "there",
+    }
+    assert held["models"][0]["backends"][0]["class_options"] == options  # which counts from the code, as before
+    in_image = configuration(deployed(capsys, path, "--no-ray", "--models", "image:/srv/models", "--memory", "1Gi"))
+    assert in_image["models"][0]["backends"][0]["model"] == "/srv/models/code/a.py:A"
+
+
+def test_files_lie_to_each_other_as_in_a_package(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name in ("code/a.py", "more/b.py", "weights/w.npy"):
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).write_text("x = 1\n")
+    options = {"weights": "../weights/w.npy"}
+    tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
+    code = {"kind": "python", "model": "models/code/a.py:A", "class_options": options}
+    for backends in ([code], [code, {"kind": "python", "name": "b", "model": "models/more/b.py:B"}]):
+        path = written(tmp_path, {"name": "m", **tensors, "backends": backends})
+        held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
+        in_package = yaml.safe_load(packed(path).configuration)
+        assert [entry["model"].removeprefix("/mnt/models/") for entry in held["models"][0]["backends"]] == [
+            entry["model"] for entry in in_package["models"][0]["backends"]
+        ]
+
+
+def test_what_a_pod_asks_for_follows_the_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(bytes(100 << 20))
+    model = {"kind": "torch", "model": "m.pt", "sessions": 2, "threads": 3}
+    manifests = deployed(capsys, written(tmp_path, {"name": "m", "backends": [model]}), *KINDS["no-ray"])
+    # One core listens, 2 × 3 compute. A gibibyte for the process and twice the file for each session, in steps of 256 MiB:
+    # 1024 + 2 × 100 × 2 = 1424, which is 6 steps.
+    assert next(iter(all_of(manifests, "resources")))["requests"] == {"cpu": "7", "memory": "1536Mi"}
+    manifests = deployed(
+        capsys, written(tmp_path, {"name": "m", "backends": [model | {"device": "cuda:1"}]}), *KINDS["no-ray"], "--cpu", "500m"
+    )
+    assert next(iter(all_of(manifests, "resources")))["limits"] == {"memory": "1536Mi", "nvidia.com/gpu": 2}
+    assert next(iter(all_of(manifests, "resources")))["requests"]["cpu"] == "500m"
+    assert next(iter(all_of(manifests, "tolerations")))[0]["key"] == "nvidia.com/gpu"
+
+
+def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for kind, least_s in (("no-ray", 5 + 40 + 3), ("kserve", 5 + 40 + 3), ("ray", 5 + 2 * 40 + 10)):
+        manifests = deployed(capsys, written(tmp_path, server={"drain_timeout_s": 40}), *KINDS[kind])
+        assert min(all_of(manifests, "terminationGracePeriodSeconds")) > least_s
+
+
+def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def told(kind: str, **sections: Any) -> Any:
+        return [*all_of(deployed(capsys, written(tmp_path, **sections), *KINDS[kind]), "serving-gateway/configuration")]
+
+    for kind in ("no-ray", "kserve"):
+        assert len(told(kind)) == 1
+        assert told(kind) == told(kind) != told(kind, server={"drain_timeout_s": 19})
+
+
+def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Ray may put a replica that asks for nothing anywhere: so each asks for what only its own pods have."""
+    scaled = {"min_replicas": 1, "max_replicas": 5}
+    neuron = {"kind": "neuron", "model": "/opt/n", "placement": "replicas", "replicas": 2, "sessions": 2, "surge": False}
+    onnx = {"kind": "onnxruntime", "model": "/opt/m.onnx", "threads": 2, "placement": "replicas", "autoscaling": scaled}
+    gpu = {"kind": "torch", "name": "gpu", "model": "/opt/m.pt", "device": "cuda"}
+    path = written(tmp_path, {"name": "m", "backends": [neuron, onnx, gpu]}, server={"ingress_replicas": 3})
+    manifests = deployed(capsys, path, "--models", "image:/opt", "--memory", "2Gi")
+    assert [fault for manifest in manifests.values() for fault in faults(manifest)] == []
+    spec = manifests["RayService"]["spec"]
+    serve = yaml.safe_load(spec["serveConfigV2"])
+    ServeDeploySchema.model_validate(serve)
+    head, groups = spec["rayClusterConfig"]["headGroupSpec"], spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    ingress, on_neuron, on_cpu = groups
+    assert [group["groupName"] for group in groups] == ["ingress", "m-1-neuron", "m-1-onnxruntime"]
+    assert (ingress["replicas"], ingress["rayStartParams"]) == (3, {"num-cpus": "0", "resources": "'{\"gateway_ingress\": 1}'"})
+    assert [(group["minReplicas"], group["maxReplicas"]) for group in groups] == [(3, 3), (2, 2), (1, 6)]
+    limits = [group["template"]["spec"]["containers"][0]["resources"]["limits"] for group in groups]
+    assert (limits[0]["nvidia.com/gpu"], limits[1]["aws.amazon.com/neuroncore"]) == (1, 2)
+    assert on_neuron["rayStartParams"] == on_cpu["rayStartParams"] == {"num-cpus": "2"}
+    held = configuration(manifests)
+    assert held["server"]["ingress_resources"] == {"gateway_ingress": 0.001}
+    assert [backend["resources"] for backend in held["models"][0]["backends"]] == [
+        {"num_cpus": 2, "neuron_cores": 2},
+        {"num_cpus": 2},
+        {"num_gpus": 1},
+    ]
+    # The cluster's autoscaler speaks to Kubernetes from the head; nobody else does.
+    assert "automountServiceAccountToken" not in head["template"]["spec"]
+    assert all(group["template"]["spec"]["automountServiceAccountToken"] is False for group in groups)
+
+
+def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    server = {"tls": {"certificate": "c", "key": "k"}, "access": {"keys": "k.yaml", "keys_variable": "KEYS"}}
+    apart = {"name": "m", "backends": [{"kind": "synthetic", "placement": "replicas"}]}
+    templates = pods(deployed(capsys, written(tmp_path, apart, server=server), *KINDS["ray"], "--service-account", "reader"))
+    for pod in templates:
+        listens = pod["metadata"]["labels"]["app.kubernetes.io/component"] == "ingress"
+        found = [volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+        assert found == (["tls", "keys"] if listens else [])
+        assert ("KEYS" in json.dumps(pod)) == listens
+        serves = pod["metadata"]["labels"]["app.kubernetes.io/component"] != "head"
+        assert pod["spec"].get("serviceAccountName") == ("reader" if serves else None)
+
+
+def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = deployed(capsys, written(tmp_path), *KINDS["ray"])["NetworkPolicy"]["spec"]
+    labels = {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": "m"}
+    own, others = policy["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": labels}}]}
+    assert [port["port"] for port in others["ports"]] == [8000, 8001, 8265]  # the operator asks the dashboard
+    for key, port in (("http_port", 8080), ("grpc_port", 12000)):
+        told = f"server.{key}: {port}: Ray's own on its nodes: expected another, such as 8000, or --no-ray"
+        assert refused(capsys, written(tmp_path, server={key: port}), *KINDS["ray"]) == told
+
+
+def test_groups_of_backends_have_names_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "my-label": 1}}
+    models = [{"name": "x" * 60 + end, "backends": [{**one, "name": "A b"}, {**one, "name": "a.b"}]} for end in "yz"]
+    path = written(tmp_path, *models)
+    groups = deployed(capsys, path, *KINDS["ray"])["RayService"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    plain = "x" * 36
+    assert [group["groupName"] for group in groups] == ["ingress", plain, f"{plain}-2", f"{plain}-3", f"{plain}-4"]
+    assert groups[1]["rayStartParams"] == {"num-cpus": "1", "resources": "'{\"my-label\": 1.0}'"}
+
+
+def test_ray_is_told_its_version() -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"ray[serve]=={RAY_VERSION}" in dependencies
+
+
+def test_the_autoscaler_asks_for_what_the_adapter_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for options, metric, value in (
+        ((), "gateway_busy_share", "700m"),
+        (("--requests-per-second", "120.5"), "gateway_requests_per_second", "120500m"),
+    ):
+        out = tmp_path / metric
+        assert (
+            main(["deploy", "kubernetes", str(written(tmp_path)), *IMAGE, *KINDS["no-ray"], *options, "--output", str(out)])
+            == 0
+        )
+        capsys.readouterr()
+        scaler = yaml.safe_load((out / "horizontalpodautoscaler.yaml").read_text())["spec"]
+        rules = yaml.safe_load((out / "prometheus-adapter-rules.yaml").read_text())["rules"]
+        asked = scaler["metrics"][0]["pods"]
+        assert (asked["metric"]["name"], asked["target"]["averageValue"]) == (metric, value)
+        assert [rule["name"]["as"] for rule in rules] == [metric]
+    off = written(tmp_path, metrics=False)
+    told = "metrics: off: expected on, as the autoscaler reads them; set that, or --max-replicas 2"
+    assert refused(capsys, off, *KINDS["no-ray"]) == told
+    assert "PodMonitor" not in deployed(capsys, off, *KINDS["no-ray"], "--max-replicas", "2")
+
+
+@pytest.mark.debian("prometheus")
+@pytest.mark.parametrize(
+    ("options", "value"),
+    # In half of each minute two of the four sessions of p are busy: 2 × 30 / 60 / 4. 600 requests a minute are 10 a second.
+    [((), {"p": 0.25, "q": 0}), (("--requests-per-second", "9"), {"p": 10, "q": 0})],
+    ids=["busy share", "requests per second"],
+)
+def test_what_the_adapter_asks_of_prometheus_is_told_of_each_pod(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...], value: dict[str, float]
+) -> None:
+    assert (
+        main(["deploy", "kubernetes", str(written(tmp_path)), *IMAGE, *KINDS["no-ray"], *options, "--output", str(tmp_path)])
+        == 0
+    )
+    (rule,) = yaml.safe_load((tmp_path / "prometheus-adapter-rules.yaml").read_text())["rules"]
+    query = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="n",pod=~"p|q"').replace("<<.GroupBy>>", "pod")
+    of = 'namespace="n",model="m",version="1"'
+    told = {
+        **{f'gateway_worker_busy_seconds_total{{{of},backend="{name}",pod="p"}}': "0+30x10" for name in "ab"},
+        **{f'gateway_workers{{{of},backend="{name}",pod="{pod}"}}': "2+0x10" for name in "ab" for pod in "pq"},
+        f'gateway_worker_busy_seconds_total{{{of},backend="a",pod="q"}}': "7+0x10",
+        f'gateway_requests_total{{{of},protocol="rest",code="ok",pod="p"}}': "0+600x10",
+        f'gateway_requests_total{{{of},protocol="rest",code="ok",pod="q"}}': "5+0x10",
+    }
+    expected = [{"labels": f'{{pod="{pod}"}}', "value": each} for pod, each in value.items()]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in told.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "5m", "exp_samples": expected}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_folder_is_what_kustomize_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "out"
+    for kind in ("no-ray", "ray", "kserve"):
+        printed = deployed(capsys, path, *KINDS[kind])
+        for _ in range(2):  # what stands there is replaced
+            assert main(["deploy", "kubernetes", str(path), *IMAGE, *KINDS[kind], "--output", str(out / kind)]) == 0
+        names = [Path(line).name for line in capsys.readouterr().out.splitlines()]
+        listed = yaml.safe_load((out / kind / "kustomization.yaml").read_text())
+        assert {*listed["resources"], "kustomization.yaml"} <= set(names) == {each.name for each in (out / kind).iterdir()}
+        assert [yaml.safe_load((out / kind / name).read_text()) for name in listed["resources"]] == [*printed.values()]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kustomize_builds_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    base, overlay = tmp_path / "base", tmp_path / "overlay"
+    assert main(["deploy", "kubernetes", str(written(tmp_path)), *IMAGE, *KINDS[kind], "--output", str(base)]) == 0
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text("resources: [../base]\nnamePrefix: mine-\n")
+    done = subprocess.run(["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = list(yaml.safe_load_all(done.stdout))
+    assert {each["kind"] for each in found} == {
+        yaml.safe_load(path.read_text())["kind"] for path in base.glob("[!kp]*.yaml")
+    } | {
+        "PodDisruptionBudget",
+        "PodMonitor",
+    }
+    assert all(each["metadata"]["name"].startswith("mine-") for each in found)
+
+
+WRONG = {
+    "image": (("--image", "two words", *KINDS["no-ray"]), r"--image: 'two words': expected an image"),
+    "models": (("--no-ray", "--models", "nfs:x"), r"--models: nfs:x: expected image:FOLDER, pvc:CLAIM\[/FOLDER\] or s3:"),
+    "folder": (("--no-ray", "--models", "image:models"), r"--models: 'models': expected image:FOLDER, an absolute path"),
+    "claim": (("--no-ray", "--models", "pvc:My_Claim"), r"--models: 'My_Claim': expected pvc:CLAIM"),
+    "above": (("--no-ray", "--models", "pvc:claim/../x"), r"--models: pvc:claim/../x: expected a folder of the claim"),
+    "kserve": (("--kserve", "--models", "pvc:x"), r"--models: 'pvc:x': expected a URI that KServe copies"),
+    "fetcher": (("--no-ray", "--models", "s3://bucket/x"), r"--fetcher: not given: expected an image that has `aws`"),
+    "no fetcher": ((*KINDS["no-ray"], "--fetcher", "x"), r"--fetcher: x: expected none"),
+    "name": ((*KINDS["no-ray"], "--name", "My_Model"), r"--name: 'My_Model': expected 1 to 40 of a-z"),
+    "namespace": ((*KINDS["no-ray"], "--namespace", "a b"), r"--namespace: 'a b': expected a name of Kubernetes"),
+    "replicas": ((*KINDS["no-ray"], "--replicas", "0"), r"--replicas: 0: expected 1 or more"),
+    "most": ((*KINDS["no-ray"], "--replicas", "3", "--max-replicas", "2"), r"--max-replicas: 2: expected 3 or more"),
+    "rate": ((*KINDS["no-ray"], "--requests-per-second", "nan"), r"--requests-per-second: nan: expected a rate above 0"),
+    "on ray": ((*KINDS["ray"], "--max-replicas", "9"), r"--max-replicas: 9: expected none without --no-ray or --kserve"),
+    "no cores": ((*KINDS["no-ray"], "--cpu", "0.0"), r"--cpu: '0.0': expected cores"),
+    "cpu": ((*KINDS["no-ray"], "--cpu", "many"), r"--cpu: 'many': expected cores, such as 4, 0.5 or 500m"),
+    "memory": ((*KINDS["no-ray"], "--memory", "4GB"), r"--memory: '4GB': expected an amount such as 512Mi or 4Gi"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_asked_wrongly_is_refused_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str) -> None:
+    options, told = WRONG[case]
+    assert re.match(told, refused(capsys, written(tmp_path), *options))
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ({"http_port": None}, "server.http_port: null: expected a port, 1 to 65535; that is where a cluster asks"),
+        ({"http_port": 0}, "server.http_port: 0: expected a port, 1 to 65535"),
+        ({"grpc_port": 0}, "server.grpc_port: 0: expected a port, 1 to 65535, or null"),
+        (
+            {"tls": {"certificate": "c", "key": "k", "client_ca": "a"}},
+            "server.tls.client_ca: 'a': the cluster's probes show no",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_pod_can_serve_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, server: dict[str, Any], told: str
+) -> None:
+    assert told in refused(capsys, written(tmp_path, server=server), *KINDS["no-ray"])
+
+
+def test_memory_that_cannot_be_told_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, ROOT / "configs" / "examples" / "iris.yaml", *KINDS["no-ray"])
+    assert told == ("--memory: model 'iris': what backend python takes cannot be told here; expected an amount such as 4Gi")

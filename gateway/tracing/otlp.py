@@ -20,14 +20,12 @@ _HERE: Final = b"\x85\x01\x00\x01\x00\x00"  # Span.flags (16): it is known that 
 _REMOTE: Final = b"\x85\x01\x00\x03\x00\x00"  # that it is of another
 _LINK_HERE: Final = b"\x35\x00\x01\x00\x00"  # Link.flags (6)
 
-# Span: trace_id (1), span_id (2), parent_span_id (4)
-_IDS: Final = Struct("2s16s2s8s").pack
-_PARENT: Final = b"\x22\x08"
+# Span: trace_id (1), span_id (2), start_time_unix_nano (7), end_time_unix_nano (8)
+_PLACE: Final = Struct("<2s16s2s8ssQsQ").pack
+_PARENT: Final = b"\x22\x08"  # parent_span_id (4)
 # Span.links (13): trace_id (1), span_id (2), flags; 33 bytes
 _LINK: Final = Struct("4s16s2s8s5s").pack
-# start_time_unix_nano (7), end_time_unix_nano (8)
-_TIMES: Final = Struct("<sQsQ").pack
-# These fields again, but for the tag of the first, as they come in a station.
+# All of these, but for the tag of the first, as they come in a station.
 _STATION: Final = Struct("<18s8s11sQsQ")
 _STATION_PACK: Final = _STATION.pack
 
@@ -43,19 +41,19 @@ def spans_bytes(traces: Iterable[Spans], unix_ns: int, random_bytes: Callable[[i
         body = _span(own, trace_id, span_id, unix_ns)
         pieces += (b"\x12", _varint(len(body)), body)  # ScopeSpans.spans (2)
         before_id, behind_id = trace_id + b"\x12\x08", b"%b%b\x39" % (_PARENT, span_id)
+        plain = not context.state and not spans.failed
         ids = fixed(spans.station_id) or random_bytes(8 * len(stations))
         at = 0
         for name, start_ns, end_ns, links in stations:
             until = at + 8
             pieces += (
-                _station(name, context.state, links, spans.failed),
+                _HEADS[name] if plain and not links else _station(name, context.state, links, spans.failed),
                 _STATION_PACK(before_id, ids[at:until], behind_id, start_ns + unix_ns, b"\x41", end_ns + unix_ns),
             )
             at = until
     return b"".join(pieces)
 
 
-@lru_cache(64)
 def _station(name: str, state: str, links: tuple[SpanContext, ...], failed: bool) -> bytes:
     """What comes before the ids and times of a station, its length first."""
     head = _alike(name, "internal", failed, False, ()) + b"".join(map(_link, links))
@@ -65,9 +63,6 @@ def _station(name: str, state: str, links: tuple[SpanContext, ...], failed: bool
     return b"\x12" + _varint(len(head) + _STATION.size) + head
 
 
-_BELOW_128: Final = tuple(b"%c" % value for value in range(0x80))
-
-
 def request_bytes(resource: bytes, scope: bytes, spans: bytes) -> bytes:
     """An ExportTraceServiceRequest. resource, scope: ResourceSpans and ScopeSpans without spans. spans: as above."""
     return _field(b"\x0a", resource + _field(b"\x12", scope + spans))
@@ -75,8 +70,7 @@ def request_bytes(resource: bytes, scope: bytes, spans: bytes) -> bytes:
 
 def _span(span: Span, trace_id: bytes, span_id: bytes, unix_ns: int) -> bytes:
     pieces = [
-        _IDS(b"\x0a\x10", trace_id, b"\x12\x08", span_id),
-        _TIMES(b"\x39", span.start_ns + unix_ns, b"\x41", span.end_ns + unix_ns),
+        _PLACE(b"\x0a\x10", trace_id, b"\x12\x08", span_id, b"\x39", span.start_ns + unix_ns, b"\x41", span.end_ns + unix_ns),
         _alike(span.name, span.kind, span.failed, span.remote, span.attributes),
     ]
     if span.parent_id:
@@ -102,17 +96,17 @@ def _attribute(key: str, value: str | int) -> bytes:
 
 
 def _id(key: str, value: str) -> bytes:
-    """An attribute, with a cache for its key alone."""
+    """An attribute whose value nothing else has: what comes before it is known by its length."""
     told = value.encode()
-    size, head = len(told), _key(key)
-    if size + len(head) > 0x7F - 4:
-        return _attribute(key, value)
-    return b"\x4a%c%b\x12%c\x0a%c%b" % (size + len(head) + 4, head, size + 2, size, told)
+    return _before_id(key, len(told)) + told
 
 
-@lru_cache(16)
-def _key(key: str) -> bytes:
-    return _field(b"\x0a", key.encode())
+@lru_cache(256)
+def _before_id(key: str, size: int) -> bytes:
+    head = _field(b"\x0a", key.encode())
+    before = b"\x0a" + _varint(size)
+    before = b"\x12" + _varint(len(before) + size) + before
+    return b"\x4a" + _varint(len(head) + len(before) + size) + head + before
 
 
 def _link(context: SpanContext) -> bytes:
@@ -126,12 +120,16 @@ def _field(tag: bytes, value: bytes) -> bytes:
 
 def _varint(value: int) -> bytes:
     """value: from 0."""
-    if value < 0x80:
-        return _BELOW_128[value]
-    if value < 0x4000:
-        return (value & 0x7F | 0x80 | value >> 7 << 8).to_bytes(2, "little")
+    return _SHORT[value] if value < len(_SHORT) else _long_varint(value)
+
+
+def _long_varint(value: int) -> bytes:
     groups = []
     while value >= 0x80:
         groups.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes((*groups, value))
+
+
+_SHORT: Final = tuple(map(_long_varint, range(1024)))
+_HEADS: Final = {name: _station(name, "", (), False) for name in ("decode", "queue", "batch_wait", "compute", "encode")}

@@ -55,6 +55,7 @@ _STREAMS: Final = 256
 _UTILISATION: Final = 0.9
 _UTILISATION_AT_LEAST: Final = 0.5
 _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
+_SAME: Final = 1.02
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
 _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
@@ -142,6 +143,10 @@ class _View:
     def fits(self, time_ns: float) -> int:
         """Index of the largest size with Q <= time_ns; -1: none."""
         return bisect_right(self.shape, time_ns / self.quantile) - 1
+
+    def as_long(self, index: int) -> int:
+        """Index of the largest size that takes as long: in steps of padding more rows cost nothing."""
+        return bisect_right(self.shape, _SAME * self.shape[index]) - 1
 
     def sustains(self, share: float, slo_ns: int | None) -> int:
         """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
@@ -250,7 +255,7 @@ class Adaptive:
                     if not waiting:
                         return Decision(0, shed=shed, outlook=foreseen)
                     first = entries[len(shed)]
-                    index = min(fits, fresh)
+                    index = min(fits, view.as_long(fresh))
                     reason = "overload"
         elif stream.margin and slo_ns is not None:
             _, foreseen = self._fresh(stream, view, slo_ns, share, state)
@@ -386,7 +391,7 @@ class Adaptive:
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
         if len(state.queues) > 1:
             return planned.at, None
-        return planned.at, outlook(curve, view.level, planned, view.workers)
+        return planned.at, outlook(curve, view.level, planned._replace(at=view.as_long(planned.at)), view.workers)
 
     def _feasible(self, queue: Queue, skip: int, index: int, cap: int, view: _View, state: State, free_slots: int) -> bool:
         """Whether all that waits will be in time if `sizes[index]` rows go now and the rest in batches of the cap."""

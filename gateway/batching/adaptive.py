@@ -4,7 +4,7 @@ Theory of operation (docs/batching.md has the derivation and the figures). T(n) 
 time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
-          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.5
+          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
     n_o   of the n that can be collected fresh, the one with most rows in time  overload: see `overload`, which also sets Q
           and while λ is not above what the workers can do, the smallest that is 95 % as productive as the largest
@@ -53,7 +53,7 @@ _ARRIVALS: Final = 128
 _LATEST: Final = 8  # of them
 _STREAMS: Final = 256
 _UTILISATION: Final = 0.9
-_UTILISATION_AT_LEAST: Final = 0.5
+_UTILISATION_AT_LEAST: Final = 0.7
 _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
 _SAME: Final = 1.02
 _CAP: Final = 0.55
@@ -381,14 +381,14 @@ class Adaptive:
         nearly as productive will do, for which less must be shed.
         """
         curve = view.curve
-        planned = plan(curve, view.level, view.rate, slo_ns)
-        overloaded = view.rate * curve.level(view.workers) > _OVERLOADED * view.workers * share * curve.rates[planned.at]
-        stream.margin = planned.margin if overloaded else 0.0
-        view.margin = stream.margin or curve.spread
-        view.quantile = view.level * view.margin
-        if not overloaded:
-            low = collected(curve, view.rate, slo_ns, view.quantile)
+        low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
+        if view.rate * curve.level(view.workers) <= _OVERLOADED * view.workers * share * curve.rates[low]:
+            stream.margin, view.margin = 0.0, curve.spread
+            view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
+        planned = plan(curve, view.level, view.rate, slo_ns)
+        stream.margin = view.margin = planned.margin
+        view.quantile = view.level * planned.margin
         if len(state.queues) > 1:
             return planned.at, None
         return planned.at, outlook(curve, view.level, planned._replace(at=view.as_long(planned.at)), view.workers)

@@ -342,11 +342,11 @@ class Adaptive:
         """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
         end_ns = view.now_ns + view.expected_ns(rows) * view.margin
         seen = late = 0
-        for entry in list(islice(queue.entries, len(shed), None)):
+        for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
             seen += entry[3]
             if seen > rows:
                 break
-            if entry[2] < end_ns and entry[0] > entry[2]:
+            if at and entry[2] < end_ns and entry[0] > entry[2]:
                 shed.append(entry)
                 late += entry[3]
         return late

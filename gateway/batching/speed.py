@@ -75,10 +75,10 @@ class Speed:
     def rank(self) -> None:
         """Take the spread of the ratios anew, if it is time."""
         if self.until_ranked <= 0 and self.ratios:
-            count = len(self.ratios)
-            ranked = sorted([*self.ratios, *[1.0] * (_RANKED_AFTER - count)])
-            self.spread = max(1.0, ranked[int(_QUANTILE * len(ranked))])
-            self.luck = tuple([ranked[int(share * len(ranked))] for share in _LUCK])
+            ranked = sorted(self.ratios)
+            count = len(ranked)
+            self.spread = max(1.0, ranked[min(count - 1, int(_QUANTILE * count))])
+            self.luck = tuple([ranked[int(share * count)] for share in _LUCK])
             if count >= 2 * _RANKED_AFTER:  # of fewer a change would hide itself, as what it has left wrong counts as usual
                 self.deviation = log(ranked[count - 1 - count // 4] / ranked[count // 4]) / _QUARTILES
             self.until_ranked = min(_RANKED_AFTER, count)

@@ -152,7 +152,7 @@ class Rules:
 
         used = 0.9
         if self.slo_ns is not None and workers > 1:
-            used = min(0.9, max(0.5, self.slo_ns / (6 * shape(sizes[0]) * level)))
+            used = min(0.9, max(0.7, self.slo_ns / (6 * shape(sizes[0]) * level)))
         needed = rate * known.level(workers) / (used * workers * share)
         n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
         if self.slo_ns is None:
@@ -185,7 +185,8 @@ class Rules:
                     if not waiting:
                         return Decided(0, shed=shed)
                     first = entries[len(shed)]
-                    take, reason = min(allowed, n_o), "overload"
+                    as_long = max(size for size in sizes if shape(size) <= 1.02 * shape(n_o))
+                    take, reason = min(allowed, as_long), "overload"
         elif group in self.margins and self.slo_ns is not None:
             self._fresh(group, known, rate, level, workers, share)
             margin = self.margins.get(group, known.spread)
@@ -221,7 +222,7 @@ class Rules:
                 seen += entry[3]
                 if seen > rows:
                     break
-                if entry[2] < end_ns and entry[0] > entry[2]:
+                if entry is not first and entry[2] < end_ns and entry[0] > entry[2]:
                     late.append(entry)
             shed += late
             rows -= sum(entry[3] for entry in late)
@@ -255,6 +256,10 @@ class Rules:
                 [n for n in known.sizes if n <= rate * (self.slo_ns - known.shape(n) * quantile)], default=known.sizes[0]
             )
 
+        self.margins.pop(group, None)
+        n_o = collected(known.spread * level)
+        if rate * known.level(workers) <= (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
+            return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
         best = -1.0
         for margin in sorted(set(known.luck)):
             n = collected(margin * level)
@@ -265,13 +270,8 @@ class Rules:
             lost = [rate * time_ns * (luck - margin) for luck in known.luck[:8]]  # rows that come too late, by luck
             in_time = sum(min(rows, max(0.0, rows - each)) for each in lost) / 8 / time_ns
             if in_time >= 0.99 * best:
-                best, n_o, taken = max(best, in_time), n, margin
-        self.margins.pop(group, None)
-        if rate * known.level(workers) > (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
-            self.margins[group] = taken
-            return n_o
-        n_o = collected(known.spread * level)
-        return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
+                best, n_o, self.margins[group] = max(best, in_time), n, margin
+        return n_o
 
     def _all_in_time(
         self,

@@ -314,7 +314,16 @@ class Batcher:
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
         """When the request would be done, were it added now. free_slots: batches that could start at once."""
         rows = request.rows if self._batched else 1
-        return forecast(self.service, self._state, self._groups.of(request), rows, now_ns, free_slots, self._slo_ns)
+        state, group = self._state, self._groups.of(request)
+        told = forecast(self.service, state, group, rows, now_ns, free_slots, self._slo_ns)
+        queue = state.queues.get(group)
+        if queue is None or queue.outlook is None or len(state.queues) > 1:
+            return told
+        deadline_ns = deadline_of(request, self._slo_ns, state.reserved_ns)
+        late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
+        if not late_ns:
+            return told
+        return told._replace(ahead_ns=max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns))
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""

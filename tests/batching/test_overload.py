@@ -146,3 +146,46 @@ def test_where_little_time_is_left_to_wait_workers_are_not_all_kept_busy_by_smal
     arrivals = np.cumsum(np.random.default_rng(0).exponential(1e9 / (0.45 * fluid_rps), 6000)).astype(np.int64)
     outcome = simulate(batcher, arrivals, Affine(1.2 * MS, 0.04 * MS), workers=workers)
     assert outcome.attainment(round(slo_ms * MS)) > 0.99
+
+
+def test_who_would_be_refused_on_arrival_is_forecast_to_be_late() -> None:
+    batcher, now_ms, _ = overloaded()
+    while True:
+        now_ms += 0.1
+        forecast = batcher.forecast(request(now_ms), round(now_ms * MS), 0)
+        if refused_after_s(batcher, request(now_ms)) is not None:
+            break
+        assert forecast.total_ns < 1.3 * 20 * MS
+    assert forecast.total_ns > 20 * MS
+
+
+@pytest.mark.parametrize("load", [0.3, 2.0])
+@pytest.mark.parametrize(("workers", "priorities"), [(1, (0,)), (1, (4,)), (3, (4,)), (3, (1, 0, 4))])
+@pytest.mark.parametrize("slower", [5, 200])
+def test_after_a_slow_spell_it_is_found_to_be_fast_again(
+    slower: int, workers: int, priorities: tuple[int, ...], load: float
+) -> None:
+    """t = 4 + .5·n ms, SLO 30 ms; from 1 s to 2 s slower. In the 6th second it is as before. load: requests/ms and worker."""
+    count = round(6e3 * load * workers)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(MS / (load * workers), count)).astype(np.int64)
+
+    def service_ns(batch: Batch, busy: int, now_ns: int) -> int:
+        return round((4 + 0.5 * batch.rows) * MS) * (slower if 1000 * MS < now_ns < 2000 * MS else 1)
+
+    def request_of(index: int, arrival_ns: int) -> InferRequest:
+        return InferRequest("m", "1", "", {}, 1, arrival_ns, priority=priorities[index % len(priorities)])
+
+    batcher = batcher_of(fixed_ms=4, row_ms=0.5, workers=workers, slo_ms=30, max_rows=16)
+    outcome = simulate(batcher, arrivals, service_ns, workers=workers, request_of=request_of)
+    in_time = (outcome.latencies_ns >= 0) & (outcome.latencies_ns <= 30 * MS)
+    before = in_time[(arrivals > 200 * MS) & (arrivals < 950 * MS)].mean()
+    assert in_time[arrivals > 5000 * MS].mean() > 0.97 * before
+
+
+def test_a_request_of_a_lower_class_that_comes_alone_runs_however_slow_the_last_ones_were() -> None:
+    """Copies that routing sends to learn are such."""
+    batcher = batcher_of(fixed_ms=1, row_ms=1, slo_ms=60)
+    for now_ms in range(0, 40_000, 2000):
+        add(batcher, request(now_ms, priority=4))
+        (batch,) = batcher.step(now_ms * MS, 1).batches
+        batcher.finished(batch, (now_ms + 400) * MS, 400 * MS, ok=True)

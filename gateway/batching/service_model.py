@@ -109,7 +109,7 @@ class ServiceCurve:
 
     @property
     def luck(self) -> tuple[float, ...]:
-        """What batches take, as shares of T: eight equally likely ones, the least first, and what two of a hundred exceed."""
+        """What batches took lately, as shares of T: eight equally likely ones, the least first, and the longest of all."""
         return self._speed.luck
 
     @property

@@ -3,7 +3,8 @@
     level    one factor per number of workers that run at once: k sessions of one device are not independent, and a device that
              throttles slows every size alike. It follows (0.1) within some ten batches, without having to see each size again.
     delay    what every batch takes longer, whatever its size: hand-overs that wait for a busy core, a far network.
-    spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile. Their distribution is the luck.
+    spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
+    luck     how the last 24 of them are distributed.
 
 A sudden change is put down to level and delay by the last 16 batches together, when 16 in a row were above 1.3 or below 0.77,
 and whenever the spread is ranked: so a device that was slow for a while leaves no trace in what is known of its sizes.
@@ -16,7 +17,7 @@ from typing import Final
 
 _RATIOS: Final = 128
 _QUANTILE: Final = 0.9
-_LUCK: Final = (*((i + 0.5) / 8 for i in range(8)), 0.98)
+_LUCK: Final = 24  # ratios: what is yet to be learned after a change looks like luck, and is to be soon forgotten
 _RANKED_AFTER: Final = 16  # ratios; the first ones sooner, as one batch in ten is to be slower from the start
 _QUARTILES: Final = 1.35  # deviations between those of a normal distribution
 _LEAST_DEVIATION: Final = 0.05
@@ -58,7 +59,7 @@ class Speed:
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
         self.run: list[float] = []
         self.spread = 1.0
-        self.luck: tuple[float, ...] = (1.0,) * len(_LUCK)
+        self.luck: tuple[float, ...] = (1.0,) * 9
         self.deviation = 0.0
         self.until_ranked = 0
         self.version = 0
@@ -78,7 +79,8 @@ class Speed:
             ranked = sorted(self.ratios)
             count = len(ranked)
             self.spread = max(1.0, ranked[min(count - 1, int(_QUANTILE * count))])
-            self.luck = tuple([ranked[int(share * count)] for share in _LUCK])
+            lately = sorted(list(self.ratios)[-_LUCK:])
+            self.luck = (*[lately[int((i + 0.5) / 8 * len(lately))] for i in range(8)], lately[-1])
             if count >= 2 * _RANKED_AFTER:  # of fewer a change would hide itself, as what it has left wrong counts as usual
                 self.deviation = log(ranked[count - 1 - count // 4] / ranked[count // 4]) / _QUARTILES
             self.until_ranked = min(_RANKED_AFTER, count)

@@ -109,7 +109,7 @@ def curve_of(luck: tuple[float, ...], max_rows: int = 32) -> ServiceCurve:
 
 
 def test_the_margin_is_wide_where_that_costs_nothing_and_narrow_where_it_costs_rows() -> None:
-    luck = tuple(np.exp(np.linspace(-0.5, 0.5, 64)))
+    luck = tuple(np.exp(np.linspace(-0.5, 0.5, 24)))
     loose = plan(curve_of(luck), 1.0, 5 / MS, 200 * MS)
     assert (loose.at, loose.margin) == (31, max(curve_of(luck).luck))
     tight = plan(curve_of(luck), 1.0, 1.5 / MS, 18 * MS)  # 7 rows would be collected at the 98th percentile, 16 at the median

@@ -295,9 +295,9 @@ def test_the_first_ratios_are_ranked_soon() -> None:
     assert ranked == [1.01, 1.01, 1.03, 1.03, 1.03, 1.03, *[1.07] * 8, 1.14, 1.14]
 
 
-def test_luck_is_what_batches_took_in_eight_equal_parts_and_in_the_worst_fiftieth() -> None:
-    luck = stated({4: 10}, fixed_ms=0, row_ms=2.5, ratios=tuple(0.5 + i / 100 for i in range(100))).luck
-    assert luck == pytest.approx((0.56, 0.68, 0.81, 0.93, 1.06, 1.18, 1.31, 1.43, 1.48))
+def test_luck_is_what_the_last_batches_took_in_eight_equal_parts_and_at_the_most() -> None:
+    luck = stated({4: 10}, fixed_ms=0, row_ms=2.5, ratios=(*[9.0] * 50, *[1 + i / 100 for i in range(24)])).luck
+    assert luck == pytest.approx((1.01, 1.04, 1.07, 1.1, 1.13, 1.16, 1.19, 1.22, 1.23))
 
 
 def test_the_spread_is_ranked_again_every_sixteen_batches() -> None:

@@ -19,19 +19,9 @@ import msgspec
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
-from gateway.batching.overload import missing_ns
+from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
-from gateway.batching.queue import (
-    NEVER,
-    BatchLimits,
-    Entry,
-    LengthGroup,
-    Queue,
-    State,
-    class_of,
-    deadline_of,
-    virtual_deadline,
-)
+from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
@@ -209,11 +199,9 @@ class Batcher:
             queue = state.new_queue(group)
         plain = not request.priority and deadline_ns != NEVER
         key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
-        if queue.outlook is not None and len(state.queues) == 1:
-            late_ns = missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)
-            if late_ns:
-                self._policy.arrived(queue, rows, now_ns)
-                raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
+        if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+            self._policy.arrived(queue, rows, now_ns)
+            raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
         self._sequence = sequence = self._sequence + 1
         queue.push((key, sequence, deadline_ns, rows, request))
         if deadline_ns < self._expires_ns:
@@ -316,14 +304,7 @@ class Batcher:
         rows = request.rows if self._batched else 1
         state, group = self._state, self._groups.of(request)
         told = forecast(self.service, state, group, rows, now_ns, free_slots, self._slo_ns)
-        queue = state.queues.get(group)
-        if queue is None or queue.outlook is None or len(state.queues) > 1:
-            return told
-        deadline_ns = deadline_of(request, self._slo_ns, state.reserved_ns)
-        late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
-        if not late_ns:
-            return told
-        return told._replace(ahead_ns=max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns))
+        return unless_refused(told, state, group, request, self._slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""

@@ -8,11 +8,14 @@ wait fill the batches that could be in time for it, or if the next comes too lat
 may still be shed: the batches that run are taken to be lucky, and fewer may come than are planned for.
 """
 
+from collections.abc import Hashable
 from math import log, sqrt
 from typing import Final, NamedTuple
 
-from gateway.batching.queue import Outlook, Queue, State
+from gateway.batching.forecast import Forecast
+from gateway.batching.queue import Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceCurve
+from gateway.types import InferRequest
 
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
 _SMALLER: Final = 1.0  # standard deviations by which a batch may be smaller than planned, where fewer came
@@ -68,7 +71,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     Only one that stands last in line is refused: others may take the place of those behind them.
     """
     entries = queue.entries
-    if len(state.in_flight) < ahead.workers or (entries and entries[-1][0] > key):
+    if len(state.in_flight) < ahead.workers or len(state.queues) > 1 or (entries and entries[-1][0] > key):
         return 0.0
     busy, rows, waiting = ahead.busy, ahead.rows, queue.rows
     free = sorted([batch.closed_ns + busy * batch.expected_ns for batch in state.in_flight])
@@ -86,6 +89,20 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     sure = max(0.0, 1.0 - (room - 1) / (_SMALLER * sqrt(rows)))  # that the batch will be as large: by those who are in it
     late_ns = start_ns + ahead.least_ns + sure * (ahead.due_ns - ahead.least_ns) - deadline_ns
     return max(0.0, late_ns)
+
+
+def unless_refused(
+    told: Forecast, state: State, group: Hashable, request: InferRequest, slo_ns: int | None, now_ns: int
+) -> Forecast:
+    """The forecast of a request, which is late if it would be refused on arrival."""
+    queue = state.queues.get(group)
+    if queue is None or queue.outlook is None:
+        return told
+    deadline_ns = deadline_of(request, slo_ns, state.reserved_ns)
+    late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
+    if not late_ns:
+        return told
+    return told._replace(ahead_ns=max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns))
 
 
 def _taken(rows: int, mean: float) -> float:

@@ -173,6 +173,12 @@ class ServiceCurve:
         if moved or speed.until_ranked <= 0:
             self._refresh()
 
+    def doubt(self) -> None:
+        """Let the next batch of each size count as much as all before it: it is tried whether they still tell the truth."""
+        for seen in self._seen.values():
+            seen.count = 1
+        self._stale = True
+
     def borrow(self, other: "ServiceCurve") -> None:
         """Start from the curve of another shape; the first batches of one's own correct it."""
         sizes, delay_ns = other.sizes, other._speed.delay_ns

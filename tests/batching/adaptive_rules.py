@@ -51,6 +51,7 @@ class Rules:
     row_sizes: bool = False
     arrivals: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
     held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int] | None]] = field(default_factory=dict)
+    try_ns: int = 0  # not before: another request that seems hopeless, where others need the worker
 
     def rate(self, group: Hashable, now_ns: int) -> float:
         """Of the last 128 arrivals; less if the last eight came at half that rate or below."""
@@ -69,8 +70,9 @@ class Rules:
         running: list[tuple[int, int]],
         now_ns: int,
         free_slots: int,
+        own_runs: bool = False,
     ) -> Decided:
-        """queues: entries in order, by group. running: (closed_ns, expected_ns) of the batches that run."""
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group."""
         known = self.known[group]
         sizes, shape = known.sizes, known.shape
         entries, busy = queues[group], len(running)
@@ -130,8 +132,10 @@ class Rules:
                 shed.append(entry)
             waiting -= sum(entry[3] for entry in shed)
             if not waiting:
-                if busy:  # nothing has ended for a second
+                others = sum(entry[3] for other, each in queues.items() if other != group for entry in each)
+                if own_runs or ((busy or others) and now_ns < self.try_ns):  # nothing has ended for a second
                     return Decided(0, shed=shed)
+                self.try_ns = now_ns + round(10 * expected(shed[-1][3]))
                 return Decided(shed[-1][3], "probe", None, shed[:-1])
             first = entries[len(shed)]
         deadline_ns = first[2]

@@ -269,7 +269,7 @@ class Adaptive:
             pressed = work > _UTILISATION * view.workers
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         if slo_ns is None:
-            turn = in_turn(queue, view, rows, fill, expected_ns, state, self._curve)
+            turn = in_turn(queue, view, rows, fill, state, self._curve)
             if turn is not None:
                 rows, fill, expected_ns = turn
                 reason = "cap"

@@ -216,21 +216,27 @@ class Rules:
                 return Decided(0, shed=shed)
         behind = [each[0][0] for other, each in queues.items() if each and other != group]
         if self.slo_ns is None and behind:  # 7
-            worth = min(1.0, 6.0 * known.line[0] * level / expected(first[3]))
-            until = first[0] + int(worth * 0.7 * (now_ns + expected(rows) - first[4].arrival_ns))
             parts = []  # virtual deadline and rows of each
             for entry in entries:
                 if sum(part for _, part in parts) < rows:
                     parts.append((entry[0], min(entry[3], rows - sum(part for _, part in parts))))
             passing = [part for key, part in parts[1:] if key > min(behind)]
-            alone = rows - sum(passing)
-            total = alone
-            for key, part in parts[len(parts) - len(passing) :]:
-                if key > until and expected(total + part) > (1.0 + worth) * expected(alone):
-                    reason = "cap"
-                    break
-                total += part
-            rows = total
+            in_line = [part for _, part in parts[: len(parts) - len(passing)]]
+
+            def saved(some: list[int]) -> float:
+                return sum(expected(part) for part in some) - expected(sum(some))
+
+            going = in_line[:1]
+            for number in range(2, len(parts) + 1):
+                some = [part for _, part in parts[:number]]
+                longer = max(0.0, expected(sum(some)) - expected(sum(in_line)))
+                if number <= len(in_line):
+                    pays = saved(some) >= 0
+                else:
+                    pays = saved(some) - saved(in_line) >= 0.05 * longer * longer / expected(in_line[0])
+                going = some if pays else going
+            if sum(going) < rows:
+                rows, reason = sum(going), "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
     def _fresh(self, known: Known, rate: float, quantile: float, workers: int, share: float) -> int:

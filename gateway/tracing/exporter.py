@@ -92,24 +92,9 @@ class Exporter:
                 logging.getLogger(name).removeFilter(self._reason)
 
     def _send_what_waits(self) -> None:
-        queue = self._queue
-        while queue and not self._given_up:
-            # Once for all: what ends together must not drift apart with the wall clock.
-            unix_ns = time.time_ns() - time.monotonic_ns()
-            pieces: list[bytes] = []
-            while queue and self._sending < self._settings.sent_spans:
-                traces: list[Spans] = []
-                pause_at = min(self._settings.sent_spans, self._sending + _AT_ONCE)
-                while queue and self._sending < pause_at:
-                    trace = queue.popleft()
-                    self._taken += span_count(trace)
-                    spans = spans_of(trace)
-                    self._sending += len(spans)
-                    traces.append(spans)
-                pieces.append(spans_bytes(traces, unix_ns, random_bytes))
-                time.sleep(0)
+        while self._queue and not self._given_up:
             try:
-                taken = self._collector.send(b"".join(pieces))
+                taken = self._collector.send(self._message())
             except Exception as exc:  # whatever it is, the next ones may go well
                 self._reason.text = f"{type(exc).__name__}: {exc}"
                 taken = False
@@ -119,6 +104,25 @@ class Exporter:
             else:
                 self.failed += sent
                 self._tell(sent)
+
+    def _message(self) -> bytes:
+        """The spans of what waits, as many as leave at once."""
+        # Once for all: what ends together must not drift apart with the wall clock.
+        unix_ns = time.time_ns() - time.monotonic_ns()
+        pieces: list[bytes] = []
+        most = self._settings.sent_spans
+        while self._queue and self._sending < most:
+            traces: list[Spans] = []
+            pause_at = min(most, self._sending + _AT_ONCE)
+            while self._queue and self._sending < pause_at:
+                trace = self._queue.popleft()
+                self._taken += span_count(trace)
+                spans = spans_of(trace)
+                self._sending += len(spans)
+                traces.append(spans)
+            pieces.append(spans_bytes(traces, unix_ns, random_bytes))
+            time.sleep(0)
+        return b"".join(pieces)
 
     def _tell(self, spans: int) -> None:
         """Say that a collector does not take spans: at once, then once in a while."""

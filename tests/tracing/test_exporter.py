@@ -128,6 +128,18 @@ def test_what_a_collector_refuses_is_lost_and_the_next_is_tried(protocol: Protoc
     assert len(told(caplog)) == 1
 
 
+def test_what_cannot_be_encoded_is_lost_and_the_next_is_sent(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:
+    with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
+        odd = trace()
+        odd.operation = "\ud800"  # no UTF-8 has it
+        exporter.put(odd)
+        until(lambda: exporter.failed)
+        exporter.put(trace())
+        until(lambda: exporter.exported)
+        assert (exporter.exported, exporter.failed, exporter.dropped) == (EACH, EACH, 0)
+    assert "UnicodeEncodeError" in told(caplog)[0]
+
+
 def test_a_slow_collector_gets_what_waited_at_the_end(protocol: Protocol) -> None:
     with collecting(protocol) as collector, exporting(protocol, collector.url) as exporter:
         collector.answer = lambda: time.sleep(0.05) or 200

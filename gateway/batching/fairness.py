@@ -173,4 +173,6 @@ class SharedWorkers:
 
     def ended(self, batch: Batch, now_ns: int) -> None:
         """Its worker is free again; to be followed by `ask`."""
-        self._running.pop(batch).settle(self._share, now_ns - batch.closed_ns)
+        charged = self._running.pop(batch, None)
+        if charged is not None:
+            charged.settle(self._share, now_ns - batch.closed_ns)

@@ -40,7 +40,6 @@ class Event(IntEnum):
     """The first of each event's values. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
-    CAME     request, now_ns, reserved_ns, arrival_ns: ADDED, as it mostly is: of one row, and nothing else to say of it
     REFUSED  the same, and the error's class
     STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
              a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests, of which the first, its first
@@ -49,6 +48,7 @@ class Event(IntEnum):
     CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
     RETRIED  request, first row, rows, now_ns
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and the values of a batch: STEPPED, as it mostly is, with this batch alone
+    CAME     request, now_ns, reserved_ns, arrival_ns: ADDED, as it mostly is: of one row, and nothing else to say of it
     """
 
     ADDED = 0

@@ -286,6 +286,20 @@ def test_who_streams_for_long_pays_while_it_streams() -> None:
     assert shared.free == 3
 
 
+def test_a_batch_that_began_before_its_lane_failed_may_end() -> None:
+    class Failing(Wanting):
+        def start_batches(self, workers: int) -> list[Batch]:
+            super().start_batches(workers)
+            raise OSError("broken")
+
+    shared = SharedWorkers(1)
+    failing = Failing(shared, 1)
+    with pytest.raises(OSError, match="broken"):
+        shared.ask(failing, 0)
+    shared.ended(failing.started[0], 5 * MS)
+    assert shared.free == 1
+
+
 def test_the_wait_for_a_worker_is_until_the_first_batch_is_predicted_to_end() -> None:
     shared = SharedWorkers(2)
     lane = Wanting(shared, 2)

@@ -1,4 +1,4 @@
-"""Commands that the gateway waits for: nothing of them outlives it, nor their time limit."""
+"""Commands that the gateway waits for: nothing of them outlives it, nor their time limit. And children that it asks."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway.process.child import run
+from gateway.process.child import Child, run
 
 # Starts a process of its own, says who both are, and waits for ever.
 COMMAND = """
@@ -68,3 +68,16 @@ def test_nothing_outlives_the_gateway(tmp_path: Path, number: signal.Signals) ->
     finally:
         gateway.kill()
     wait_for(lambda: none_lives(pids))
+
+
+def test_a_child_that_was_killed_is_asked_nothing_though_its_status_is_not_known_yet() -> None:
+    child = Child("gateway.engine.long_bodies")
+    assert not child.hung_up
+    with child._reaping:  # where the thread that learns its status stands
+        process = psutil.Process(child.pid)
+        process.kill()
+        wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert child.hung_up
+        assert not child.ended
+    child.close()
+    assert child.hung_up

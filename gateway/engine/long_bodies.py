@@ -218,7 +218,7 @@ class _Decoder:
 
     def ask(self, tensors: Tensors, about: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         """What the child answers. Raises: ChildLost; OSError, if there can be none."""
-        if self._child is not None and self._child.ended:
+        if self._child is not None and self._child.hung_up:
             self._end_child()
         child = self._child or Child("gateway.engine.long_bodies")
         with self._lock:

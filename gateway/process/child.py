@@ -89,6 +89,16 @@ class Child:
     def ended(self) -> bool:
         return self._status.done()
 
+    @property
+    def hung_up(self) -> bool:
+        """Whether it answers no more: its end of the socket is closed a moment before its status is known."""
+        try:
+            return self.ended or not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # this end is closed, too
+            return True
+
     def ask(self, pieces: Sequence[Buffer]) -> memoryview:
         """Send one message, in pieces, and wait for the one that answers it. Raises: ChildLost."""
         if self._status.done():

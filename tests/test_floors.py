@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 GATEWAY = (
     ("__version__", "types", "errors", "clock", "garbage", "turns"),
     ("documents",),
-    ("config",),
+    ("config", "instances"),
     ("wire",),
     ("batching", "protocols"),
     ("process", "routing", "tracing"),
@@ -52,7 +52,8 @@ BACKENDS_MAY_IMPORT = {"gateway.wire.tensors", "gateway.errors"}
 # The pure floors, the simulator's real batcher, and how a command line looks and speaks.
 LOADTEST_MAY_IMPORT = (
     "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
-    "gateway.batching", "gateway.process.console", "gateway.process.command_line", "gateway.process.credentials",
+    "gateway.instances", "gateway.deploying", "gateway.batching", "gateway.process.console",
+    "gateway.process.command_line", "gateway.process.credentials",
 )  # fmt: skip
 
 # third party -> the modules that may import it
@@ -62,7 +63,7 @@ DOORS = {
         "gateway.config",
         "gateway.documents.lenient",
         "gateway.documents.validation",
-        "loadtest.prices.catalogue",
+        "gateway.instances.facts",
         "loadtest.question.spec_file",
         "loadtest.prices.live_prices",
     },

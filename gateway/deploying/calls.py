@@ -1,0 +1,72 @@
+"""Calls of a platform's API as plain data: what is asked of whom, in which order, why, and what takes it back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.deploying.contents import as_yaml
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """A parameter that is sent from a file."""
+
+    path: Path
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"the file {self.path.name}, {self.bytes / _MIB:.1f} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
+
+    key: where the state stands in the answer. reason: where the answer says why it failed. most_s: how long it is asked.
+    """
+
+    key: str
+    done: tuple[str, ...]
+    failed: tuple[str, ...] = ()
+    reason: str = "FailureReason"
+    most_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """service, operation, parameters: as boto3 names them. why: what for, as a sentence in the imperative.
+
+    until: it is a question, asked again and again. undo: what takes it back, if anything does.
+    """
+
+    service: str
+    operation: str
+    parameters: Mapping[str, Any]
+    why: str
+    until: Until | None = field(default=None, kw_only=True)
+    undo: "Call | None" = field(default=None, kw_only=True)
+
+    @property
+    def named(self) -> str:
+        return f"{self.service}.{self.operation}"
+
+
+def as_text(calls: Sequence[Call]) -> str:
+    """A document in YAML: a list of calls, each with what it is for."""
+    return "\n".join(_text(number, call) for number, call in enumerate(calls, 1))
+
+
+def _text(number: int, call: Call) -> str:
+    again = f", again and again until {call.until.key} is {' or '.join(call.until.done)}" if call.until is not None else ""
+    return f"# {number}. {call.why}{again}.\n{as_yaml([{call.named: _plain(call.parameters)}])}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, FromFile) else value

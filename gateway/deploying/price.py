@@ -1,0 +1,45 @@
+"""What a deployment costs, from the known prices of instance types, and where they were read."""
+
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.deploying.preflight import bare
+from gateway.instances.facts import InstanceTypes, Price
+
+HOURS_A_MONTH: Final = 730  # AWS's own convention: 8760 / 12
+
+
+def usd(amount: float) -> str:
+    return f"{amount:,.2f} USD" if amount >= 1 else f"{amount:.4g} USD"
+
+
+def hourly(instance_type: str, types: InstanceTypes) -> Price | None:
+    """Of SageMaker's hosting; None: it is not known."""
+    return types.quoted(instance_type, "sagemaker") if bare(instance_type) in types.instances else None
+
+
+def monthly(
+    asked: Sequence[str], least: int, most: int, types: InstanceTypes, *, region: str, today: datetime.date
+) -> Iterator[str]:
+    """Lines for people: a price for each type that may run, with its source and its date."""
+    for instance_type in asked:
+        price = hourly(instance_type, types)
+        if price is None:
+            yield f"Price of {instance_type}: not known here; https://aws.amazon.com/sagemaker/ai/pricing/ has it."
+            continue
+        counts = dict.fromkeys((least, most))
+        figures = ", ".join(f"{usd(price.usd_per_hour * n * HOURS_A_MONTH)} with {_instances(n)}" for n in counts)
+        yield f"Price of {instance_type}: {usd(price.usd_per_hour)} an hour each. A month: {figures}."
+        yield f"  Source: {price.source}, {_dated(price, today)}."
+    if region != types.region:
+        yield f"These are prices of {types.region}; {region} has its own."
+
+
+def _instances(n: int) -> str:
+    return "1 instance" if n == 1 else f"{n} instances"
+
+
+def _dated(price: Price, today: datetime.date) -> str:
+    flags = [flag for flag in price.flags(today) if flag != "undated"]
+    return "; ".join([str(price.date) if price.date is not None else "of no known date", *flags])

@@ -7,7 +7,7 @@ from typing import Final
 
 import shtab
 
-from gateway.commands import deploy_sagemaker
+from gateway.commands import deploy_ec2, deploy_sagemaker
 from gateway.commands.deploy_options import fits, named
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
@@ -42,6 +42,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     places = command.add_subparsers(required=True, metavar="COMMAND")
     _add_kubernetes(places)
     deploy_sagemaker.add_parser(places)
+    deploy_ec2.add_parser(places)
     return command
 
 

@@ -22,16 +22,29 @@ class FromFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A parameter that an earlier call of the plan answers. call: as `Call.named`. path: keys and positions, from its answer."""
+
+    call: str
+    path: tuple[str | int, ...]
+
+    def __str__(self) -> str:
+        return f"<{'.'.join(map(str, self.path))} of {self.call}>"
+
+
+@dataclass(frozen=True, slots=True)
 class Until:
     """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
 
-    key: where the state stands in the answer. reason: where the answer says why it failed. most_s: how long it is asked.
+    key: where the state stands in the answer, keys and positions with dots between. reason: where the answer says why it failed.
+    within: the state is a text that only has one of them in it. most_s: how long it is asked.
     """
 
     key: str
     done: tuple[str, ...]
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
+    within: bool = False
     most_s: float = 3600.0
 
 
@@ -39,7 +52,8 @@ class Until:
 class Call:
     """service, operation, parameters: as boto3 names them. why: what for, as a sentence in the imperative.
 
-    until: it is a question, asked again and again. undo: what takes it back, if anything does.
+    until: it is a question, asked again and again. undo: what takes it back, if anything does. again: codes of errors that pass by
+    themselves, as what was made before is not known everywhere yet.
     """
 
     service: str
@@ -48,6 +62,7 @@ class Call:
     why: str
     until: Until | None = field(default=None, kw_only=True)
     undo: "Call | None" = field(default=None, kw_only=True)
+    again: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def named(self) -> str:
@@ -69,4 +84,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return str(value) if isinstance(value, FromFile) else value
+    return str(value) if isinstance(value, FromFile | Answer) else value

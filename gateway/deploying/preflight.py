@@ -78,8 +78,16 @@ def of_type(instance_type: str, types: InstanceTypes, needs: Needs, *, architect
     if there.architecture != architecture:
         remedy = f"choose another type, or build the image for {there.architecture} and say --architecture {there.architecture}"
         yield Obstacle(flag, f"{name} is {there.architecture}", f"{architecture}, as the image is", remedy)
+    yield from of_machine(name, there, needs)
+
+
+def of_machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacle]:
+    """The same of its accelerator and its memory, whoever rents it out."""
     yield from _accelerator(name, there.accelerator, needs)
-    yield from _machine(name, there, needs)
+    if needs.memory_bytes > there.memory_gib * GIB:
+        expected = f"{needs.memory_bytes / GIB:.3g} GiB: a process, and twice its models' files for each session"
+        remedy = "choose a larger type, fewer `sessions`, or say --memory"
+        yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 
 
 def serverless(needs: Needs, architecture: str) -> Iterator[Obstacle]:
@@ -114,13 +122,6 @@ def _accelerator(name: str, found: Accelerator | None, needs: Needs) -> Iterator
     elif (found.cores or 0) < needs.neuron_cores:
         expected = f"{needs.neuron_cores}, one for each session"
         yield Obstacle(field, f"{told}, {found.cores} NeuronCores", expected, "choose a larger type, or fewer `sessions`")
-
-
-def _machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacle]:
-    if needs.memory_bytes > there.memory_gib * GIB:
-        expected = f"{needs.memory_bytes / GIB:.3g} GiB: a process, and twice its models' files for each session"
-        remedy = "choose a larger type, fewer `sessions`, or say --memory"
-        yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 
 
 def _dotted(release: tuple[int, int]) -> str:

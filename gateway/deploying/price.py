@@ -5,28 +5,40 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.deploying.preflight import bare
-from gateway.instances.facts import InstanceTypes, Price
+from gateway.instances.facts import InstanceTypes, Price, PriceBasis
 
 HOURS_A_MONTH: Final = 730  # AWS's own convention: 8760 / 12
+_PAGES: Final = {
+    "sagemaker": "https://aws.amazon.com/sagemaker/ai/pricing/",
+    "ec2": "https://aws.amazon.com/ec2/pricing/on-demand/",
+    "spot": "https://aws.amazon.com/ec2/spot/pricing/",
+}
 
 
 def usd(amount: float) -> str:
     return f"{amount:,.2f} USD" if amount >= 1 else f"{amount:.4g} USD"
 
 
-def hourly(instance_type: str, types: InstanceTypes) -> Price | None:
-    """Of SageMaker's hosting; None: it is not known."""
-    return types.quoted(instance_type, "sagemaker") if bare(instance_type) in types.instances else None
+def hourly(instance_type: str, types: InstanceTypes, basis: PriceBasis = "sagemaker") -> Price | None:
+    """Of SageMaker's hosting, or of another basis; None: it is not known."""
+    return types.quoted(instance_type, basis) if bare(instance_type) in types.instances else None
 
 
 def monthly(
-    asked: Sequence[str], least: int, most: int, types: InstanceTypes, *, region: str, today: datetime.date
+    asked: Sequence[str],
+    least: int,
+    most: int,
+    types: InstanceTypes,
+    *,
+    region: str,
+    today: datetime.date,
+    basis: PriceBasis = "sagemaker",
 ) -> Iterator[str]:
     """Lines for people: a price for each type that may run, with its source and its date."""
     for instance_type in asked:
-        price = hourly(instance_type, types)
+        price = hourly(instance_type, types, basis)
         if price is None:
-            yield f"Price of {instance_type}: not known here; https://aws.amazon.com/sagemaker/ai/pricing/ has it."
+            yield f"Price of {instance_type}: not known here; {_PAGES[basis]} has it."
             continue
         counts = dict.fromkeys((least, most))
         figures = ", ".join(f"{usd(price.usd_per_hour * n * HOURS_A_MONTH)} with {_instances(n)}" for n in counts)

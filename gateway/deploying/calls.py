@@ -25,11 +25,12 @@ class FromFile:
 class Until:
     """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
 
-    key: where the state stands in the answer. reason: where the answer says why it failed. most_s: how long it is asked.
+    key: where the state stands in the answer. done: none: until what is asked for is not there any more. reason: where the
+    answer says why it failed. most_s: how long it is asked.
     """
 
     key: str
-    done: tuple[str, ...]
+    done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
     most_s: float = 3600.0
@@ -39,7 +40,8 @@ class Until:
 class Call:
     """service, operation, parameters: as boto3 names them. why: what for, as a sentence in the imperative.
 
-    until: it is a question, asked again and again. undo: what takes it back, if anything does.
+    until: it is a question, asked again and again. undo: what takes it back, in this order; none: nothing does.
+    already: what the platform answers where all that it makes is there, just so: then nothing was made, and all is well.
     """
 
     service: str
@@ -47,7 +49,8 @@ class Call:
     parameters: Mapping[str, Any]
     why: str
     until: Until | None = field(default=None, kw_only=True)
-    undo: "Call | None" = field(default=None, kw_only=True)
+    undo: "tuple[Call, ...]" = field(default=(), kw_only=True)
+    already: str = field(default="", kw_only=True)
 
     @property
     def named(self) -> str:
@@ -60,7 +63,10 @@ def as_text(calls: Sequence[Call]) -> str:
 
 
 def _text(number: int, call: Call) -> str:
-    again = f", again and again until {call.until.key} is {' or '.join(call.until.done)}" if call.until is not None else ""
+    again = ""
+    if call.until is not None:
+        states = " or ".join(call.until.done)
+        again = f": ask until {f'{call.until.key} is {states}' if states else 'it is not there any more'}"
     return f"# {number}. {call.why}{again}.\n{as_yaml([{call.named: _plain(call.parameters)}])}"
 
 

@@ -1,0 +1,140 @@
+"""Carries planned calls out, in their order: waits where they wait, and takes back what was made where one of them fails."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.aws.client import Platform, absent
+from gateway.deploying.calls import Call, Until
+from gateway.errors import GatewayError, PlatformRefused
+from gateway.process.console import words
+
+_ASK_AGAIN_S: Final = 15.0
+_SAY_AGAIN_S: Final = 60.0
+_BUSY_S: Final = 1800.0  # how long an endpoint that is being made, and so cannot be removed, is waited for
+_BUSY: Final = ("in-progress", "in progress")
+
+
+class Deploying:
+    """One deployment, or one removal.
+
+    Life: `carry_out` once. sleep, now_s: of time, which tests make.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._platform = platform
+        self._sleep = sleep
+        self._now_s = now_s
+        self._made: list[Call] = []
+
+    def carry_out(self, calls: Sequence[Call], *, remedy: str) -> None:
+        """Make all calls. remedy: the command that removes what is left, where something is.
+
+        Raises: PlatformRefused, when one fails: what was made is taken back then, and what could not be is named; ConfigError.
+        Interrupted, it leaves what there is, and says so.
+        """
+        for number, call in enumerate(calls, 1):
+            words.info("%d of %d: %s", number, len(calls), call.why)
+            try:
+                self._make(call)
+            except KeyboardInterrupt:
+                if self._made:
+                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s removes it.", remedy)
+                raise
+            except GatewayError as exc:
+                left = self._take_back()
+                if isinstance(exc, PlatformRefused) and not exc.reason and call.until is None:
+                    left.append(f"whether {call.named} did something is not known")
+                raise PlatformRefused(_told(exc, len(self._made), left, remedy), getattr(exc, "reason", "")) from exc
+
+    def remove(self, calls: Sequence[Call]) -> None:
+        """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
+        for number, call in enumerate(calls, 1):
+            words.info("%d of %d: %s", number, len(calls), call.why)
+            self._removed(call)
+
+    def _make(self, call: Call) -> None:
+        if call.until is not None:
+            self._wait(call, call.until)
+            return
+        try:
+            self._platform.call(call.service, call.operation, call.parameters)
+        except PlatformRefused as exc:
+            if call.already and exc.reason == call.already:
+                return  # somebody else's, or an earlier deployment's: not ours to take back
+            raise
+        self._made.append(call)
+
+    def _take_back(self) -> list[str]:
+        """All that was made, the last first. Gives what could not be, in words."""
+        left = []
+        for call in reversed(self._made):
+            if not call.undo:
+                left.append(call.named)
+            for back in call.undo:
+                words.info("Taking back: %s", back.why)
+                try:
+                    self._removed(back)
+                except GatewayError as exc:
+                    left.append(f"{call.named}, as {exc.message}")
+        return left
+
+    def _removed(self, call: Call) -> None:
+        if call.until is not None:
+            self._wait(call, call.until)
+            return
+        began_s = self._now_s()
+        while True:
+            try:
+                self._platform.call(call.service, call.operation, call.parameters)
+                return
+            except PlatformRefused as exc:
+                if absent(exc):
+                    return
+                if not any(word in exc.message for word in _BUSY) or self._now_s() - began_s >= _BUSY_S:
+                    raise
+            self._sleep(_ASK_AGAIN_S)
+
+    def _wait(self, call: Call, until: Until) -> None:
+        """Raises: PlatformRefused, when it failed, or takes longer than it may."""
+        began_s = said_s = self._now_s()
+        last = ""
+        while True:
+            try:
+                answer = self._platform.call(call.service, call.operation, call.parameters)
+                state = str(answer.get(until.key, ""))
+            except PlatformRefused as exc:
+                if not until.done and absent(exc):
+                    return
+                if exc.reason:
+                    raise
+                answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
+            if state in until.done:
+                return
+            if state in until.failed:
+                why = answer.get(until.reason) or "without a reason"
+                raise PlatformRefused(f"AWS: {_subject(call)} is {state}: {why}", state)
+            now_s = self._now_s()
+            if state != last or now_s - said_s >= _SAY_AGAIN_S:
+                words.info("%s is %s, %.0f min", _subject(call), state, (now_s - began_s) / 60)
+                said_s, last = now_s, state
+            if now_s - began_s >= until.most_s:
+                raise PlatformRefused(f"AWS: {_subject(call)} is {state} for {until.most_s / 60:.0f} min: expected less", state)
+            self._sleep(_ASK_AGAIN_S)
+
+
+def _subject(call: Call) -> str:
+    return str(next(iter(call.parameters.values())))
+
+
+def _told(exc: GatewayError, made: int, left: Sequence[str], remedy: str) -> str:
+    if left:
+        return f"{exc.message}\nLeft are: {'; '.join(left)}. {remedy} removes them."
+    taken = "All that was made was taken back" if made else "Nothing was made"
+    return f"{exc.message}\n{taken}: nothing is left, and nothing costs."

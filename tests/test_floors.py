@@ -20,7 +20,7 @@ GATEWAY = (
     ("process", "routing", "tracing"),
     ("access",),
     ("configuring", "deploying", "engine", "why"),
-    ("edges",),
+    ("aws", "edges"),
     ("ingress",),
     ("cluster", "from_python"),
     ("app", "testing", "transform"),
@@ -73,6 +73,8 @@ DOORS = {
     "prometheus_client": {"loadtest.reports.openmetrics"},  # and the tests, which read with its parser
     "jinja2": {"loadtest.reports.pages"},
     "opentelemetry": {"gateway.tracing.opentelemetry"},
+    "boto3": {"gateway.aws.client", "loadtest.prices.live_prices"},
+    "botocore": {"gateway.aws.client", "loadtest.prices.live_prices"},
     "pyarrow": {"gateway.transform.storage", "gateway.transform.rows", "gateway.transform.writing"},
     "fsspec": {"gateway.transform.storage"},
 }

@@ -40,9 +40,9 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "make a machine of EC2",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7i.large {named}",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7g.large --allow 10.0.0.0/16 {named}",
-        more="Prints every call that it would make, in their order, with all that the machine is told (its user data), and what "
-        f"it would cost; nobody is asked. {PAGE} says what you need, and what is made. No port is open unless --allow says so, "
-        "and nobody logs in by ssh: sessions of AWS Systems Manager reach it.",
+        more="Prints every call that it would make, in their order, with all that the machine is told (its user data), and "
+        f"what it would cost; nobody is asked. {PAGE} says what you need, and what is made. No port is open unless --allow "
+        "says so, and nobody logs in by ssh: sessions of AWS Systems Manager reach it.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
     config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
@@ -85,7 +85,8 @@ def _price(machine: Machine) -> Iterator[str]:
     spot = types.instances[machine.instance_type].spot
     if machine.spot and spot is not None:
         source = f"{types.sources[spot.source]}, {spot.date or 'of no known date'}"
-        yield f"On spot {spot.saving_percent:g} % less on average; taken back within a month: {spot.interruption}. Source: {source}."
+        rate = f"{spot.saving_percent:g} % less on average; taken back within a month: {spot.interruption}"
+        yield f"On spot {rate}. Source: {source}."
     yield f"Its disk ({machine.volume_gib} GiB of gp3), a public address and what is sent over the network come on top."
 
 

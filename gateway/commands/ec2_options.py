@@ -53,7 +53,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME=SOURCE",
         action="append",
         default=[],
-        help="tls.crt, tls.key, client-ca.crt or keys.yaml, from secretsmanager:NAME or ssm:NAME; the machine asks for it itself",
+        help="tls.crt, tls.key, client-ca.crt or keys.yaml, from secretsmanager:NAME or ssm:NAME; the machine asks for it",
     )
     where = command.add_argument_group("where it runs")
     where.add_argument("--region", help="of AWS, such as us-east-1")

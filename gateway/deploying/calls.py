@@ -23,7 +23,7 @@ class FromFile:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A parameter that an earlier call of the plan answers. call: as `Call.named`. path: keys and positions, from its answer."""
+    """A parameter that an earlier call of the plan answers. call: as `Call.named`. path: keys and positions in its answer."""
 
     call: str
     path: tuple[str | int, ...]
@@ -36,12 +36,13 @@ class Answer:
 class Until:
     """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
 
-    key: where the state stands in the answer, keys and positions with dots between. reason: where the answer says why it failed.
-    within: the state is a text that only has one of them in it. most_s: how long it is asked.
+    key: where the state stands in the answer, keys and positions with dots between. done: none: until what is asked for is not
+    there any more. reason: where the answer says why it failed. within: the state is a text that only has one of them in it.
+    most_s: how long it is asked.
     """
 
     key: str
-    done: tuple[str, ...]
+    done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
     within: bool = False
@@ -52,8 +53,9 @@ class Until:
 class Call:
     """service, operation, parameters: as boto3 names them. why: what for, as a sentence in the imperative.
 
-    until: it is a question, asked again and again. undo: what takes it back, if anything does. again: codes of errors that pass by
-    themselves, as what was made before is not known everywhere yet.
+    until: it is a question, asked again and again. undo: what takes it back, in this order; none: nothing does.
+    already: what the platform answers where all that it makes is there, just so: then nothing was made, and all is well.
+    again: what it answers while it does not know yet what was made, or undone, a moment ago.
     """
 
     service: str
@@ -61,12 +63,32 @@ class Call:
     parameters: Mapping[str, Any]
     why: str
     until: Until | None = field(default=None, kw_only=True)
-    undo: "Call | None" = field(default=None, kw_only=True)
+    undo: "tuple[Call, ...]" = field(default=(), kw_only=True)
+    already: str = field(default="", kw_only=True)
     again: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def named(self) -> str:
         return f"{self.service}.{self.operation}"
+
+
+def found_at(answer: Any, path: Sequence[str | int]) -> Any:
+    """What stands at keys and positions of an answer; None, if nothing does."""
+    for part in path:
+        try:
+            answer = answer[int(part) if isinstance(answer, list) else part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return answer
+
+
+def with_answers(value: Any, answers: Mapping[str, Any]) -> Any:
+    """Parameters, with what earlier calls have answered in its place. answers: by `Call.named`."""
+    if isinstance(value, Mapping):
+        return {key: with_answers(part, answers) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_answers(part, answers) for part in value]
+    return found_at(answers.get(value.call), value.path) if isinstance(value, Answer) else value
 
 
 def as_text(calls: Sequence[Call]) -> str:
@@ -75,7 +97,11 @@ def as_text(calls: Sequence[Call]) -> str:
 
 
 def _text(number: int, call: Call) -> str:
-    again = f", again and again until {call.until.key} is {' or '.join(call.until.done)}" if call.until is not None else ""
+    again = ""
+    if call.until is not None:
+        states = " or ".join(call.until.done)
+        verb = "has" if call.until.within else "is"
+        again = f": ask until {f'{call.until.key} {verb} {states}' if states else 'it is not there any more'}"
     return f"# {number}. {call.why}{again}.\n{as_yaml([{call.named: _plain(call.parameters)}])}"
 
 

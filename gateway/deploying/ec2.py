@@ -1,9 +1,9 @@
 """The calls that make one machine on EC2 a gateway, and the user data by which it makes itself one. Pure: nobody is asked.
 
-Everything is called gateway-NAME, and has the tags of `tags`: a second one of a name is refused by EC2 and IAM themselves. Nobody
-logs in by ssh, and no port is open unless --allow opens the gateway's own: AWS Systems Manager's sessions reach the machine. It
-gets what it runs from the bucket, with a role that may read just that. Sources: the service models of botocore 1.44.5;
-docs/deploy-ec2.md tells what is made.
+Everything is called gateway-NAME, and has the tags of `tags`: a second one of a name is refused by EC2 and IAM themselves.
+Nobody logs in by ssh, and no port is open unless --allow opens the gateway's own: AWS Systems Manager's sessions reach the
+machine. It gets what it runs from the bucket, with a role that may read just that. Sources: the service models of botocore
+1.44.5; docs/deploy-ec2.md tells what is made.
 """
 
 import base64
@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.deploying.calls import Answer, Call, FromFile, Until
 from gateway.deploying.contents import as_yaml
 from gateway.deploying.preflight import Device
-from gateway.deploying.sagemaker import PREFIX, TAG_NAME
+from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
 from gateway.deploying.systemd_unit import UNIT, unit
 from gateway.errors import ConfigError
 
@@ -34,7 +34,7 @@ PROGRAM: Final = f"{HOME}/environment/bin/gateway"
 PACKAGE: Final = "model.tar.gz"
 READY: Final = "gateway-setup: ready"
 FAILED: Final = "gateway-setup: failed"
-_TAG_BY: Final = "serving-gateway:deployed-by"
+PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
 _SETUP: Final = "/usr/local/lib/gateway-setup"
 _MOST_USER_DATA_BYTES: Final = 16384  # of EC2, before it is encoded
 _AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
@@ -43,6 +43,12 @@ _NEURON_LIBRARIES: Final = (
 )
 _ROOT: Final = "/dev/sda1"  # of all of these images, which are Ubuntu 24.04
 _DIGEST_CHARS: Final = 12
+
+_STATE: Final = "Reservations.0.Instances.0.State.Name"
+_REASON: Final = "Reservations.0.Instances.0.StateReason.Message"
+_RUNNING: Final = Until(_STATE, ("running",), ("shutting-down", "terminated", "stopping", "stopped"), _REASON, most_s=600)
+ENDED: Final = Until(_STATE, ("terminated",), most_s=600)
+_ANSWERING: Final = Until("Output", (READY,), (FAILED,), "Output", within=True, most_s=1800)
 
 IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("cpu", "amd64"): "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
@@ -109,7 +115,7 @@ class Machine:
 
 
 def tags(machine: Machine) -> dict[str, str]:
-    return {"Name": machine.called, TAG_NAME: machine.name, _TAG_BY: f"gateway {__version__}"}
+    return {"Name": machine.called, TAG_NAME: machine.name, TAG_BY: f"gateway {__version__}"}
 
 
 def user_data(machine: Machine) -> str:
@@ -155,7 +161,10 @@ def user_data(machine: Machine) -> str:
 
 
 def creation(machine: Machine) -> list[Call]:
-    """What makes it where there is nothing of this name: else the first call fails that makes something. Raises: ConfigError."""
+    """What makes it, where there is nothing of this name: else the first call fails that makes something.
+
+    Raises: ConfigError.
+    """
     return [*_security_group(machine), *_role(machine), *_uploads(machine), *_instance(machine)]
 
 
@@ -173,7 +182,7 @@ def _uploads(machine: Machine) -> Iterator[Call]:
             "Tagging": urlencode({TAG_NAME: machine.name}),
         }
         undo = Call("s3", "delete_object", place, f"Remove the {what}")
-        yield Call("s3", "put_object", put, f"Put the {what} into the bucket", undo=undo)
+        yield Call("s3", "put_object", put, f"Put the {what} into the bucket", undo=(undo,))
 
 
 def _role(machine: Machine) -> Iterator[Call]:
@@ -184,19 +193,19 @@ def _role(machine: Machine) -> Iterator[Call]:
     who = {"Effect": "Allow", "Principal": {"Service": f"ec2.{_domain(machine.region)}"}, "Action": "sts:AssumeRole"}
     made = {**role, "AssumeRolePolicyDocument": _policy([who]), "Tags": _listed(tags(machine))}
     undo = Call("iam", "delete_role", role, "Remove the role")
-    yield Call("iam", "create_role", made, "Make a role for the machine", undo=undo)
+    yield Call("iam", "create_role", made, "Make a role for the machine", undo=(undo,))
     read = {**role, "PolicyName": machine.called}
     undo = Call("iam", "delete_role_policy", read, "Take from the role what it may read")
     readable = {**read, "PolicyDocument": _policy(_readable(machine))}
-    yield Call("iam", "put_role_policy", readable, "Let it read what it runs, and nothing else", undo=undo)
+    yield Call("iam", "put_role_policy", readable, "Let it read what it runs, and nothing else", undo=(undo,))
     agent = {**role, "PolicyArn": f"arn:{_partition(machine.region)}:iam::aws:policy/{_AGENT_POLICY}"}
     undo = Call("iam", "detach_role_policy", agent, "Take sessions from the role")
-    yield Call("iam", "attach_role_policy", agent, "Let AWS Systems Manager open sessions, in place of ssh", undo=undo)
+    yield Call("iam", "attach_role_policy", agent, "Let AWS Systems Manager open sessions, in place of ssh", undo=(undo,))
     undo = Call("iam", "delete_instance_profile", profile, "Remove the instance profile")
     instance_profile = {**profile, "Tags": _listed(tags(machine))}
-    yield Call("iam", "create_instance_profile", instance_profile, "Make what hands the role to a machine", undo=undo)
+    yield Call("iam", "create_instance_profile", instance_profile, "Make what hands the role to a machine", undo=(undo,))
     undo = Call("iam", "remove_role_from_instance_profile", {**profile, **role}, "Take the role out of the instance profile")
-    yield Call("iam", "add_role_to_instance_profile", {**profile, **role}, "Put the role into it", undo=undo)
+    yield Call("iam", "add_role_to_instance_profile", {**profile, **role}, "Put the role into it", undo=(undo,))
 
 
 def _readable(machine: Machine) -> list[dict[str, Any]]:
@@ -215,7 +224,8 @@ def _readable(machine: Machine) -> list[dict[str, Any]]:
 
 
 def _security_group(machine: Machine) -> Iterator[Call]:
-    yield Call("ec2", "describe_subnets", {"SubnetIds": [machine.subnet]}, "Learn which VPC the subnet is in")
+    there = Until("Subnets.0.State", ("available",), most_s=60)
+    yield Call("ec2", "describe_subnets", {"SubnetIds": [machine.subnet]}, "Learn which VPC the subnet is in", until=there)
     group = Answer("ec2.create_security_group", ("GroupId",))
     made = {
         "GroupName": machine.called,
@@ -225,12 +235,14 @@ def _security_group(machine: Machine) -> Iterator[Call]:
     }
     why = "Remove the security group"
     undo = Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation",))
-    yield Call("ec2", "create_security_group", made, "Make a security group: nobody reaches the machine", undo=undo)
+    yield Call("ec2", "create_security_group", made, "Make a security group: nobody reaches the machine", undo=(undo,))
     if machine.allow:
         ranges = [{"CidrIp": str(network)} for network in machine.allow]
         rules = [{"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": ranges} for port in machine.ports]
         why = f"Let {', '.join(map(str, machine.allow))} reach the gateway's ports, and no others"
-        yield Call("ec2", "authorize_security_group_ingress", {"GroupId": group, "IpPermissions": rules}, why)
+        asked = {"GroupId": group, "IpPermissions": rules}
+        undo = Call("ec2", "revoke_security_group_ingress", asked, "Let nobody reach it")
+        yield Call("ec2", "authorize_security_group_ingress", asked, why, undo=(undo,))
 
 
 def _instance(machine: Machine) -> Iterator[Call]:
@@ -250,18 +262,17 @@ def _instance(machine: Machine) -> Iterator[Call]:
         "UserData": user_data(machine),
     }
     number = Answer("ec2.run_instances", ("Instances", 0, "InstanceId"))
-    undo = Call("ec2", "terminate_instances", {"InstanceIds": [number]}, "End the machine")
+    asked = {"InstanceIds": [number]}
+    undo = (
+        Call("ec2", "terminate_instances", asked, "End the machine"),
+        Call("ec2", "describe_instances", asked, "Wait until it has ended", until=ENDED),
+    )
     # EC2 learns of an instance profile some seconds after IAM has it.
     again = () if machine.profile else ("InvalidParameterValue",)
     yield Call("ec2", "run_instances", started, "Start the machine: from here on it costs", undo=undo, again=again)
-    state = "Reservations.0.Instances.0.State.Name"
-    gone = ("shutting-down", "terminated", "stopping", "stopped")
-    reason = "Reservations.0.Instances.0.StateReason.Message"
-    running = Until(state, ("running",), gone, reason, most_s=600)
-    yield Call("ec2", "describe_instances", {"InstanceIds": [number]}, "Wait for the machine", until=running)
-    answering = Until("Output", (READY,), (FAILED,), "Output", within=True, most_s=1800)
-    asked = {"InstanceId": number, "Latest": True}
-    yield Call("ec2", "get_console_output", asked, "Wait until the gateway answers, which its console says", until=answering)
+    yield Call("ec2", "describe_instances", asked, "Wait for the machine", until=_RUNNING)
+    why = "Wait until the gateway answers, which its console says"
+    yield Call("ec2", "get_console_output", {"InstanceId": number, "Latest": True}, why, until=_ANSWERING)
 
 
 def _tagged(kind: str, machine: Machine) -> dict[str, Any]:

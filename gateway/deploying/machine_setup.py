@@ -4,7 +4,7 @@
 
 Python's own library is all that the machine has by then. The bucket and the secrets are asked with the role of the instance:
 its keys come from the instance metadata service (IMDSv2), and sign the requests (AWS Signature Version 4). Each file is held to
-its SHA-256. The last line on standard output, the instance's console, is `gateway-setup: ready` or `gateway-setup: failed: WHY`.
+its SHA-256. At last it says `gateway-setup: ready` or `gateway-setup: failed: WHY` to the instance's console.
 """
 
 import base64

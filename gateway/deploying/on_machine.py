@@ -1,4 +1,4 @@
-"""A configuration as a machine of its own has it: its secrets where systemd puts them, its state where the service may write."""
+"""A configuration as a machine of its own has it: secrets where systemd puts them, its state where the service may write."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

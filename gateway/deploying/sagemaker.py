@@ -20,7 +20,7 @@ from gateway.deploying.calls import Call, FromFile, Until
 VARIANT: Final = "AllTraffic"
 TAG_NAME: Final = "serving-gateway:name"
 TAG_DIGEST: Final = "serving-gateway:config"
-_TAG_BY: Final = "serving-gateway:deployed-by"
+TAG_BY: Final = "serving-gateway:deployed-by"
 PREFIX: Final = "serving-gateway"  # of keys in the bucket
 METRICS: Final = "/metrics"
 _SCRAPE_S: Final = 60
@@ -28,6 +28,7 @@ _DIGEST_CHARS: Final = 12
 _SCALE_OUT_S: Final = 60  # a new instance takes minutes: what it is to relieve is not asked for twice meanwhile
 _SCALE_IN_S: Final = 300
 DIMENSION: Final = "sagemaker:variant:DesiredInstanceCount"
+_GONE: Final = Until("EndpointStatus")
 _READY: Final = Until("EndpointStatus", ("InService",), ("Failed", "OutOfService", "UpdateRollbackFailed"))
 
 
@@ -108,7 +109,7 @@ class Hosting:
 
 
 def tags(hosting: Hosting) -> dict[str, str]:
-    return {TAG_NAME: hosting.name, _TAG_BY: f"gateway {__version__}", TAG_DIGEST: hosting.digest}
+    return {TAG_NAME: hosting.name, TAG_BY: f"gateway {__version__}", TAG_DIGEST: hosting.digest}
 
 
 def creation(hosting: Hosting) -> list[Call]:
@@ -123,11 +124,13 @@ def _model(hosting: Hosting) -> list[Call]:
         put = {
             **place,
             "Body": FromFile(package.path, package.bytes),
+            "IfNoneMatch": "*",
             "ChecksumSHA256": base64.b64encode(bytes.fromhex(package.sha256)).decode(),
             "Tagging": urlencode(tags(hosting)),
         }
         undo = Call("s3", "delete_object", place, "Remove the package")
-        calls.append(Call("s3", "put_object", put, "Put the package into the bucket", undo=undo))
+        why = "Put the package into the bucket, unless it is there: its key has its digest"
+        calls.append(Call("s3", "put_object", put, why, undo=(undo,), already="PreconditionFailed"))
     container: dict[str, Any] = {"Image": hosting.image, "ModelDataUrl": hosting.model_data}
     if hosting.metrics:
         endpoint = {"MetricsEndpointPath": METRICS, "MetricPublishFrequencyInSeconds": _SCRAPE_S}
@@ -140,7 +143,7 @@ def _model(hosting: Hosting) -> list[Call]:
         "Tags": _listed(tags(hosting)),
     }
     undo = Call("sagemaker", "delete_model", {"ModelName": hosting.state}, "Remove the model")
-    return [*calls, Call("sagemaker", "create_model", model, "Name the image and the package as a model", undo=undo)]
+    return [*calls, Call("sagemaker", "create_model", model, "Name the image and the package as a model", undo=(undo,))]
 
 
 def _network(hosting: Hosting) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _endpoint_configuration(hosting: Hosting) -> Call:
     undo = Call(
         "sagemaker", "delete_endpoint_config", {"EndpointConfigName": hosting.state}, "Remove the endpoint's configuration"
     )
-    return Call("sagemaker", "create_endpoint_config", section, "Say what the endpoint runs on", undo=undo)
+    return Call("sagemaker", "create_endpoint_config", section, "Say what the endpoint runs on", undo=(undo,))
 
 
 def _variant(way: Way) -> dict[str, Any]:
@@ -175,12 +178,16 @@ def _variant(way: Way) -> dict[str, Any]:
 
 def _endpoint(hosting: Hosting) -> list[Call]:
     named = {"EndpointName": hosting.name}
-    undo = Call("sagemaker", "delete_endpoint", named, "Remove the endpoint")
+    undo = (Call("sagemaker", "delete_endpoint", named, "Remove the endpoint"), until_gone(hosting.name))
     made = {**named, "EndpointConfigName": hosting.state, "Tags": _listed(tags(hosting))}
     return [
         Call("sagemaker", "create_endpoint", made, "Start the endpoint: from here on it costs", undo=undo),
         _until_in_service(hosting.name),
     ]
+
+
+def until_gone(name: str) -> Call:
+    return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait until it is gone", until=_GONE)
 
 
 def _until_in_service(name: str) -> Call:
@@ -207,7 +214,7 @@ def _scaling(hosting: Hosting) -> list[Call]:
             "register_scalable_target",
             {**target, **bounds, "Tags": tags(hosting)},
             f"Let it have {way.instances.least} to {way.instances.most} instances",
-            undo=undo,
+            undo=(undo,),
         ),
         Call(
             "application-autoscaling",
@@ -225,6 +232,11 @@ def scalable(name: str) -> dict[str, str]:
         "ResourceId": f"endpoint/{name}/variant/{VARIANT}",
         "ScalableDimension": DIMENSION,
     }
+
+
+def alarms_of(name: str) -> tuple[str, str]:
+    """What its alarms are called: of errors, and of late answers."""
+    return f"{name}-errors", f"{name}-late"
 
 
 def _listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:

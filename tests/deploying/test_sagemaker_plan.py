@@ -77,7 +77,7 @@ def reported(tmp_path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("hosting", HOSTINGS, ids=lambda hosting: f"{hosting.way.instances.types[0]}-{hosting.digest}")
 def test_every_call_and_what_takes_it_back_is_one_that_aws_takes(hosting: Hosting) -> None:
     calls = creation(hosting)
-    undone = [call.undo for call in calls if call.undo is not None]
+    undone = [back for call in calls for back in call.undo]
     assert [fault for call in (*calls, *undone) for fault in faults(call)] == []
 
 
@@ -93,7 +93,7 @@ def test_whatever_is_made_is_tagged_and_can_be_taken_back(hosting: Hosting) -> N
         if call.operation == "put_object":
             tagged = dict(pair.split("=") for pair in call.parameters["Tagging"].replace("%3A", ":").split("&"))
         makes = call.until is None
-        assert (call.undo is not None) == makes
+        assert bool(call.undo) == makes
         assert (marked.items() <= tagged.items()) == makes, call.named
 
 

@@ -1,7 +1,7 @@
 """Calls of a platform's API as plain data: what is asked of whom, in which order, why, and what takes it back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ class FromFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answered:
     """A parameter that an earlier call of the plan answers. call: as `Call.named`. path: keys and positions in its answer."""
 
     call: str
@@ -62,10 +62,11 @@ class Call:
     operation: str
     parameters: Mapping[str, Any]
     why: str
-    until: Until | None = field(default=None, kw_only=True)
-    undo: "tuple[Call, ...]" = field(default=(), kw_only=True)
-    already: str = field(default="", kw_only=True)
-    again: tuple[str, ...] = field(default=(), kw_only=True)
+    _: KW_ONLY
+    until: Until | None = None
+    undo: "tuple[Call, ...]" = ()
+    already: str = ""
+    again: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:
@@ -88,7 +89,7 @@ def with_answers(value: Any, answers: Mapping[str, Any]) -> Any:
         return {key: with_answers(part, answers) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [with_answers(part, answers) for part in value]
-    return found_at(answers.get(value.call), value.path) if isinstance(value, Answer) else value
+    return found_at(answers.get(value.call), value.path) if isinstance(value, Answered) else value
 
 
 def as_text(calls: Sequence[Call]) -> str:
@@ -110,4 +111,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return str(value) if isinstance(value, FromFile | Answer) else value
+    return str(value) if isinstance(value, FromFile | Answered) else value

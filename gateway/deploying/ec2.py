@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from gateway import __version__
 from gateway.config import Config
-from gateway.deploying.calls import Answer, Call, FromFile, Until
+from gateway.deploying.calls import Answered, Call, FromFile, Until
 from gateway.deploying.contents import as_yaml
 from gateway.deploying.preflight import Device
 from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
@@ -226,11 +226,11 @@ def _readable(machine: Machine) -> list[dict[str, Any]]:
 def _security_group(machine: Machine) -> Iterator[Call]:
     there = Until("Subnets.0.State", ("available",), most_s=60)
     yield Call("ec2", "describe_subnets", {"SubnetIds": [machine.subnet]}, "Learn which VPC the subnet is in", until=there)
-    group = Answer("ec2.create_security_group", ("GroupId",))
+    group = Answered("ec2.create_security_group", ("GroupId",))
     made = {
         "GroupName": machine.called,
         "Description": f"Of the gateway {machine.name}",
-        "VpcId": Answer("ec2.describe_subnets", ("Subnets", 0, "VpcId")),
+        "VpcId": Answered("ec2.describe_subnets", ("Subnets", 0, "VpcId")),
         "TagSpecifications": [_tagged("security-group", machine)],
     }
     why = "Remove the security group"
@@ -253,7 +253,7 @@ def _instance(machine: Machine) -> Iterator[Call]:
         "MinCount": 1,
         "MaxCount": 1,
         "SubnetId": machine.subnet,
-        "SecurityGroupIds": [Answer("ec2.create_security_group", ("GroupId",))],
+        "SecurityGroupIds": [Answered("ec2.create_security_group", ("GroupId",))],
         "IamInstanceProfile": {"Name": machine.profile or machine.called},
         "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
         "BlockDeviceMappings": [{"DeviceName": _ROOT, "Ebs": volume}],
@@ -261,7 +261,7 @@ def _instance(machine: Machine) -> Iterator[Call]:
         "TagSpecifications": [_tagged(kind, machine) for kind in ("instance", "volume", "network-interface")],
         "UserData": user_data(machine),
     }
-    number = Answer("ec2.run_instances", ("Instances", 0, "InstanceId"))
+    number = Answered("ec2.run_instances", ("Instances", 0, "InstanceId"))
     asked = {"InstanceIds": [number]}
     undo = (
         Call("ec2", "terminate_instances", asked, "End the machine"),

@@ -89,7 +89,7 @@ class _Looking:
             if absent(exc):  # meanwhile
                 return None
             raise
-        variant = next(iter(answer.get("ProductionVariants", ())), {})
+        variant: dict[str, Any] = next(iter(answer.get("ProductionVariants", ())), {})
         running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
         types = self._types(answer["EndpointConfigName"])
         return StandingEndpoint(
@@ -112,7 +112,7 @@ class _Looking:
             if absent(exc):
                 return ()
             raise
-        variant = next(iter(answer["ProductionVariants"]), {})
+        variant: dict[str, Any] = next(iter(answer["ProductionVariants"]), {})
         pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
         return tuple(pool["InstanceType"] for pool in pools) or tuple(filter(None, [variant.get("InstanceType")]))
 

@@ -26,13 +26,14 @@ class Until:
     """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
 
     key: where the state stands in the answer. done: none: until what is asked for is not there any more. reason: where the
-    answer says why it failed. most_s: how long it is asked.
+    answer says why it failed. look: where else to look then. most_s: how long it is asked.
     """
 
     key: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
+    look: str = ""
     most_s: float = 3600.0
 
 

@@ -35,7 +35,7 @@ class FakeAws:
     """What stands, by kind and name, and the calls that were made.
 
     refuse: operation -> what is answered instead of doing it; `LOST`; or nothing. patience: how often an endpoint says Creating
-    or Updating before it is done. becomes: what it is then. undeletable_while_busy: as SageMaker has it.
+    or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,7 @@ class FakeAws:
         self.before: dict[str, Callable[[], None]] = {}
         self.patience = 0
         self.becomes = "InService"
+        self.busy = False
         self.reason = ""
         self.models: dict[str, dict[str, Any]] = {}
         self.configurations: dict[str, dict[str, Any]] = {}
@@ -184,7 +185,7 @@ class FakeAws:
 
     def _delete_endpoint(self, EndpointName: str) -> None:
         endpoint = _there(self.endpoints, EndpointName, "endpoint")
-        if endpoint["status"] in ("Creating", "Updating"):
+        if self.busy and endpoint["status"] in ("Creating", "Updating"):
             self._describe_endpoint(EndpointName)  # it goes on meanwhile
             raise Refused("ValidationException", "Cannot update in-progress endpoint")
         del self.endpoints[EndpointName]

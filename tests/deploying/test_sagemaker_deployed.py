@@ -218,7 +218,7 @@ def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) ->
 
 
 def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws: FakeAws) -> None:
-    aws.patience = 250
+    aws.patience, aws.busy = 250, True
     with pytest.raises(PlatformRefused, match="iris is Creating for 60 min"):
         carrying_out(aws)
     assert aws.standing == []  # removed when it no longer was in progress

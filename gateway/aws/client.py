@@ -44,17 +44,18 @@ class Aws:
             from botocore.exceptions import BotoCoreError
         except ImportError as exc:
             raise ConfigError("boto3 is not installed: expected it for AWS: pip install 'serving-gateway[aws]'") from exc
-        self._client = boto3.client
         # A part of an upload may take its time; whether a call that is not answered was done is not known, so few are repeated.
         self._config = Config(connect_timeout=10, read_timeout=120, retries={"mode": "standard", "total_max_attempts": 4})
         self._clients: dict[str, Any] = {}
         try:
-            found = region or boto3.session.Session().region_name
+            session = boto3.DEFAULT_SESSION or boto3.session.Session()
+            found = region or session.region_name
         except BotoCoreError as exc:  # such as a profile that there is not
             raise ConfigError(f"AWS: {exc}") from exc
         if not found:
-            raise ConfigError("--region: not given: expected a region, here or as AWS_REGION, or by `aws configure`")
+            raise ConfigError("--region: not given: expected a region, here or as AWS_DEFAULT_REGION, or by `aws configure`")
         self.region: str = found
+        self._client = session.client
 
     def call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         with ExitStack() as opened:

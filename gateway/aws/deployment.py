@@ -12,6 +12,7 @@ from gateway.process.console import words
 _ASK_AGAIN_S: Final = 15.0
 _SAY_AGAIN_S: Final = 60.0
 _BUSY_S: Final = 1800.0  # how long an endpoint that is being made, and so cannot be removed, is waited for
+_EXISTS: Final = "already exist"  # SageMaker has no word of its own for that
 _BUSY: Final = ("in-progress", "in progress")
 _AGAIN_S: Final = 300.0  # how long what passes by itself is waited for
 
@@ -50,10 +51,8 @@ class Deploying:
                     words.error("Ended by Ctrl-C: what was made goes on, and costs. %s removes it.", remedy)
                 raise
             except GatewayError as exc:
-                left = self._take_back()
-                if isinstance(exc, PlatformRefused) and not exc.reason and call.until is None:
-                    left.append(f"whether {call.named} did something is not known")
-                raise PlatformRefused(_told(exc, len(self._made), left, remedy), getattr(exc, "reason", "")) from exc
+                reason = getattr(exc, "reason", "")
+                raise PlatformRefused(_told(exc, len(self._made), self._left_of(call, exc, reason), remedy), reason) from exc
 
     def remove(self, calls: Sequence[Call]) -> None:
         """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
@@ -87,18 +86,32 @@ class Deploying:
     def _asked(self, call: Call) -> dict[str, Any]:
         return self._platform.call(call.service, call.operation, with_answers(call.parameters, self._answers))
 
+    def _left_of(self, failed: Call, exc: GatewayError, reason: str) -> list[str]:
+        """What is left, in words, once all that can be was taken back."""
+        if _EXISTS in exc.message:  # somebody else is at it, or an answer was lost: what needs what is not known
+            return [f"{call.named}, which was made" for call in reversed(self._made)] + [f"{failed.named}, of whomever"]
+        lost = isinstance(exc, PlatformRefused) and not reason and failed.until is None
+        if lost and not failed.already:
+            self._made.append(failed)  # it may have been: nothing of this name was there before
+        left = self._take_back()
+        return [*left, f"{failed.named}: whether it did something is not known"] if lost and failed.already else left
+
     def _take_back(self) -> list[str]:
-        """All that was made, the last first. Gives what could not be, in words."""
+        """What was made, the last first, until something cannot be: what was made before it may be needed by it.
+
+        Gives what is left, in words.
+        """
+        rest = [*self._made]
         left = []
-        for call in reversed(self._made):
-            if not call.undo:
-                left.append(call.named)
-            for back in call.undo:
-                words.info("Taking back: %s", back.why)
-                try:
+        try:
+            while rest:
+                left += [rest[-1].named] if not rest[-1].undo else []
+                for back in rest[-1].undo:
+                    words.info("Taking back: %s", back.why)
                     self._removed(back)
-                except GatewayError as exc:
-                    left.append(f"{call.named}, as {exc.message}")
+                rest.pop()
+        except GatewayError as exc:
+            left += [f"{rest.pop().named}, as {exc.message}", *(call.named for call in reversed(rest))]
         return left
 
     def _removed(self, call: Call) -> None:
@@ -140,7 +153,8 @@ class Deploying:
                 return
             if state in until.failed:
                 why = _reason(answer, until) or "without a reason"
-                raise PlatformRefused(f"AWS: {self._subject(call)} is {state}: {why}", state)
+                look = f"\nCloudWatch has what the container said: {until.look}" if until.look else ""
+                raise PlatformRefused(f"AWS: {self._subject(call)} is {state}: {why}{look}", state)
             now_s = self._now_s()
             if state != last or now_s - said_s >= _SAY_AGAIN_S:
                 words.info("%s is %s, %.0f min", self._subject(call), state, (now_s - began_s) / 60)

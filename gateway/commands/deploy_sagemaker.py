@@ -4,6 +4,7 @@ import argparse
 import datetime
 import hashlib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,11 +15,12 @@ from gateway.commands.package import packed, write
 from gateway.commands.sagemaker_options import PAGE, add_options, wanted
 from gateway.config import Config, config_of
 from gateway.configuring.need_of_ray import need_of_ray
-from gateway.deploying.calls import as_text
+from gateway.deploying.calls import Call, as_text
 from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import Measured, read_report, report_in
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker_standing import told
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
@@ -60,10 +62,37 @@ def _sagemaker(arguments: argparse.Namespace) -> int:
             hosting = replace(hosting, package=_archive(document, Path(folder), arguments.bucket))
         for note in asked.notes:
             words.info("Note: %s.", note)
-        print(as_text(creation(hosting)))
-        print("\n".join(f"# {line}" for line in _price(hosting)))
-        words.info("Nothing was called: --yes makes these calls.")
+        calls = creation(hosting)
+        if not arguments.yes:
+            print(as_text(calls))
+            print("\n".join(f"# {line}" for line in _price(hosting)))
+            words.info("Nothing was called: --yes makes these calls.")
+            return 0
+        _carry_out(hosting, calls)
     return 0
+
+
+def _carry_out(hosting: Hosting, calls: Sequence[Call]) -> None:
+    """Raises: ConfigError, if something of this name stands there already; PlatformRefused."""
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.aws.standing import standing
+
+    platform = Aws(hosting.region)
+    bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
+    remove = f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
+    found = standing(platform, hosting.name)
+    if found.untagged:
+        taken = ", ".join(dict.fromkeys(found.untagged))
+        raise ConfigError(f"--name: {hosting.name}: taken by {taken}, not of a gateway: choose another")
+    if not found.nothing:
+        stands = "\n  ".join(told(found, bundled(), _now()))
+        raise ConfigError(f"--name: {hosting.name}: stands already: {remove} removes it, or choose another\n  {stands}")
+    for line in _price(hosting):
+        words.info("%s", line)
+    Deploying(platform).carry_out(calls, remedy=remove)
+    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    words.info("%s removes it.", remove)
 
 
 def _read(path: str) -> tuple[Document, Measured | None]:
@@ -108,6 +137,9 @@ def _archive(document: Document, folder: Path, bucket: str) -> PackedModel:
 
 def _price(hosting: Hosting) -> list[str]:
     instances = hosting.way.instances
-    today = datetime.datetime.now(tz=datetime.UTC).date()
-    lines = monthly(instances.types, instances.least, instances.most, bundled(), region=hosting.region, today=today)
+    lines = monthly(instances.types, instances.least, instances.most, bundled(), region=hosting.region, today=_now().date())
     return [*lines, "S3, CloudWatch and what is sent over the network come on top."]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(tz=datetime.UTC)

@@ -37,14 +37,15 @@ class Until:
     """A question that is asked again until its answer says one of `done`. failed: answers that end it otherwise.
 
     key: where the state stands in the answer, keys and positions with dots between. done: none: until what is asked for is not
-    there any more. reason: where the answer says why it failed. within: the state is a text that only has one of them in it.
-    most_s: how long it is asked.
+    there any more. reason: where the answer says why it failed. look: where else to look then. within: the state is a text
+    that only has one of them in it. most_s: how long it is asked.
     """
 
     key: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
+    look: str = ""
     within: bool = False
     most_s: float = 3600.0
 

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -30,6 +30,7 @@ _SCALE_IN_S: Final = 300
 DIMENSION: Final = "sagemaker:variant:DesiredInstanceCount"
 _GONE: Final = Until("EndpointStatus")
 _READY: Final = Until("EndpointStatus", ("InService",), ("Failed", "OutOfService", "UpdateRollbackFailed"))
+_LOGS: Final = "/aws/sagemaker/Endpoints"  # groups of CloudWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,8 @@ def until_gone(name: str) -> Call:
 
 
 def _until_in_service(name: str) -> Call:
-    return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait for it", until=_READY)
+    until = replace(_READY, look=f"{_LOGS}/{name}")
+    return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait for it", until=until)
 
 
 def _scaling(hosting: Hosting) -> list[Call]:
@@ -207,7 +209,8 @@ def _scaling(hosting: Hosting) -> list[Call]:
         "ScaleOutCooldown": _SCALE_OUT_S,
         "ScaleInCooldown": _SCALE_IN_S,
     }
-    policy = {"PolicyName": hosting.name, **target, "PolicyType": "TargetTrackingScaling"}
+    policy = {"PolicyName": hosting.name, **target}
+    forget = Call("application-autoscaling", "delete_scaling_policy", policy, "Forget how it was scaled")
     return [
         Call(
             "application-autoscaling",
@@ -219,8 +222,9 @@ def _scaling(hosting: Hosting) -> list[Call]:
         Call(
             "application-autoscaling",
             "put_scaling_policy",
-            {**policy, "TargetTrackingScalingPolicyConfiguration": tracking},
+            {**policy, "PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": tracking},
             "Add instances where each gets more requests a minute than this, and take them away again",
+            undo=(forget,),
         ),
     ]
 

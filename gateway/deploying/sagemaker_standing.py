@@ -97,7 +97,8 @@ def told(standing: Standing, types: InstanceTypes, now: datetime.datetime) -> It
         yield f"{standing.name}: no endpoint in {standing.region}"
     else:
         age = now - endpoint.created
-        yield f"{standing.name}: {endpoint.status} in {standing.region}, since {endpoint.created:%Y-%m-%d %H:%M} UTC ({_long(age)})"
+        since = f"{endpoint.created:%Y-%m-%d %H:%M} UTC ({_long(age)})"
+        yield f"{standing.name}: {endpoint.status} in {standing.region}, since {since}"
         if endpoint.reason:
             yield f"  reason: {endpoint.reason}"
         yield f"  state: {endpoint.configuration}, by {endpoint.by}, changed {endpoint.changed:%Y-%m-%d %H:%M} UTC"

@@ -22,7 +22,7 @@ import yaml
 from gateway.commands.package import packed, write
 from gateway.deploying.on_machine import moved
 from gateway.documents.reader import read
-from tests.deploying.fake_aws import FakeAws, fake_aws
+from tests.deploying.fake_metadata import FakeAws, fake_aws
 from tests.deploying.planned_ec2 import BUCKET
 
 UNIT = "/etc/systemd/system/gateway.service"

@@ -16,7 +16,7 @@ from gateway.deploying.ec2 import IMAGES
 from gateway.deploying.on_machine import moved
 from gateway.documents.reader import read
 from tests.deploying import service_models
-from tests.deploying.fake_aws import fake_aws
+from tests.deploying.fake_metadata import fake_aws
 from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, files, plan, planned
 
 SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}

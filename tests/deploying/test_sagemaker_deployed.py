@@ -1,0 +1,234 @@
+"""`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.aws.client import Aws
+from gateway.aws.deployment import Deploying
+from gateway.cli import main
+from gateway.deploying.sagemaker import creation
+from gateway.errors import PlatformRefused
+from tests.deploying.fake_aws import LOST, FakeAws, Refused
+from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE
+
+SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
+OBJECTS = ["put_object", "create_model", "create_endpoint_config", "create_endpoint"]
+MADE = [*OBJECTS, "register_scalable_target", "put_scaling_policy"]
+DENIED = Refused("AccessDeniedException", "User: arn:aws:iam::123456789012:user/me is not authorized to perform that")
+
+
+@pytest.fixture
+def aws() -> Iterator[FakeAws]:
+    with FakeAws().serving() as fake:
+        yield fake
+
+
+def said(capsys: pytest.CaptureFixture[str], *typed: str, code: int = 0) -> str:
+    """Standard output and standard error of a command."""
+    assert main([*typed]) == code
+    out, err = capsys.readouterr()
+    return out + err
+
+
+def deployed(capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> str:
+    return said(capsys, "deploy", "sagemaker", str(IRIS), *SCALED, *options, code=code)
+
+
+def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    told = deployed(capsys)
+    assert aws.changed == MADE
+    assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
+    assert "instances: 1 × ml.c7i.large" in told
+    assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
+    assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
+    assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it." in told
+
+
+def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    ((bucket, key),) = aws.objects
+    (model,) = aws.models.values()
+    assert model["PrimaryContainer"]["ModelDataUrl"] == f"s3://{bucket}/{key}"
+    assert aws.objects[bucket, key]["body"][:2] == b"\x1f\x8b"  # gzip
+
+
+def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--name", "iris-2")
+    others = aws.standing
+    deployed(capsys)
+    told = said(capsys, "undeploy", "iris")
+    assert "Nothing was removed: --yes makes these calls." in told
+    assert len(aws.standing) == 2 * len(others)
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == others
+    assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
+
+
+def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "iris: no endpoint in us-east-1" in said(capsys, "status", "iris", code=1)
+
+
+def test_what_has_another_tag_or_none_is_left_alone(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    for kind in (aws.models, aws.configurations, aws.endpoints):
+        for each in kind.values():
+            each["Tags"] = [{"Key": "serving-gateway:name", "Value": "other"}]
+    aws.targets.clear()
+    aws.objects.clear()
+    before = aws.standing
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "Left alone: the endpoint iris, which has not the tag." in told
+    assert aws.standing == before
+    assert "not ours: the endpoint iris" in said(capsys, "status", "iris", code=1)
+    assert "--name: iris: taken by the endpoint iris" in deployed(capsys, code=2)
+
+
+def test_a_name_that_stands_already_is_refused_before_anything_is_made(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    before = len(aws.changed)
+    assert (
+        "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it"
+        in deployed(capsys, code=2)
+    )
+    assert len(aws.changed) == before
+
+
+@pytest.mark.parametrize("failing", MADE)
+def test_whichever_call_is_refused_all_that_was_made_before_is_taken_back(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    aws.refuse[failing] = DENIED
+    told = deployed(capsys, code=1)
+    assert aws.standing == []
+    assert "AccessDeniedException" in told
+    assert "docs/deploy-sagemaker.md has the rights that it takes" in told
+    assert "nothing is left, and nothing costs." in told
+
+
+@pytest.mark.parametrize("failing", MADE)
+def test_whichever_answer_is_lost_what_may_have_been_made_is_taken_back_or_said(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    aws.refuse[failing] = LOST
+    told = deployed(capsys, code=1)
+    if failing == "put_object":  # may be an earlier deployment's
+        assert "Left are: s3.put_object: whether it did something is not known." in told
+        assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes them." in told
+        said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    else:
+        assert "nothing is left, and nothing costs." in told
+    assert aws.standing == []
+
+
+def test_what_somebody_else_makes_at_the_same_time_is_not_taken_from_him(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.before["create_endpoint"] = lambda: aws.endpoints.update(iris={"status": "Creating", "EndpointConfigName": "x"})
+    told = deployed(capsys, code=1)
+    assert "Left are: sagemaker.create_endpoint_config, which was made; sagemaker.create_model, which was made;" in told
+    assert aws.changed == OBJECTS
+
+
+@pytest.mark.parametrize("failing", ["delete_endpoint", "delete_endpoint_config", "delete_model", "delete_object"])
+def test_what_cannot_be_taken_back_is_named(aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str) -> None:
+    aws.refuse = {"register_scalable_target": DENIED, failing: DENIED}
+    told = deployed(capsys, code=1)
+    kind = failing.removeprefix("delete_")
+    made = "put_object" if kind == "object" else f"create_{kind}"
+    assert re.search(rf"Left are: .*{made}, as AWS: \w+\.{failing}: AccessDeniedException", told)
+    assert aws.standing
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+def test_an_endpoint_that_fails_says_why_and_is_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.becomes, aws.reason = "Failed", "The container did not pass the ping health check."
+    told = deployed(capsys, code=1)
+    assert "AWS: iris is Failed: The container did not pass the ping health check." in told
+    assert "/aws/sagemaker/Endpoints/iris" in told
+    assert aws.standing == []
+
+
+def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before["describe_endpoint"] = typed
+    told = deployed(capsys, code=130)
+    assert "Ended by Ctrl-C: what was made goes on, and costs. `gateway undeploy iris" in told
+    assert [name for name in aws.standing if "iris" in name]
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.refuse["create_model"] = DENIED
+    aws.refuse["delete_object"] = DENIED
+    deployed(capsys, code=1)
+    del aws.refuse["delete_object"]
+    deployed(capsys, code=1)
+    assert len(aws.objects) == 1  # of the first
+    assert aws.calls[-1][0] != "delete_object"
+
+
+class Time:
+    """Passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def carrying_out(aws: FakeAws, **changes: Any) -> Time:
+    """The plan, in time that is made."""
+    package = Path(__file__)  # any file
+    hosting = replace(HOSTING, package=replace(HOSTING.package, path=package), **changes)  # type: ignore[type-var]
+    time = Time()
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).carry_out(creation(hosting), remedy="`undeploy`")
+    return time
+
+
+def test_it_waits_until_the_endpoint_is_in_service_and_says_how_far_it_is(
+    aws: FakeAws, caplog: pytest.LogCaptureFixture
+) -> None:
+    aws.patience = 20
+    with caplog.at_level("INFO", logger="gateway.process.console"):
+        time = carrying_out(aws)
+    assert time.now_s == 20 * 15
+    assert [line for line in caplog.messages if "Creating" in line] == [f"iris is Creating, {n} min" for n in range(5)]
+
+
+def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) -> None:
+    aws.patience = 3
+    aws.refuse["describe_endpoint"] = LOST
+    aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
+    carrying_out(aws)
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws: FakeAws) -> None:
+    aws.patience, aws.busy = 250, True
+    with pytest.raises(PlatformRefused, match="iris is Creating for 60 min"):
+        carrying_out(aws)
+    assert aws.standing == []  # removed when it no longer was in progress
+
+
+def test_an_account_without_credentials_is_told_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("AWS_EC2_METADATA_DISABLED", "true"), ("AWS_CONFIG_FILE", "/none"), ("HOME", "/none")):
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "no credentials: expected those of an account: `aws configure`" in deployed(capsys, code=2)

@@ -10,6 +10,7 @@ from typing import Final
 
 import shtab
 
+from gateway.commands.deploy_cluster import write_cluster
 from gateway.commands.ec2_options import PAGE, add_options, wanted
 from gateway.commands.package import packed, write
 from gateway.config import Config, config_of
@@ -40,6 +41,8 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "make a machine of EC2",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7i.large {named}",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7g.large --allow 10.0.0.0/16 {named}",
+        "gateway deploy ec2 configs/examples/fleet.yaml --cluster cluster --security-group sg-0123456789abcdef0 "
+        "--region us-east-1 --subnet subnet-0123456789abcdef0 --wheel serving_gateway-0.1.0-py3-none-any.whl --lock docker",
         more="Prints every call that it would make, in their order, with all that the machine is told (its user data), and "
         f"what it would cost; nobody is asked. {PAGE} says what you need, and what is made. No port is open unless --allow "
         "says so, and nobody logs in by ssh: sessions of AWS Systems Manager reach it.",
@@ -53,6 +56,8 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 def _ec2(arguments: argparse.Namespace) -> int:
     document = read(arguments.config)
     config = config_of(document)
+    if arguments.cluster is not None:
+        return write_cluster(arguments, document, config)
     if faults := [*unfit(document, config, reached=bool(arguments.allow))]:
         raise ConfigFaults(faults)
     asked = wanted(arguments, document, config)

@@ -22,19 +22,14 @@ from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-ec2.md"
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
+REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _PROFILE: Final = re.compile(r"[\w+=,.@-]{1,128}", re.ASCII)
 _WHEEL: Final = re.compile(r"serving_gateway-[\w.]+-py3-none-any\.whl", re.ASCII)
 _SOURCE: Final = re.compile(r"(secretsmanager|ssm):[\w/+=.@:-]{1,512}", re.ASCII)
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
-_VOLUME_GIB: Final[dict[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
+VOLUME_GIB: Final[dict[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
 _LEAST_PREFIX: Final = 8  # of a network that may reach the machine: nobody has a larger one
-_LOCKS: Final[dict[Device, str]] = {
-    "cpu": "docker/requirements-cpu.lock",
-    "cuda": "docker/requirements-cuda.lock",
-    "neuron": "docker/requirements-neuron.lock",
-}
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -58,9 +53,27 @@ def add_options(command: argparse.ArgumentParser) -> None:
     where = command.add_argument_group("where it runs")
     where.add_argument("--region", help="of AWS, such as us-east-1")
     where.add_argument("--instance-type", metavar="TYPE", help="such as c7i.xlarge")
-    where.add_argument("--subnet", metavar="ID", help="of your VPC; it needs a way to the internet")
+    where.add_argument(
+        "--subnet",
+        dest="subnets",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="of your VPC; it needs a way to the internet. With --cluster several: the next, where one has no capacity",
+    )
     where.add_argument("--instance-profile", default="", metavar="NAME", help="one that is there already (one is made)")
     where.add_argument("--volume-gib", type=int, metavar="N", help="size of the disk (30; 150 with accelerators)")
+    cluster = command.add_argument_group("a Ray cluster of unlike machines, in place of one machine")
+    cluster.add_argument("--cluster", type=Path, metavar="DIR", help="write what `ray up` needs for one into this folder")
+    cluster.add_argument("--security-group", metavar="ID", help="of all its machines, which must reach each other")
+    cluster.add_argument(
+        "--node",
+        dest="nodes",
+        metavar="GROUP=TYPE",
+        action="append",
+        default=[],
+        help="the instance type of a group, such as ingress=c7i.xlarge (the cheapest that does)",
+    )
     where.add_argument("--spot", action="store_true", help="spare capacity: cheaper, and taken back at two minutes' notice")
     where.add_argument(
         "--allow",
@@ -81,7 +94,7 @@ class WantedMachine:
 
 def wanted(arguments: argparse.Namespace, document: Document, config: Config) -> WantedMachine:
     """Raises: ConfigError, with one line for each option that is missing or does not do; OSError."""
-    looked = _MachineOptions(arguments)
+    looked = MachineOptions(arguments)
     machine = looked.machine(document, config)
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
@@ -89,7 +102,7 @@ def wanted(arguments: argparse.Namespace, document: Document, config: Config) ->
 
 
 @dataclass(slots=True)
-class _MachineOptions:
+class MachineOptions:
     """As they are looked at. faults: all that is missing or malformed, each with where to get it."""
 
     given: argparse.Namespace
@@ -97,28 +110,28 @@ class _MachineOptions:
     notes: list[str] = field(default_factory=list)
 
     def machine(self, document: Document, config: Config) -> Machine:
-        region = self._fits("--region", self.given.region, _REGION, "a region of AWS, such as us-east-1")
+        region = self.fits("--region", self.given.region, REGION, "a region of AWS, such as us-east-1")
         needs = self._needs(document, config)
         device = device_of(needs)
         made = f"`aws s3 mb s3://NAME --region {region or 'REGION'}` makes one"
         profile: str = self.given.instance_profile
         if profile:
             may = "ask for sessions (AmazonSSMManagedInstanceCore), and read the bucket and the secrets"
-            self._fits("--instance-profile", profile, _PROFILE, "the name of an instance profile")
+            self.fits("--instance-profile", profile, _PROFILE, "the name of an instance profile")
             self.notes.append(f"the role in {profile} must be allowed to {may}: {PAGE} has a policy")
         name, architecture = self._type(needs, device)
-        lock = self._lock(config, device)
+        lock = self.lock(config, device)
         return Machine(
             name=named(self.given.name, config),
             region=region,
-            subnet=self._fits("--subnet", self.given.subnet, _SUBNET, "subnet-ID", "`aws ec2 describe-subnets` shows them"),
-            bucket=self._fits("--bucket", self.given.bucket, _BUCKET, "the name of a bucket of S3", made),
+            subnet=self.subnets(1)[0],
+            bucket=self.fits("--bucket", self.given.bucket, _BUCKET, "the name of a bucket of S3", made),
             instance_type=name,
             architecture=architecture,
             device=device,
             config=config,
             package=Sent(Path(), "", 0, ""),
-            wheel=self._wheel(),
+            wheel=self.wheel(),
             lock=lock,
             on_ray=bool(need_of_ray(config)[0]) or config.ray.address is not None,
             volume_gib=self._volume(device),
@@ -128,19 +141,31 @@ class _MachineOptions:
             spot=self.given.spot,
         )
 
-    def _fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
+    def fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
         if value is None or not form.fullmatch(value):
             found = "not given" if value is None else repr(value)
             self.faults.append(": ".join(filter(None, (flag, found, f"expected {expected}", where))))
         return value or ""
 
+    def subnets(self, most: int) -> tuple[str, ...]:
+        """At least one."""
+        found: list[str | None] = self.given.subnets or [None]
+        if len(found) > most:
+            self.faults.append(f"--subnet: {len(found)} of them: expected {most}, for one machine: leave out the others")
+        return tuple(
+            self.fits("--subnet", each, SUBNET, "subnet-ID", "`aws ec2 describe-subnets` shows them") for each in found
+        )
+
+    def memory_bytes(self) -> int | None:
+        given: str | None = self.given.memory
+        if given is None:
+            return None
+        self.fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")
+        return int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
+
     def _needs(self, document: Document, config: Config) -> Needs:
         """Of all of it; memory_bytes is 0 where it cannot be told."""
-        given: str | None = self.given.memory
-        memory_bytes = None
-        if given is not None:
-            self._fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")
-            memory_bytes = int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
+        memory_bytes = self.memory_bytes()
         sizes = artifact_sizes(document)
         known = all(size is not None for each in sizes for size in each)
         if memory_bytes is None and not known:
@@ -167,7 +192,7 @@ class _MachineOptions:
             self.notes.append(f"{name} has {there.vcpu} cores, and the sessions keep up to {needs.cores} busy")
         return name, there.architecture
 
-    def _wheel(self) -> Sent:
+    def wheel(self) -> Sent:
         path: Path | None = self.given.wheel
         expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
         if path is None or not path.is_file() or not _WHEEL.fullmatch(path.name):
@@ -175,10 +200,12 @@ class _MachineOptions:
             return Sent(Path(), "", 0, "")
         return sent(path, path.name)
 
-    def _lock(self, config: Config, device: Device) -> Sent:
+    def lock(self, config: Config, device: Device) -> Sent:
         path: Path | None = self.given.lock
+        if path is not None and path.is_dir():
+            path /= f"requirements-{device}.lock"
         if path is None or not path.is_file():
-            expected = f"a file of libraries with their hashes: {_LOCKS[device]} in the gateway's source"
+            expected = f"a file of libraries with their hashes: docker/requirements-{device}.lock in the gateway's source"
             self.faults.append(f"--lock: {'not given' if path is None else path}: expected {expected}")
             return Sent(Path(), "", 0, "")
         self.faults += map(str, lacking(config, path.read_text(encoding="utf-8"), neuron=device == "neuron"))
@@ -186,7 +213,7 @@ class _MachineOptions:
 
     def _volume(self, device: Device) -> int:
         given: int | None = self.given.volume_gib
-        least = _VOLUME_GIB[device]
+        least = VOLUME_GIB[device]
         if given is not None and given < least:
             self.faults.append(f"--volume-gib: {given}: expected {least} or more: the image, and what is installed")
         return least if given is None else given

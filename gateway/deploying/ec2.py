@@ -38,10 +38,8 @@ PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
 _SETUP: Final = "/usr/local/lib/gateway-setup"
 _MOST_USER_DATA_BYTES: Final = 16384  # of EC2, before it is encoded
 _AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
-_NEURON_LIBRARIES: Final = (
-    "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
-)
-_ROOT: Final = "/dev/sda1"  # of all of these images, which are Ubuntu 24.04
+NEURON_LIBRARIES: Final = "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
+ROOT_DEVICE: Final = "/dev/sda1"  # of all of these images, which are Ubuntu 24.04
 _DIGEST_CHARS: Final = 12
 
 _STATE: Final = "Reservations.0.Instances.0.State.Name"
@@ -50,6 +48,7 @@ _RUNNING: Final = Until(_STATE, ("running",), ("shutting-down", "terminated", "s
 ENDED: Final = Until(_STATE, ("terminated",), most_s=600)
 _ANSWERING: Final = Until("Output", (READY,), (FAILED,), "Output", within=True, most_s=1800)
 
+METADATA_OPTIONS: Final = {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1}  # IMDSv2
 IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("cpu", "amd64"): "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id",
     ("cpu", "arm64"): "/aws/service/canonical/ubuntu/server/24.04/stable/current/arm64/hvm/ebs-gp3/ami-id",
@@ -118,6 +117,10 @@ def tags(machine: Machine) -> dict[str, str]:
     return {"Name": machine.called, TAG_NAME: machine.name, TAG_BY: f"gateway {__version__}"}
 
 
+def setup_program() -> str:
+    return (files("gateway.deploying") / "machine_setup.py").read_text(encoding="utf-8")
+
+
 def user_data(machine: Machine) -> str:
     """What cloud-init does on the machine, once: a document that holds no secret. Raises: ConfigError, if it is too long."""
     settings = {
@@ -129,7 +132,7 @@ def user_data(machine: Machine) -> str:
         "wheel": machine.wheel.name,
         "lock": machine.lock.name,
         "python": "/usr/bin/python3",
-        "beside": _NEURON_LIBRARIES if machine.device == "neuron" else "",
+        "beside": NEURON_LIBRARIES if machine.device == "neuron" else "",
         "secrets": dict(machine.secrets),
         "secrets_in": SECRETS,
         "unit": UNIT,
@@ -142,14 +145,13 @@ def user_data(machine: Machine) -> str:
         devices=machine.device != "cpu",
         on_ray=machine.on_ray,
     )
-    setup = (files("gateway.deploying") / "machine_setup.py").read_text(encoding="utf-8")
     document = {
         "package_update": True,
         "packages": ["python3-venv"],
         "write_files": [
             {"path": f"/etc/systemd/system/{UNIT}", "content": service, "permissions": "0644"},
             {"path": f"{_SETUP}/settings.json", "content": json.dumps(settings, indent=1), "permissions": "0644"},
-            {"path": f"{_SETUP}/machine_setup.py", "content": setup, "permissions": "0755"},
+            {"path": f"{_SETUP}/machine_setup.py", "content": setup_program(), "permissions": "0755"},
         ],
         "runcmd": [["/usr/bin/python3", f"{_SETUP}/machine_setup.py", f"{_SETUP}/settings.json"]],
     }
@@ -255,8 +257,8 @@ def _instance(machine: Machine) -> Iterator[Call]:
         "SubnetId": machine.subnet,
         "SecurityGroupIds": [Answered("ec2.create_security_group", ("GroupId",))],
         "IamInstanceProfile": {"Name": machine.profile or machine.called},
-        "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
-        "BlockDeviceMappings": [{"DeviceName": _ROOT, "Ebs": volume}],
+        "MetadataOptions": dict(METADATA_OPTIONS),
+        "BlockDeviceMappings": [{"DeviceName": ROOT_DEVICE, "Ebs": volume}],
         **({"InstanceMarketOptions": {"MarketType": "spot"}} if machine.spot else {}),
         "TagSpecifications": [_tagged(kind, machine) for kind in ("instance", "volume", "network-interface")],
         "UserData": user_data(machine),

@@ -149,8 +149,9 @@ def main(settings: Mapping[str, Any]) -> None:
         value = secret(source, region)
         with open(f"{settings['secrets_in']}/{name}", "wb", opener=lambda path, flags: os.open(path, flags, 0o400)) as opened:
             opened.write(value)
-    run("systemctl", "daemon-reload")
-    run("systemctl", "enable", "--now", settings["unit"])  # returns when the gateway is ready
+    if settings["unit"]:
+        run("systemctl", "daemon-reload")
+        run("systemctl", "enable", "--now", settings["unit"])  # returns when the gateway is ready
 
 
 if __name__ == "__main__":

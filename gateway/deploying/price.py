@@ -43,7 +43,7 @@ def monthly(
         counts = dict.fromkeys((least, most))
         figures = ", ".join(f"{usd(price.usd_per_hour * n * HOURS_A_MONTH)} with {_instances(n)}" for n in counts)
         yield f"Price of {instance_type}: {usd(price.usd_per_hour)} an hour each. A month: {figures}."
-        yield f"  Source: {price.source}, {_dated(price, today)}."
+        yield f"  Source: {price.source}, {dated(price, today)}."
     if region != types.region:
         yield f"These are prices of {types.region}; {region} has its own."
 
@@ -52,6 +52,6 @@ def _instances(n: int) -> str:
     return "1 instance" if n == 1 else f"{n} instances"
 
 
-def _dated(price: Price, today: datetime.date) -> str:
+def dated(price: Price, today: datetime.date) -> str:
     flags = [flag for flag in price.flags(today) if flag != "undated"]
     return "; ".join([str(price.date) if price.date is not None else "of no known date", *flags])

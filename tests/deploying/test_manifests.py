@@ -17,7 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.cli import main
 from gateway.commands.package import packed
 from gateway.config import parse_config
-from gateway.deploying.rayservice import RAY_VERSION
+from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
 

@@ -231,7 +231,10 @@ class FakeAws:
         return found | ({"FailureReason": self.reason} if self.reason else {})
 
     def _stop_transform_job(self, TransformJobName: str) -> None:
-        _there(self.jobs, TransformJobName, "job")["status"] = "Stopping"
+        job = _there(self.jobs, TransformJobName, "job")
+        if job["status"] != "InProgress":
+            raise Refused("ValidationException", f"The request was rejected because the job is {job['status']}")
+        job["status"] = "Stopping"
 
     def _list_transform_jobs(self, **asked: Any) -> dict[str, Any]:
         listed = [

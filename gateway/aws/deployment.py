@@ -124,7 +124,7 @@ class Deploying:
                 self._called(call)
                 return
             except PlatformRefused as exc:
-                if absent(exc):
+                if absent(exc) or (call.already and exc.reason == call.already):
                     return
                 if not any(word in exc.message for word in _BUSY) or self._now_s() - began_s >= _BUSY_S:
                     raise

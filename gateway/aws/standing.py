@@ -72,7 +72,7 @@ class _Looking:
     def _jobs(self) -> Iterator[str]:
         for each in self._listed("list_transform_jobs", "TransformJobSummaries"):
             job = each["TransformJobName"]
-            ours = re.fullmatch(re.escape(self._name) + _STATE + r"(-\d+)?", job)
+            ours = re.fullmatch(re.escape(self._name) + _STATE, job)
             if ours and each["TransformJobStatus"] in _RUNNING and self._ours(job, self._tags(each["TransformJobArn"])):
                 yield job
 

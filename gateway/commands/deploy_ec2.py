@@ -3,7 +3,7 @@
 import argparse
 import datetime
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,10 @@ import shtab
 from gateway.commands.deploy_cluster import write_cluster
 from gateway.commands.ec2_options import PAGE, add_options, wanted
 from gateway.commands.package import packed, write
-from gateway.config import Config, config_of
-from gateway.deploying.calls import as_text
+from gateway.config import config_of
+from gateway.deploying.calls import Call, as_text
 from gateway.deploying.ec2 import PACKAGE, Machine, Sent, creation, sent
+from gateway.deploying.ec2_standing import told_of_machine
 from gateway.deploying.needs import GIB
 from gateway.deploying.on_machine import moved, unfit
 from gateway.deploying.price import monthly
@@ -44,11 +45,13 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "gateway deploy ec2 configs/examples/fleet.yaml --cluster cluster --security-group sg-0123456789abcdef0 "
         "--region us-east-1 --subnet subnet-0123456789abcdef0 --wheel serving_gateway-0.1.0-py3-none-any.whl --lock docker",
         more="Prints every call that it would make, in their order, with all that the machine is told (its user data), and "
-        f"what it would cost; nobody is asked. {PAGE} says what you need, and what is made. No port is open unless --allow "
-        "says so, and nobody logs in by ssh: sessions of AWS Systems Manager reach it.",
+        "what it would cost; nobody is asked. With --yes it makes them, and waits until the gateway answers. "
+        f"{PAGE} says what you need, and what is made. No port is open unless --allow says so, and nobody logs in by ssh: "
+        "sessions of AWS Systems Manager reach it.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
     config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
     add_options(command)
     command.set_defaults(run=_ec2)
 
@@ -65,10 +68,39 @@ def _ec2(arguments: argparse.Namespace) -> int:
         machine = replace(asked.machine, package=_archive(moved(document, asked.machine.instance_type), Path(folder)))
         for note in asked.notes:
             words.info("Note: %s.", note)
-        print(as_text(creation(machine)))
-        print("\n".join(f"# {line}" for line in (*_price(machine), *_reached(machine, config))))
-        words.info("Nothing was called.")
+        calls = creation(machine)
+        if not arguments.yes:
+            print(as_text(calls))
+            print("\n".join(f"# {line}" for line in (*_price(machine), *_reached(machine, "INSTANCE"))))
+            words.info("Nothing was called: --yes makes these calls.")
+            return 0
+        _carry_out(machine, calls)
     return 0
+
+
+def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
+    """Raises: ConfigError, if something of this name stands there already; PlatformRefused."""
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.aws.machine_standing import machine_standing
+
+    platform = Aws(machine.region)
+    remove = f"`gateway undeploy {machine.name} --region {machine.region} --bucket {machine.bucket} --yes`"
+    found = machine_standing(platform, machine.name)
+    if found.untagged:
+        taken = ", ".join(found.untagged)
+        raise ConfigError(f"--name: {machine.name}: taken by {taken}, not of a gateway: choose another")
+    if not found.nothing:
+        stands = "\n  ".join(told_of_machine(found, bundled(), _now()))
+        raise ConfigError(f"--name: {machine.name}: stands already: {remove} removes it, or choose another\n  {stands}")
+    for line in _price(machine):
+        words.info("%s", line)
+    Deploying(platform).carry_out(calls, remedy=remove)
+    found = machine_standing(platform, machine.name)
+    print("\n".join(told_of_machine(found, bundled(), _now())))
+    for each in found.instances:
+        print("\n".join(_reached(machine, each.number)))
+    words.info("%s removes it.", remove)
 
 
 def _archive(document: Document, folder: Path) -> Sent:
@@ -84,9 +116,8 @@ def _archive(document: Document, folder: Path) -> Sent:
 
 
 def _price(machine: Machine) -> Iterator[str]:
-    today = datetime.datetime.now(tz=datetime.UTC).date()
     types = bundled()
-    yield from monthly([machine.instance_type], 1, 1, types, region=machine.region, today=today, basis="ec2")
+    yield from monthly([machine.instance_type], 1, 1, types, region=machine.region, today=_now().date(), basis="ec2")
     spot = types.instances[machine.instance_type].spot
     if machine.spot and spot is not None:
         source = f"{types.sources[spot.source]}, {spot.date or 'of no known date'}"
@@ -95,15 +126,18 @@ def _price(machine: Machine) -> Iterator[str]:
     yield f"Its disk ({machine.volume_gib} GiB of gp3), a public address and what is sent over the network come on top."
 
 
-def _reached(machine: Machine, config: Config) -> Iterator[str]:
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(tz=datetime.UTC)
+
+
+def _reached(machine: Machine, number: str) -> Iterator[str]:
     """How to speak to it."""
     if machine.allow:
         yield f"{', '.join(map(str, machine.allow))} will reach it at ports {', '.join(map(str, machine.ports))}."
-    elif config.server.http_port:
-        port = config.server.http_port
+    elif port := machine.config.server.http_port:
         asked = f'{{"portNumber":["{port}"],"localPortNumber":["{port}"]}}'
         yield "Only the machine itself will reach it; this brings its port here, for who may open sessions:"
         yield (
-            f"  aws ssm start-session --region {machine.region} --target INSTANCE"
+            f"  aws ssm start-session --region {machine.region} --target {number}"
             f" --document-name AWS-StartPortForwardingSession --parameters '{asked}'"
         )

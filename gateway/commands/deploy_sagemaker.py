@@ -21,6 +21,7 @@ from gateway.deploying.price import monthly
 from gateway.deploying.report import Measured, read_report, report_in
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation
 from gateway.deploying.sagemaker_standing import told
+from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
@@ -55,7 +56,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def _sagemaker(arguments: argparse.Namespace) -> int:
     document, measured = _read(arguments.config)
-    asked = wanted(arguments, document, _servable(document), measured)
+    asked = wanted(arguments, document, _servable(document), measured, begun=_now().isoformat())
     with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
         hosting = asked.hosting
         if not hosting.package:
@@ -85,12 +86,15 @@ def _carry_out(hosting: Hosting, calls: Sequence[Call]) -> None:
     if found.untagged:
         taken = ", ".join(dict.fromkeys(found.untagged))
         raise ConfigError(f"--name: {hosting.name}: taken by {taken}, not of a gateway: choose another")
-    if not found.nothing:
+    if not found.nothing and not isinstance(hosting.way, BatchTransform):  # a job stands beside what else there is
         stands = "\n  ".join(told(found, bundled(), _now()))
         raise ConfigError(f"--name: {hosting.name}: stands already: {remove} removes it, or choose another\n  {stands}")
     for line in _price(hosting):
         words.info("%s", line)
     Deploying(platform).carry_out(calls, remedy=remove)
+    if isinstance(hosting.way, BatchTransform):
+        print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
+        return
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
     words.info("%s removes it.", remove)
 
@@ -136,9 +140,20 @@ def _archive(document: Document, folder: Path, bucket: str) -> PackedModel:
 
 
 def _price(hosting: Hosting) -> list[str]:
-    instances = hosting.way.instances
-    lines = monthly(instances.types, instances.least, instances.most, bundled(), region=hosting.region, today=_now().date())
-    return [*lines, "S3, CloudWatch and what is sent over the network come on top."]
+    on_top = "S3, CloudWatch and what is sent over the network come on top."
+    instances = instances_of(hosting.way)
+    if instances is None:
+        return ["Price: by request and by the time that it takes, nothing while nobody asks; not known here.", on_top]
+    lines = monthly(
+        instances.types,
+        instances.least,
+        instances.most,
+        bundled(),
+        region=hosting.region,
+        today=_now().date(),
+        for_ever=not isinstance(hosting.way, BatchTransform),
+    )
+    return [*lines, on_top]
 
 
 def _now() -> datetime.datetime:

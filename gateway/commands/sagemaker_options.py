@@ -9,15 +9,43 @@ from typing import Final
 from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.needs import Needs, of_ingress
-from gateway.deploying.preflight import AMIS, ami_for, bare, of_ami, of_type, registry
+from gateway.deploying.needs import GIB, Needs, of_ingress
+from gateway.deploying.preflight import AMIS, ami_for, bare, of_ami, of_job, of_type, registry, serverless
 from gateway.deploying.report import Measured
-from gateway.deploying.sagemaker import Hosting, Instances, RealTime
+from gateway.deploying.sagemaker import PREFIX, Hosting
+from gateway.deploying.sagemaker_ways import (
+    CONTENT_TYPES,
+    Asynchronous,
+    BatchTransform,
+    Instances,
+    RealTime,
+    Serverless,
+    Way,
+)
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-sagemaker.md"
+VARIANTS: Final = ("real-time", "asynchronous", "serverless", "batch-transform")
+_MOST_CONCURRENT: Final = {"asynchronous": 1000, "serverless": 200}
+_SERVERLESS_CONCURRENT: Final = 20
+_SERVERLESS_GIB: Final = range(1, 7)
+_ONLY_OF: Final = {
+    "instance_types": ("real-time", "asynchronous", "batch-transform"),
+    "instances": ("real-time", "asynchronous", "batch-transform"),
+    "max_instances": ("real-time", "asynchronous"),
+    "requests_per_second": ("real-time", "asynchronous"),
+    "ami": ("real-time", "asynchronous"),
+    "subnets": ("real-time", "asynchronous", "batch-transform"),
+    "security_groups": ("real-time", "asynchronous", "batch-transform"),
+    "max_concurrency": ("asynchronous", "serverless"),
+    "output": ("asynchronous", "batch-transform"),
+    "input": ("batch-transform",),
+    "content_type": ("batch-transform",),
+}
+"""Options that mean something of some variants only."""
+
 _MOST_TYPES: Final = 5  # InstancePools takes no more
 # Of what one instance can do, to scale at. Source: AWS's guide to load testing an autoscaling configuration.
 _SAFETY: Final = 0.5
@@ -27,12 +55,14 @@ _DATA: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/\S+\.(tar\.gz|
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP: Final = re.compile(r"sg-[0-9a-f]{8,17}")
+_PREFIX_OF_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """None is required here: `asked` says where to get what is missing."""
     command.add_argument("--name", help="of the endpoint; as the first model is called")
+    command.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help="how SageMaker runs it (real-time)")
     what = command.add_argument_group("what runs")
     what.add_argument("--image", help="of docker/Dockerfile, in your registry (Amazon ECR), with its tag")
     what.add_argument("--architecture", choices=("amd64", "arm64"), default="amd64", help="of the image (amd64)")
@@ -55,8 +85,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
     where.add_argument("--max-instances", type=int, metavar="N", help="to scale to (twice that, where a rate is known)")
     rate = "that one instance serves within the SLO, to scale by it (as REPORT says)"
     where.add_argument("--requests-per-second", type=float, metavar="RATE", help=rate)
+    concurrent = "asynchronous: requests that an instance is given at once (two batches of each session); serverless: that "
+    concurrent += f"are answered at once ({_SERVERLESS_CONCURRENT})"
+    where.add_argument("--max-concurrency", type=int, metavar="N", help=concurrent)
     where.add_argument("--subnets", metavar="ID", nargs="+", default=[], help="of your VPC, for the instances")
     where.add_argument("--security-groups", metavar="ID", nargs="+", default=[], help="of your VPC, for the instances")
+    files = command.add_argument_group("files in S3")
+    files.add_argument("--input", metavar="S3URI", help="batch-transform: a prefix, all files under it")
+    files.add_argument("--output", metavar="S3URI", help="where answers go; asynchronous: a folder of --bucket, unless named")
+    files.add_argument("--content-type", choices=CONTENT_TYPES, help="batch-transform: of the files (text/csv)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +104,11 @@ class Wanted:
     notes: tuple[str, ...]
 
 
-def wanted(arguments: argparse.Namespace, document: Document, config: Config, measured: Measured | None) -> Wanted:
-    """Raises: ConfigError, with one line for each option that is missing or does not do."""
-    looked = _Options(arguments, measured)
+def wanted(
+    arguments: argparse.Namespace, document: Document, config: Config, measured: Measured | None, *, begun: str
+) -> Wanted:
+    """begun: as of BatchTransform. Raises: ConfigError, with one line for each option that is missing or does not do."""
+    looked = _Options(arguments, measured, begun)
     hosting = looked.hosting(document, config)
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
@@ -83,6 +122,7 @@ class _Options:
 
     given: argparse.Namespace
     measured: Measured | None
+    begun: str
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -97,10 +137,11 @@ class _Options:
             image=image,
             role_arn=role,
             package=self._package(region),
-            way=self._real_time(self._needs(document, config)),
+            way=self._way(document, config),
             subnets=subnets,
             security_groups=groups,
             metrics=config.metrics.enabled,
+            limit_ms=_limit_ms(config),
         )
 
     def _fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
@@ -158,10 +199,67 @@ class _Options:
         known = all(size is not None for each in sizes for size in each)
         return of_ingress(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
 
-    def _real_time(self, needs: Needs) -> RealTime:
+    def _way(self, document: Document, config: Config) -> Way:
+        wanted: str = self.given.variant
+        for key, variants in _ONLY_OF.items():
+            if wanted not in variants and (value := getattr(self.given, key)) not in (None, []):
+                flag = {"instance_types": "--instance-type"}.get(key, f"--{key.replace('_', '-')}")
+                told = " ".join(map(str, value)) if isinstance(value, list) else value
+                self.faults.append(f"{flag}: {told}: expected none with --variant {wanted}: leave it out")
+        needs = self._needs(document, config)
+        if wanted == "serverless":
+            return self._serverless(needs)
         types = self._types(needs)
+        if wanted == "batch-transform":
+            return self._transform(types)
         per_minute = self._per_minute(types)
-        return RealTime(self._instances(types, self._ami(needs), scaled=per_minute is not None), per_minute)
+        instances = self._instances(types, self._ami(needs), scaled=per_minute is not None)
+        if wanted == "real-time":
+            return RealTime(instances, per_minute)
+        concurrent = self._concurrent(_two_batches(config))
+        return Asynchronous(instances, self._output(config), concurrent, per_minute)
+
+    def _serverless(self, needs: Needs) -> Serverless:
+        self.faults += map(str, serverless(needs, self.given.architecture))
+        gib = -(-needs.memory_bytes // GIB)
+        expected = f"{_SERVERLESS_GIB[0]}Gi to {_SERVERLESS_GIB[-1]}Gi"
+        if not gib and self.given.memory is None:
+            self.faults.append(f"--memory: not given: expected {expected}: what the models take cannot be told here")
+        elif gib > _SERVERLESS_GIB[-1]:
+            remedy = "name another variant, or fewer `sessions`"
+            self.faults.append(f"--memory: {gib}Gi is what it takes: expected {expected}: {remedy}")
+        return Serverless(gib * 1024, self._concurrent(_SERVERLESS_CONCURRENT))
+
+    def _transform(self, types: tuple[str, ...]) -> BatchTransform:
+        if len(types) > 1:
+            self.faults.append(f"--instance-type: {len(types)} of them: expected one: a job takes no others instead")
+        for name in types:
+            self.faults += map(str, of_job(name, bundled()))
+        asked = "a prefix of S3, such as s3://BUCKET/FOLDER/"
+        count = 1 if self.given.instances is None else self.given.instances
+        if count < 1:
+            self.faults.append(f"--instances: {count}: expected 1 or more")
+        return BatchTransform(
+            Instances(types, count, count),
+            self._fits("--input", self.given.input, _PREFIX_OF_S3, asked, "`aws s3 ls` shows what there is"),
+            self._fits("--output", self.given.output, _PREFIX_OF_S3, asked).rstrip("/"),
+            self.given.content_type or CONTENT_TYPES[0],
+            self.begun,
+        )
+
+    def _concurrent(self, usual: int) -> int:
+        given: int | None = self.given.max_concurrency
+        most = _MOST_CONCURRENT[self.given.variant]
+        if given is not None and not 1 <= given <= most:
+            self.faults.append(f"--max-concurrency: {given}: expected 1 to {most}")
+        return min(usual, most) if given is None else given
+
+    def _output(self, config: Config) -> str:
+        """Where an asynchronous endpoint puts its answers: nothing there is removed with it."""
+        output: str | None = self.given.output
+        if output is None and self.given.bucket is not None:
+            return f"s3://{self.given.bucket}/{PREFIX}-answers/{named(self.given.name, config)}"
+        return self._fits("--output", output, _PREFIX_OF_S3, "a prefix of S3, such as s3://BUCKET/FOLDER").rstrip("/")
 
     def _types(self, needs: Needs) -> tuple[str, ...]:
         """By their order, as SageMaker calls them."""
@@ -210,3 +308,13 @@ class _Options:
             ask = "name --requests-per-second, which `loadtest` finds"
             self.faults.append(f"--max-instances: {most}: expected a rate to scale at: {ask}")
         return Instances(types, least, (2 * least if scaled else least) if most is None else most, ami)
+
+
+def _two_batches(config: Config) -> int:
+    """Requests that keep all sessions busy: one batch that runs and one that is formed, of each."""
+    return max(1, sum(2 * max(1, model.max_rows) * backend.sessions for model in config.models for backend in model.backends))
+
+
+def _limit_ms(config: Config) -> float | None:
+    limits = [model.slo.p99_ms for model in config.models if model.slo is not None]
+    return max(limits) if limits and len(limits) == len(config.models) else None

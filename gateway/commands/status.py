@@ -4,8 +4,6 @@ import argparse
 import datetime
 
 from gateway.commands.deploy_options import add_deployed, deployed
-from gateway.deploying.sagemaker_standing import told
-from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 
 
@@ -17,7 +15,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "tell what runs of a deployment on AWS, and what it costs",
         "gateway status iris",
         "gateway status iris --region eu-central-1",
-        more="Of what `gateway deploy sagemaker --yes` made: its tags tell it. Ends with 1 if there is nothing of that name.",
+        more="Of what `gateway deploy sagemaker --yes` or `gateway deploy ec2 --yes` made: its tags tell it. Ends with 1 "
+        "if there is nothing of that name.",
     )
     add_deployed(command)
     command.set_defaults(run=_status)
@@ -26,11 +25,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _status(arguments: argparse.Namespace) -> int:
     from gateway.aws.client import Aws
-    from gateway.aws.standing import standing
+    from gateway.commands.all_standing import all_standing
 
-    name = deployed(arguments.name)
-    found = standing(Aws(arguments.region), name, arguments.bucket)
-    print("\n".join(told(found, bundled(), datetime.datetime.now(tz=datetime.UTC))))
+    found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket)
+    print("\n".join(found.lines(datetime.datetime.now(tz=datetime.UTC))))
+    for each in found.unseen:
+        print(f"  not looked at: {each}")
     for each in found.untagged:
         print(f"  not ours: {each}, which has not the tag")
     return 1 if found.nothing else 0

@@ -34,10 +34,11 @@ PROGRAM: Final = f"{HOME}/environment/bin/gateway"
 PACKAGE: Final = "model.tar.gz"
 READY: Final = "gateway-setup: ready"
 FAILED: Final = "gateway-setup: failed"
+TAG_BUCKET: Final = "serving-gateway:bucket"
 PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
 _SETUP: Final = "/usr/local/lib/gateway-setup"
 _MOST_USER_DATA_BYTES: Final = 16384  # of EC2, before it is encoded
-_AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
+AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
 NEURON_LIBRARIES: Final = "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
 ROOT_DEVICE: Final = "/dev/sda1"  # of all of these images, which are Ubuntu 24.04
 _DIGEST_CHARS: Final = 12
@@ -97,7 +98,7 @@ class Machine:
 
     @property
     def called(self) -> str:
-        return f"gateway-{self.name}"
+        return called(self.name)
 
     @property
     def sent(self) -> tuple[Sent, ...]:
@@ -113,8 +114,14 @@ class Machine:
         return f"{PREFIX}/{self.name}/{file.sha256[:_DIGEST_CHARS]}/{file.name}"
 
 
+def called(name: str) -> str:
+    """What all that is made of a deployment is called."""
+    return f"gateway-{name}"
+
+
 def tags(machine: Machine) -> dict[str, str]:
-    return {"Name": machine.called, TAG_NAME: machine.name, TAG_BY: f"gateway {__version__}"}
+    told = {TAG_BY: f"gateway {__version__}", TAG_BUCKET: machine.bucket}
+    return {"Name": machine.called, TAG_NAME: machine.name, **told}
 
 
 def setup_program() -> str:
@@ -200,7 +207,7 @@ def _role(machine: Machine) -> Iterator[Call]:
     undo = Call("iam", "delete_role_policy", read, "Take from the role what it may read")
     readable = {**read, "PolicyDocument": _policy(_readable(machine))}
     yield Call("iam", "put_role_policy", readable, "Let it read what it runs, and nothing else", undo=(undo,))
-    agent = {**role, "PolicyArn": f"arn:{_partition(machine.region)}:iam::aws:policy/{_AGENT_POLICY}"}
+    agent = {**role, "PolicyArn": f"arn:{partition(machine.region)}:iam::aws:policy/{AGENT_POLICY}"}
     undo = Call("iam", "detach_role_policy", agent, "Take sessions from the role")
     yield Call("iam", "attach_role_policy", agent, "Let AWS Systems Manager open sessions, in place of ssh", undo=(undo,))
     undo = Call("iam", "delete_instance_profile", profile, "Remove the instance profile")
@@ -211,12 +218,12 @@ def _role(machine: Machine) -> Iterator[Call]:
 
 
 def _readable(machine: Machine) -> list[dict[str, Any]]:
-    partition, region = _partition(machine.region), machine.region
-    keys = [f"arn:{partition}:s3:::{machine.bucket}/{machine.key(file)}" for file in machine.sent]
+    of, region = partition(machine.region), machine.region
+    keys = [f"arn:{of}:s3:::{machine.bucket}/{machine.key(file)}" for file in machine.sent]
     found = [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": keys}]
     for kind, action, arn in (
-        ("secretsmanager:", "secretsmanager:GetSecretValue", f"arn:{partition}:secretsmanager:{region}:*:secret:{{}}-??????"),
-        ("ssm:", "ssm:GetParameter", f"arn:{partition}:ssm:{region}:*:parameter/{{}}"),
+        ("secretsmanager:", "secretsmanager:GetSecretValue", f"arn:{of}:secretsmanager:{region}:*:secret:{{}}-??????"),
+        ("ssm:", "ssm:GetParameter", f"arn:{of}:ssm:{region}:*:parameter/{{}}"),
     ):
         names = [source.removeprefix(kind) for source in machine.secrets.values() if source.startswith(kind)]
         if names:
@@ -289,7 +296,7 @@ def _policy(statements: list[dict[str, Any]]) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
-def _partition(region: str) -> str:
+def partition(region: str) -> str:
     return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
 
 

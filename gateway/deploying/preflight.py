@@ -90,6 +90,16 @@ def of_machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacl
         yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 
 
+def of_job(instance_type: str, types: InstanceTypes) -> Iterator[Obstacle]:
+    """What keeps a batch transform job from running there, beside what `of_type` says."""
+    name = bare(instance_type)
+    if name in types.instances and types.hosted(name) and not types.transforms(name):
+        value = f"{name}, which SageMaker has for endpoints only"
+        yield Obstacle(
+            "--instance-type", value, "a type of batch transform, such as m5, c6i, m7i, g5 or inf2", "choose another"
+        )
+
+
 def serverless(needs: Needs, architecture: str) -> Iterator[Obstacle]:
     """The same, where SageMaker chooses the machine."""
     if (device := device_of(needs)) != "cpu":

@@ -32,17 +32,20 @@ def monthly(
     *,
     region: str,
     today: datetime.date,
+    for_ever: bool = True,
     basis: PriceBasis = "sagemaker",
 ) -> Iterator[str]:
-    """Lines for people: a price for each type that may run, with its source and its date."""
+    """Lines for people: a price for each type that may run, with its source and its date. for_ever: it runs until removed."""
     for instance_type in asked:
         price = hourly(instance_type, types, basis)
         if price is None:
             yield f"Price of {instance_type}: not known here; {_PAGES[basis]} has it."
             continue
         counts = dict.fromkeys((least, most))
-        figures = ", ".join(f"{usd(price.usd_per_hour * n * HOURS_A_MONTH)} with {_instances(n)}" for n in counts)
-        yield f"Price of {instance_type}: {usd(price.usd_per_hour)} an hour each. A month: {figures}."
+        hours = HOURS_A_MONTH if for_ever else 1
+        figures = ", ".join(f"{usd(price.usd_per_hour * n * hours)} with {_instances(n)}" for n in counts)
+        when = "A month" if for_ever else "An hour, while it runs"
+        yield f"Price of {instance_type}: {usd(price.usd_per_hour)} an hour each. {when}: {figures}."
         yield f"  Source: {price.source}, {dated(price, today)}."
     if region != types.region:
         yield f"These are prices of {types.region}; {region} has its own."

@@ -9,13 +9,23 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from gateway import __version__
 from gateway.deploying.calls import Call, FromFile, Until
+from gateway.deploying.sagemaker_ways import (
+    BatchTransform,
+    Serverless,
+    Way,
+    configuration,
+    instances_of,
+    tracking,
+    transform,
+    variant,
+)
 
 VARIANT: Final = "AllTraffic"
 TAG_NAME: Final = "serving-gateway:name"
@@ -25,12 +35,13 @@ PREFIX: Final = "serving-gateway"  # of keys in the bucket
 METRICS: Final = "/metrics"
 _SCRAPE_S: Final = 60
 _DIGEST_CHARS: Final = 12
-_SCALE_OUT_S: Final = 60  # a new instance takes minutes: what it is to relieve is not asked for twice meanwhile
-_SCALE_IN_S: Final = 300
 DIMENSION: Final = "sagemaker:variant:DesiredInstanceCount"
 _GONE: Final = Until("EndpointStatus")
-_READY: Final = Until("EndpointStatus", ("InService",), ("Failed", "OutOfService", "UpdateRollbackFailed"))
+READY: Final = Until("EndpointStatus", ("InService",), ("Failed", "OutOfService", "UpdateRollbackFailed"))
+STOPPED: Final = Until("TransformJobStatus", ("Completed",), ("Failed", "Stopped"), most_s=5 * 24 * 3600.0)
+STOPPED_ANYHOW: Final = Until("TransformJobStatus", ("Completed", "Failed", "Stopped"))
 _LOGS: Final = "/aws/sagemaker/Endpoints"  # groups of CloudWatch
+_JOB_LOGS: Final = "/aws/sagemaker/TransformJobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +54,12 @@ class PackedModel:
     bucket: str
 
 
-@dataclass(frozen=True, slots=True)
-class Instances:
-    """types: as SageMaker names them; the first that can be had is taken, in this order. most: to scale to."""
-
-    types: tuple[str, ...]
-    least: int
-    most: int
-    ami: str = ""
-
-    @property
-    def scaled(self) -> bool:
-        return self.most > self.least
-
-
-@dataclass(frozen=True, slots=True)
-class RealTime:
-    """invocations_per_minute: of one instance, to scale at; None: it is not scaled."""
-
-    instances: Instances
-    invocations_per_minute: float | None = None
-
-
-Way = RealTime
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosting:
     """What is to run, and where.
 
-    package: an archive, or where in S3 one is already. metrics: whether the container has any.
+    package: an archive, or where in S3 one is already. metrics: whether the container has any. limit_ms: of the models' SLO,
+    within which 99 of 100 are to be answered; None: there is none.
     """
 
     name: str
@@ -89,15 +76,15 @@ class Hosting:
     @property
     def digest(self) -> str:
         """Of all that makes it what it is; where the package was packed is not part of that."""
-        way = {type(self.way).__name__: _values(self.way)}
-        asked = [self.image, self.role_arn, self.model_data, way, self.subnets, self.security_groups, self.metrics]
-        return hashlib.sha256(json.dumps(asked, default=_values).encode()).hexdigest()[:_DIGEST_CHARS]
+        content = self.package if isinstance(self.package, str) else [self.package.bucket, self.package.sha256]
+        way = {type(self.way).__name__: asdict(self.way)}
+        asked = [self.image, self.role_arn, content, way, self.subnets, self.security_groups, self.metrics]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:_DIGEST_CHARS]
 
     @property
     def key(self) -> str:
-        """Of an archive in its bucket: another for another content."""
-        assert isinstance(self.package, PackedModel)
-        return f"{PREFIX}/{self.name}/{self.package.sha256[:_DIGEST_CHARS]}/model.tar.gz"
+        """Of an archive in its bucket: no other state has it."""
+        return f"{PREFIX}/{self.name}/{self.digest}/model.tar.gz"
 
     @property
     def model_data(self) -> str:
@@ -115,10 +102,13 @@ def tags(hosting: Hosting) -> dict[str, str]:
 
 def creation(hosting: Hosting) -> list[Call]:
     """What makes it where there is nothing of this name."""
-    return [*_model(hosting), _endpoint_configuration(hosting), *_endpoint(hosting), *_scaling(hosting)]
+    if isinstance(hosting.way, BatchTransform):
+        return [*model(hosting), *_job(hosting, hosting.way)]
+    return [*model(hosting), endpoint_configuration(hosting), *_endpoint(hosting), *scaling(hosting)]
 
 
-def _model(hosting: Hosting) -> list[Call]:
+def model(hosting: Hosting) -> list[Call]:
+    """The package in its bucket, and the model of it."""
     calls = []
     if isinstance(package := hosting.package, PackedModel):
         place = {"Bucket": package.bucket, "Key": hosting.key}
@@ -130,21 +120,21 @@ def _model(hosting: Hosting) -> list[Call]:
             "Tagging": urlencode(tags(hosting)),
         }
         undo = Call("s3", "delete_object", place, "Remove the package")
-        why = "Put the package into the bucket, unless it is there: its key has its digest"
+        why = "Put the package into the bucket, unless it is there"
         calls.append(Call("s3", "put_object", put, why, undo=(undo,), already="PreconditionFailed"))
     container: dict[str, Any] = {"Image": hosting.image, "ModelDataUrl": hosting.model_data}
-    if hosting.metrics:
+    if hosting.metrics and not isinstance(hosting.way, Serverless):
         endpoint = {"MetricsEndpointPath": METRICS, "MetricPublishFrequencyInSeconds": _SCRAPE_S}
         container["ContainerMetricsConfig"] = {"MetricsEndpoints": [endpoint]}
-    model: dict[str, Any] = {
+    named: dict[str, Any] = {
         "ModelName": hosting.state,
         "PrimaryContainer": container,
         "ExecutionRoleArn": hosting.role_arn,
         **_network(hosting),
-        "Tags": _listed(tags(hosting)),
+        "Tags": listed(tags(hosting)),
     }
     undo = Call("sagemaker", "delete_model", {"ModelName": hosting.state}, "Remove the model")
-    return [*calls, Call("sagemaker", "create_model", model, "Name the image and the package as a model", undo=(undo,))]
+    return [*calls, Call("sagemaker", "create_model", named, "Name the image and the package as a model", undo=(undo,))]
 
 
 def _network(hosting: Hosting) -> dict[str, Any]:
@@ -153,12 +143,12 @@ def _network(hosting: Hosting) -> dict[str, Any]:
     return {"VpcConfig": {"SecurityGroupIds": [*hosting.security_groups], "Subnets": [*hosting.subnets]}}
 
 
-def _endpoint_configuration(hosting: Hosting) -> Call:
+def endpoint_configuration(hosting: Hosting) -> Call:
     section = {
         "EndpointConfigName": hosting.state,
-        "ProductionVariants": [{"VariantName": VARIANT, "ModelName": hosting.state, **_variant(hosting.way)}],
-        "MetricsConfig": {"EnableDetailedObservability": hosting.metrics, "MetricPublishFrequencyInSeconds": _SCRAPE_S},
-        "Tags": _listed(tags(hosting)),
+        "ProductionVariants": [{"VariantName": VARIANT, "ModelName": hosting.state, **variant(hosting.way)}],
+        **configuration(hosting.way, metrics=hosting.metrics, scrape_s=_SCRAPE_S),
+        "Tags": listed(tags(hosting)),
     }
     undo = Call(
         "sagemaker", "delete_endpoint_config", {"EndpointConfigName": hosting.state}, "Remove the endpoint's configuration"
@@ -166,21 +156,10 @@ def _endpoint_configuration(hosting: Hosting) -> Call:
     return Call("sagemaker", "create_endpoint_config", section, "Say what the endpoint runs on", undo=(undo,))
 
 
-def _variant(way: Way) -> dict[str, Any]:
-    instances = way.instances
-    if len(instances.types) == 1:
-        found: dict[str, Any] = {"InstanceType": instances.types[0]}
-    else:
-        found = {"InstancePools": [{"InstanceType": each, "Priority": n} for n, each in enumerate(instances.types, 1)]}
-    found["InitialInstanceCount"] = instances.least
-    found["RoutingConfig"] = {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
-    return found | ({"InferenceAmiVersion": instances.ami} if instances.ami else {})
-
-
 def _endpoint(hosting: Hosting) -> list[Call]:
     named = {"EndpointName": hosting.name}
     undo = (Call("sagemaker", "delete_endpoint", named, "Remove the endpoint"), until_gone(hosting.name))
-    made = {**named, "EndpointConfigName": hosting.state, "Tags": _listed(tags(hosting))}
+    made = {**named, "EndpointConfigName": hosting.state, "Tags": listed(tags(hosting))}
     return [
         Call("sagemaker", "create_endpoint", made, "Start the endpoint: from here on it costs", undo=undo),
         _until_in_service(hosting.name),
@@ -192,41 +171,49 @@ def until_gone(name: str) -> Call:
 
 
 def _until_in_service(name: str) -> Call:
-    until = replace(_READY, look=f"{_LOGS}/{name}")
+    until = replace(READY, look=f"{_LOGS}/{name}")
     return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait for it", until=until)
 
 
-def _scaling(hosting: Hosting) -> list[Call]:
-    way = hosting.way
-    if way.invocations_per_minute is None or not way.instances.scaled:
+def scaling(hosting: Hosting) -> list[Call]:
+    """What has the endpoint's instances scaled, once it is in service."""
+    instances, policy = instances_of(hosting.way), tracking(hosting.way, hosting.name)
+    if instances is None or policy is None:
         return []
     target = scalable(hosting.name)
-    bounds = {"MinCapacity": way.instances.least, "MaxCapacity": way.instances.most}
+    bounds = {"MinCapacity": instances.least, "MaxCapacity": instances.most, "Tags": tags(hosting)}
+    named = {"PolicyName": hosting.name, **target}
+    forget = Call("application-autoscaling", "delete_scaling_policy", named, "Forget how it was scaled")
     undo = Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more")
-    tracking = {
-        "TargetValue": round(way.invocations_per_minute, 1),
-        "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"},
-        "ScaleOutCooldown": _SCALE_OUT_S,
-        "ScaleInCooldown": _SCALE_IN_S,
-    }
-    policy = {"PolicyName": hosting.name, **target}
-    forget = Call("application-autoscaling", "delete_scaling_policy", policy, "Forget how it was scaled")
     return [
         Call(
             "application-autoscaling",
             "register_scalable_target",
-            {**target, **bounds, "Tags": tags(hosting)},
-            f"Let it have {way.instances.least} to {way.instances.most} instances",
+            {**target, **bounds},
+            f"Let it have {instances.least} to {instances.most} instances",
             undo=(undo,),
         ),
         Call(
             "application-autoscaling",
             "put_scaling_policy",
-            {**policy, "PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": tracking},
-            "Add instances where each gets more requests a minute than this, and take them away again",
+            {**named, "PolicyType": "TargetTrackingScaling", "TargetTrackingScalingPolicyConfiguration": policy},
+            "Add instances where each has more than this, and take them away again",
             undo=(forget,),
         ),
     ]
+
+
+def _job(hosting: Hosting, way: BatchTransform) -> list[Call]:
+    """The job, and the removal of what only it needed."""
+    named = {"TransformJobName": hosting.state}
+    made = {**named, "ModelName": hosting.state, **transform(way), "Tags": listed(tags(hosting))}
+    ended = replace(STOPPED, look=_JOB_LOGS)
+    question = Call("sagemaker", "describe_transform_job", named, "Wait until it is done", until=ended)
+    # Of one that has ended already nothing is stopped.
+    stop = Call("sagemaker", "stop_transform_job", named, "Stop the job", already="ValidationException")
+    stopped = Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=STOPPED_ANYHOW)
+    job = Call("sagemaker", "create_transform_job", made, "Start the job: from here on it costs", undo=(stop, stopped))
+    return [job, question, *(back for call in reversed(model(hosting)) for back in call.undo)]
 
 
 def scalable(name: str) -> dict[str, str]:
@@ -243,9 +230,5 @@ def alarms_of(name: str) -> tuple[str, str]:
     return f"{name}-errors", f"{name}-late"
 
 
-def _listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:
+def listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tagged.items()]
-
-
-def _values(value: Any) -> Any:
-    return {key: getattr(value, key) for key in value.__dataclass_fields__}

@@ -3,14 +3,11 @@
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
-from gateway.deploying.calls import Call, Until
+from gateway.deploying.calls import Call
 from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
-from gateway.deploying.sagemaker import scalable, until_gone
+from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
 from gateway.instances.facts import InstanceTypes
-
-_STOPPED: Final = Until("TransformJobStatus", ("Completed", "Failed", "Stopped"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,8 @@ def removal(standing: Standing) -> list[Call]:
     calls = []
     for job in standing.jobs:
         named = {"TransformJobName": job}
-        calls.append(Call("sagemaker", "stop_transform_job", named, f"Stop the job {job}"))
-        calls.append(Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=_STOPPED))
+        calls.append(Call("sagemaker", "stop_transform_job", named, f"Stop the job {job}", already="ValidationException"))
+        calls.append(Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=STOPPED_ANYHOW))
     if standing.scale is not None:
         target = scalable(standing.name)
         calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more"))
@@ -97,7 +94,7 @@ def told(standing: Standing, types: InstanceTypes, now: datetime.datetime) -> It
         yield f"{standing.name}: no endpoint in {standing.region}"
     else:
         age = now - endpoint.created
-        since = f"{endpoint.created:%Y-%m-%d %H:%M} UTC ({_long(age)})"
+        since = f"{endpoint.created:%Y-%m-%d %H:%M} UTC ({long(age)})"
         yield f"{standing.name}: {endpoint.status} in {standing.region}, since {since}"
         if endpoint.reason:
             yield f"  reason: {endpoint.reason}"
@@ -146,7 +143,7 @@ def _cost(standing: Standing, endpoint: StandingEndpoint, types: InstanceTypes, 
     yield "Cost Explorer has what is billed, by the tag serving-gateway:name, a day later"
 
 
-def _long(age: datetime.timedelta) -> str:
+def long(age: datetime.timedelta) -> str:
     minutes = max(0, round(age.total_seconds() / 60))
     days, hours = minutes // 1440, minutes // 60 % 24
     if days:

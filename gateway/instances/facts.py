@@ -78,12 +78,14 @@ class InstanceType(_Fact):
 class InstanceTypes(_Fact):
     """All known types of one region. sources: short name -> where the prices under it were read.
 
-    ec2_only: families, such as c7a, of which SageMaker hosts no type. Everywhere `ml.c7i.xlarge` is the same as `c7i.xlarge`.
+    ec2_only: families, such as c7a, of which SageMaker hosts no type. endpoint_only: families and types that it hosts, but not
+    for batch transform jobs. Everywhere `ml.c7i.xlarge` is the same as `c7i.xlarge`.
     """
 
     region: str
     sources: dict[str, str]
     ec2_only: tuple[str, ...] = ()
+    endpoint_only: tuple[str, ...] = ()
     instances: dict[str, InstanceType]
 
     @model_validator(mode="after")
@@ -101,6 +103,11 @@ class InstanceTypes(_Fact):
     def hosted(self, name: str) -> bool:
         """Whether SageMaker has it."""
         return name.removeprefix(SAGEMAKER).partition(".")[0] not in self.ec2_only
+
+    def transforms(self, name: str) -> bool:
+        """Whether SageMaker takes it for batch transform jobs."""
+        name = name.removeprefix(SAGEMAKER)
+        return self.hosted(name) and not {name, name.partition(".")[0]} & set(self.endpoint_only)
 
     def quoted(self, name: str, basis: PriceBasis) -> Price | None:
         """The price that stands here, its source spelled out; None, if none does. name: of a known type."""

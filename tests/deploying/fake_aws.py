@@ -108,6 +108,20 @@ class FakeAws:
             assert not report.has_errors(), f"{name}: {report.generate_report()}"
         return _Status(200), found
 
+    # Nothing is on EC2
+
+    def _describe_instances(self, **_: Any) -> dict[str, Any]:
+        return {"Reservations": []}
+
+    def _describe_security_groups(self, **_: Any) -> dict[str, Any]:
+        return {"SecurityGroups": []}
+
+    def _get_role(self, RoleName: str) -> None:
+        raise Refused("NoSuchEntity", f"The role with name {RoleName} cannot be found.", 404)
+
+    def _get_instance_profile(self, InstanceProfileName: str) -> None:
+        raise Refused("NoSuchEntity", f"Instance Profile {InstanceProfileName} cannot be found.", 404)
+
     # SageMaker
 
     def _create_model(self, **asked: Any) -> dict[str, Any]:
@@ -231,7 +245,10 @@ class FakeAws:
         return found | ({"FailureReason": self.reason} if self.reason else {})
 
     def _stop_transform_job(self, TransformJobName: str) -> None:
-        _there(self.jobs, TransformJobName, "job")["status"] = "Stopping"
+        job = _there(self.jobs, TransformJobName, "job")
+        if job["status"] != "InProgress":
+            raise Refused("ValidationException", f"The request was rejected because the job is {job['status']}")
+        job["status"] = "Stopping"
 
     def _list_transform_jobs(self, **asked: Any) -> dict[str, Any]:
         listed = [

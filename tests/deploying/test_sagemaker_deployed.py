@@ -180,6 +180,62 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     assert aws.calls[-1][0] != "delete_object"
 
 
+VARIANTS = {
+    "asynchronous": ("--instance-type", "m5.large", "--requests-per-second", "9"),
+    "serverless": ("--memory", "2Gi"),
+}
+JOB = ("--variant", "batch-transform", "--instance-type", "m5.large", "--input", "s3://my-models/in/")
+JOB = (*JOB, "--output", "s3://my-models/out/", "--yes")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_is_told_and_removed_like_the_first(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], variant: str
+) -> None:
+    typed = ("deploy", "sagemaker", str(IRIS), *PLACE, "--variant", variant, *VARIANTS[variant], "--yes")
+    told = said(capsys, *typed)
+    assert "iris: InService" in told
+    cost = {"asynchronous": "cost: 0.115 USD an hour now", "serverless": "cost: by request, as Cost Explorer tells"}
+    assert cost[variant] in told
+    assert ("scaled: between 1 and 2" in told) == (variant == "asynchronous")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_a_job_leaves_nothing_but_its_answers(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB)
+    assert re.search(r"iris-[0-9a-f]{12}: done; the answers are under s3://my-models/out\n", told)
+    assert aws.standing == []
+    assert [job["status"] for job in aws.jobs.values()] == ["Completed"]
+
+
+def test_a_job_beside_an_endpoint_of_its_name_takes_nothing_from_it(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB)
+    assert aws.standing == before
+
+
+def test_a_job_that_fails_says_why_and_leaves_nothing(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.becomes, aws.reason = "Failed", "ClientError: no file under s3://my-models/in/"
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=1)
+    assert "is Failed: ClientError: no file under s3://my-models/in/" in told
+    assert "/aws/sagemaker/TransformJobs" in told
+    assert aws.standing == []
+
+
+def test_a_job_that_runs_on_is_stopped_by_undeploy(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before["describe_transform_job"] = typed
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    assert "jobs: iris-" in said(capsys, "status", "iris")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+    assert [job["status"] for job in aws.jobs.values()] == ["Stopped"]
+
+
 class Time:
     """Passes only while somebody sleeps."""
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.deploying.sagemaker import Hosting, Instances, PackedModel, RealTime, creation
+from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
 from tests.deploying.service_models import faults
 from tests.loadtest.examples import example_recommendation
@@ -30,17 +31,28 @@ HOSTING = Hosting(
     package=PackedModel(Path("model.tar.gz"), 1 << 20, "ab" * 32, "my-models"),
     way=RealTime(Instances(("ml.c7i.large",), 1, 4), 6000.0),
 )
-WAYS = {
+ONE = Instances(("ml.m5.large",), 1, 1)
+WAYS: dict[str, Way] = {
     "one type": RealTime(Instances(("ml.c7i.large",), 1, 1)),
     "scaled": RealTime(Instances(("ml.c7i.large",), 2, 4), 1234.56),
     "five types": RealTime(
         Instances(tuple(f"ml.{family}.xlarge" for family in ("c7i", "c6i", "m7i", "m6i", "c5")), 1, 9), 10.0
     ),
     "gpu": RealTime(Instances(("ml.g6.xlarge",), 1, 1, "al2023-ami-sagemaker-inference-gpu-4-1")),
+    "asynchronous": Asynchronous(ONE, "s3://my-models/answers", 64),
+    "asynchronous, scaled": Asynchronous(Instances(("ml.m5.large", "ml.m6i.large"), 1, 4), "s3://b-1/a", 1000, 900.0),
+    "serverless": Serverless(6144, 200),
+    "csv": BatchTransform(ONE, "s3://my-models/in/", "s3://my-models/out", "text/csv", "2026-11-24T04:00:00+00:00"),
+    "json": BatchTransform(ONE, "s3://my-models/in/", "s3://my-models/out", "application/json", "2026-11-24T05:00:00+00:00"),
 }
 IN_A_VPC = replace(HOSTING, subnets=("subnet-0123456789abcdef0",), security_groups=("sg-0123456789abcdef0",))
 UPLOADED = replace(HOSTING, package="s3://my-models/iris.tar.gz", metrics=False)
-HOSTINGS = [HOSTING, IN_A_VPC, UPLOADED, *(replace(HOSTING, way=way) for way in WAYS.values())]
+HOSTINGS = {
+    "usual": HOSTING,
+    "vpc": IN_A_VPC,
+    "uploaded": UPLOADED,
+    **{name: replace(HOSTING, way=way) for name, way in WAYS.items()},
+}
 
 
 def printed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> dict[str, dict[str, Any]]:
@@ -74,14 +86,14 @@ def reported(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("hosting", HOSTINGS, ids=lambda hosting: f"{hosting.way.instances.types[0]}-{hosting.digest}")
+@pytest.mark.parametrize("hosting", HOSTINGS.values(), ids=HOSTINGS)
 def test_every_call_and_what_takes_it_back_is_one_that_aws_takes(hosting: Hosting) -> None:
     calls = creation(hosting)
     undone = [back for call in calls for back in call.undo]
     assert [fault for call in (*calls, *undone) for fault in faults(call)] == []
 
 
-@pytest.mark.parametrize("hosting", HOSTINGS, ids=lambda hosting: hosting.digest)
+@pytest.mark.parametrize("hosting", HOSTINGS.values(), ids=HOSTINGS)
 def test_whatever_is_made_is_tagged_and_can_be_taken_back(hosting: Hosting) -> None:
     marked = {"serving-gateway:name": "iris", "serving-gateway:config": hosting.digest}
     for call in creation(hosting):
@@ -90,7 +102,7 @@ def test_whatever_is_made_is_tagged_and_can_be_taken_back(hosting: Hosting) -> N
             tagged = {tag["Key"]: tag["Value"] for tag in tagged}
         if call.operation == "put_object":
             tagged = dict(pair.split("=") for pair in call.parameters["Tagging"].replace("%3A", ":").split("&"))
-        makes = call.until is None
+        makes = call.until is None and not call.operation.startswith("delete")
         assert bool(call.undo) == makes
         if call.operation != "put_scaling_policy":  # which goes with its target
             assert (marked.items() <= tagged.items()) == makes, call.named
@@ -126,7 +138,7 @@ def test_the_longest_name_still_leaves_room_for_the_digest() -> None:
 
 
 def test_one_type_is_asked_for_as_such_and_several_in_their_order() -> None:
-    def variant(way: RealTime) -> dict[str, Any]:
+    def variant(way: Way) -> dict[str, Any]:
         calls = {call.operation: call for call in creation(replace(HOSTING, way=way))}
         found: dict[str, Any] = calls["create_endpoint_config"].parameters["ProductionVariants"][0]
         return found
@@ -157,6 +169,69 @@ def test_a_dry_run_prints_the_calls_of_the_plan_and_the_price_of_a_month(
     # 2 × 0.1071 × 730 = 156.37
     assert "# Price of ml.c7i.large: 0.1071 USD an hour each. A month: 156.37 USD with 2 instances." in out
     assert re.search(r"#   Source: .+, 2026-07-20; estimated", out)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "there"),
+    [
+        ("asynchronous", ["--instance-type", "m5.large"], "sagemaker.create_endpoint"),
+        ("serverless", ["--memory", "2Gi"], "sagemaker.create_endpoint"),
+        (
+            "batch-transform",
+            ["--instance-type", "m5.large", "--input", "s3://my-models/in/", "--output", "s3://my-models/out/"],
+            "sagemaker.create_transform_job",
+        ),
+    ],
+)
+def test_each_variant_is_the_same_container_and_tells_its_price(
+    capsys: pytest.CaptureFixture[str], variant: str, options: Sequence[str], there: str
+) -> None:
+    calls = printed(capsys, IRIS, *PLACE, "--variant", variant, *options)
+    assert there in calls
+    assert calls["sagemaker.create_model"]["PrimaryContainer"]["Image"] == IMAGE
+    assert main(["deploy", "sagemaker", str(IRIS), *PLACE, "--variant", variant, *options]) == 0
+    told = {
+        "asynchronous": "# Price of ml.m5.large: 0.115 USD an hour each. A month: 83.95 USD with 1 instance.",  # 0.115 × 730
+        "serverless": "# Price: by request and by the time that it takes, nothing while nobody asks; not known here.",
+        "batch-transform": "An hour, while it runs: 0.115 USD with 1 instance.",
+    }
+    assert told[variant] in capsys.readouterr().out
+
+
+def test_an_asynchronous_endpoint_gets_two_batches_of_each_session_and_is_scaled_by_what_waits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = written(tmp_path, SYNTHETIC | {"backends": [{"kind": "synthetic", "sessions": 3}]})
+    options = ("--variant", "asynchronous", "--instance-type", "m5.large", "--requests-per-second", "10", "--name", "later")
+    calls = printed(capsys, config, *PLACE, *options)
+    told = calls["sagemaker.create_endpoint_config"]["AsyncInferenceConfig"]
+    assert told["ClientConfig"]["MaxConcurrentInvocationsPerInstance"] == 2 * 8 * 3
+    assert told["OutputConfig"]["S3OutputPath"] == "s3://my-models/serving-gateway-answers/later/answers"
+    policy = calls["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 300  # half of what it does in a minute: 10 × 60 × 0.5
+    metric = policy["CustomizedMetricSpecification"]
+    assert (metric["MetricName"], metric["Dimensions"]) == (
+        "ApproximateBacklogSizePerInstance",
+        [{"Name": "EndpointName", "Value": "later"}],
+    )
+
+
+def test_serverless_gets_the_whole_gigabytes_that_the_models_need(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    calls = printed(capsys, written(tmp_path), *PLACE, "--variant", "serverless", "--max-concurrency", "5")
+    variant = calls["sagemaker.create_endpoint_config"]["ProductionVariants"][0]
+    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 1024, "MaxConcurrency": 5}
+    assert "InstanceType" not in variant
+
+
+@pytest.mark.parametrize(("content_type", "split"), [("text/csv", "Line"), ("application/json", "None")])
+def test_a_batch_transform_cuts_lines_where_its_files_have_them_and_removes_what_only_it_needed(
+    capsys: pytest.CaptureFixture[str], content_type: str, split: str
+) -> None:
+    options = ("--input", "s3://my-models/in/", "--output", "s3://my-models/out/", "--content-type", content_type)
+    calls = printed(capsys, IRIS, *PLACE, "--variant", "batch-transform", "--instance-type", "m5.large", *options)
+    job = calls["sagemaker.create_transform_job"]
+    assert job["TransformInput"]["SplitType"] == job["TransformOutput"]["AssembleWith"] == split
+    assert [*calls][-3:] == ["sagemaker.describe_transform_job", "sagemaker.delete_model", "s3.delete_object"]
 
 
 def test_prices_of_another_region_are_said_to_be_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,12 +275,31 @@ def test_all_that_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest
         (["--instance-type", "c7g.xlarge"], "c7g.xlarge is arm64: expected amd64, as the image is"),
         (["--architecture", "arm64"], "c7i.large is amd64: expected arm64, as the image is"),
         ([f"--instance-type=m7i.{size}xlarge" for size in ("", 2, 4, 8, 12)], "6 of them: expected 5 at most"),
+        (["--input", "s3://my-models/in"], "--input: s3://my-models/in: expected none with --variant real-time: leave it out"),
+        (["--variant", "serverless"], "--instance-type: ml.c7i.large: expected none with --variant serverless"),
+        (["--variant", "serverless"], "--memory: not given: expected 1Gi to 6Gi"),
+        (["--variant", "serverless", "--memory", "7Gi"], "--memory: 7Gi is what it takes: expected 1Gi to 6Gi"),
+        (["--variant", "serverless", "--memory", "1Gi", "--architecture", "arm64"], "arm64, and serverless runs amd64"),
+        (
+            ["--variant", "serverless", "--memory", "1Gi", "--max-concurrency", "201"],
+            "--max-concurrency: 201: expected 1 to 200",
+        ),
+        (["--variant", "asynchronous", "--output", "answers"], "--output: 'answers': expected a prefix of S3"),
+        (["--variant", "batch-transform"], "--input: not given: expected a prefix of S3, such as s3://BUCKET/FOLDER/"),
+        (["--variant", "batch-transform"], "--output: not given: expected a prefix of S3"),
+        (["--variant", "batch-transform", "--instance-type", "m5.large"], "2 of them: expected one: a job takes no others"),
     ],
 )
 def test_what_is_malformed_or_cannot_work_is_refused(
     capsys: pytest.CaptureFixture[str], options: Sequence[str], told: str
 ) -> None:
     assert told in refused(capsys, IRIS, *PLACE, "--instance-type", "ml.c7i.large", *options)
+
+
+def test_a_type_that_sagemaker_has_for_endpoints_only_runs_no_job(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("--input", "s3://my-models/in/", "--output", "s3://my-models/out/", "--variant", "batch-transform")
+    told = refused(capsys, IRIS, *PLACE, *files, "--instance-type", "g7.2xlarge")
+    assert "g7.2xlarge, which SageMaker has for endpoints only: expected a type of batch transform" in told
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,10 @@ def test_everything_that_a_package_reads_is_installed_with_it(name: str, one: st
 def test_what_sagemaker_hosts_is_what_its_interface_takes_and_has_a_price(catalogue: Catalogue) -> None:
     model = pytest.importorskip("botocore.session").get_session().get_service_model("sagemaker")
     taken = set(model.shape_for("ProductionVariantInstanceType").enum)
+    for_jobs = set(model.shape_for("TransformInstanceType").enum)
     for name, instance in catalogue.instances.items():
         assert (f"ml.{name}" in taken) == catalogue.hosted(name) == ("sagemaker" in instance.prices), name
+        assert (f"ml.{name}" in for_jobs) == catalogue.transforms(name), name
 
 
 def test_sagemaker_names_mean_the_same_type(catalogue: Catalogue) -> None:

@@ -28,15 +28,16 @@ class OnMoto:
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
         self.says = SAID
-        self.session = botocore.session.Session()
-        self.session.set_credentials("of", "nobody")
-        self.session.set_config_variable("region", "us-east-1")
-        self.session.register("before-parameter-build.ec2.RunInstances", self._image)
-        self.session.register("before-call", self._call)
+        session = botocore.session.Session()
+        session.set_credentials("of", "nobody")
+        session.set_config_variable("region", "us-east-1")
+        session.register("before-parameter-build.ec2.RunInstances", self._image)
+        session.register("before-call", self._call)
+        self.session = boto3.session.Session(botocore_session=session)
 
     def _image(self, params: dict[str, Any], **_: Any) -> None:
         assert params["ImageId"].startswith("resolve:ssm:/aws/service/")
-        params["ImageId"] = boto3.client("ec2").describe_images()["Images"][0]["ImageId"]
+        params["ImageId"] = "ami-03cf127a"  # moto's first
 
     def _call(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]] | None:
         self.calls.append(model.name)
@@ -61,13 +62,13 @@ def moto() -> Iterator[OnMoto]:
     """One for all tests, as its policies and botocore's models take a second to be read: each test leaves nothing in it."""
     with mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
         found = OnMoto()
-        boto3.session.Session(botocore_session=found.session).client("s3").create_bucket(Bucket=BUCKET)
+        found.session.client("s3").create_bucket(Bucket=BUCKET)
         yield found
 
 
 @pytest.fixture
 def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.session.Session(botocore_session=moto.session))
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", moto.session)
     monkeypatch.setattr("gateway.aws.deployment._ASK_AGAIN_S", 0)
     monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
     moto.says = SAID

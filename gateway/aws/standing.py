@@ -5,7 +5,7 @@ Lists are asked, not the tagging API, which hears of what was made a moment ago 
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
@@ -14,6 +14,15 @@ from gateway.deploying.sagemaker_standing import Standing, StandingEndpoint, Sta
 from gateway.errors import PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
+_OF_POLICY: Final = (
+    "PolicyName",
+    "ServiceNamespace",
+    "ResourceId",
+    "ScalableDimension",
+    "PolicyType",
+    "TargetTrackingScalingPolicyConfiguration",
+    "StepScalingPolicyConfiguration",
+)
 _RUNNING: Final = ("InProgress", "Stopping")
 
 
@@ -124,16 +133,14 @@ class _Looking:
         for each in self._platform.pages(asking, "describe_scalable_targets", asked, "ScalableTargets"):
             tags = self._platform.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})["Tags"]
             if self._ours(f"what scales {self._name}", tags):
-                return StandingScale(each["MinCapacity"], each["MaxCapacity"], self._per_minute(target))
+                policies = tuple(self._policies(target))
+                return StandingScale(each["MinCapacity"], each["MaxCapacity"], _per_minute(policies), policies)
         return None
 
-    def _per_minute(self, target: dict[str, str]) -> float | None:
+    def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
         for policy in self._platform.pages(asking, "describe_scaling_policies", target, "ScalingPolicies"):
-            tracking = policy.get("TargetTrackingScalingPolicyConfiguration", {})
-            if "PredefinedMetricSpecification" in tracking:
-                return float(tracking["TargetValue"])
-        return None
+            yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
     def _alarms(self) -> Iterator[str]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
@@ -156,6 +163,11 @@ class _Looking:
             found = self._platform.call("s3", "get_object_tagging", place)["TagSet"]
             if self._ours(f"s3://{bucket}/{each['Key']}", {tag["Key"]: tag["Value"] for tag in found}):
                 yield each["Key"]
+
+
+def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:
+    tracking = (policy.get("TargetTrackingScalingPolicyConfiguration", {}) for policy in policies)
+    return next((float(each["TargetValue"]) for each in tracking if "PredefinedMetricSpecification" in each), None)
 
 
 def _utc(time: datetime.datetime) -> datetime.datetime:

@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.deploying.calls import Call
 from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
@@ -30,11 +31,15 @@ class StandingEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class StandingScale:
-    """Bounds of its instances, and the requests a minute that each is to have; None: by another measure."""
+    """Bounds of its instances, and the requests a minute that each is to have; None: by another measure.
+
+    policies: what they are scaled by, as the parameters of put_scaling_policy.
+    """
 
     least: int
     most: int
     per_minute: float | None
+    policies: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
-from gateway.deploying.sagemaker_standing import Standing, StandingEndpoint, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
 from gateway.errors import PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
@@ -26,7 +26,7 @@ _OF_POLICY: Final = (
 _RUNNING: Final = ("InProgress", "Stopping")
 
 
-def standing(platform: Platform, name: str, bucket: str | None = None) -> Standing:
+def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
     """bucket: looked at too, beside those that its models name. Raises: PlatformRefused, ConfigError."""
     return _Looking(platform, name).found(bucket)
 
@@ -37,11 +37,11 @@ class _Looking:
         self._name = name
         self._untagged: list[str] = []
 
-    def found(self, bucket: str | None) -> Standing:
+    def found(self, bucket: str | None) -> Deployed:
         endpoint = self._endpoint()
         models = tuple(self._states("list_models", "Models", "ModelName", "ModelArn"))
         buckets = dict.fromkeys((*(self._bucket(model) for model in models), bucket))
-        return Standing(
+        return Deployed(
             name=self._name,
             region=self._platform.region,
             endpoint=endpoint,

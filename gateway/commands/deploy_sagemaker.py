@@ -19,7 +19,7 @@ from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import Measured, read_report, report_in
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation
-from gateway.deploying.sagemaker_standing import Standing, told
+from gateway.deploying.sagemaker_standing import Deployed, told
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
@@ -128,7 +128,7 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
 
 
-def _of_ours(found: Standing) -> Standing:
+def _of_ours(found: Deployed) -> Deployed:
     """Raises: ConfigError, if something has this name that is not ours."""
     if found.untagged:
         taken = ", ".join(dict.fromkeys(found.untagged))

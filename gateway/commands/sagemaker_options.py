@@ -101,7 +101,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedHosting:
     """hosting: its package is "" where it is still to be packed. notes: what is to be known of it."""
 
     hosting: Hosting
@@ -110,14 +110,14 @@ class Wanted:
 
 def wanted(
     arguments: argparse.Namespace, document: Document, config: Config, measured: Measured | None, *, begun: str
-) -> Wanted:
+) -> WantedHosting:
     """begun: as of BatchTransform. Raises: ConfigError, with one line for each option that is missing or does not do."""
     looked = _Options(arguments, measured, begun)
     hosting = looked.hosting(document, config)
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
     caveats = measured.caveats if measured is not None else ()
-    return Wanted(hosting, (*caveats, *looked.notes))
+    return WantedHosting(hosting, (*caveats, *looked.notes))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Calls of a platform's API as plain data: what is asked of whom, in which order, why, and what takes it back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ class Until:
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
+    _: KW_ONLY
     look: str = ""
     most_s: float = 3600.0
     leave: bool = False

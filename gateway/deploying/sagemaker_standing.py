@@ -43,7 +43,7 @@ class StandingScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
 
     untagged: what is called as ours would be, and is somebody else's.
@@ -66,7 +66,7 @@ class Standing:
         return not any(found)
 
 
-def removal(standing: Standing) -> list[Call]:
+def removal(standing: Deployed) -> list[Call]:
     """What costs goes first; nothing is removed while something that stands needs it."""
     calls = []
     for job in standing.jobs:
@@ -92,7 +92,7 @@ def removal(standing: Standing) -> list[Call]:
     return calls
 
 
-def told(standing: Standing, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
+def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
     """Lines for people."""
     endpoint = standing.endpoint
     if endpoint is None:
@@ -127,7 +127,7 @@ def _instances(endpoint: StandingEndpoint) -> str:
     return running if sum(endpoint.running.values()) == endpoint.wanted else f"{running}; {endpoint.wanted} wanted"
 
 
-def _cost(standing: Standing, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
+def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
     """Of its instances, at the known prices. Of how many it had before, nobody keeps account."""
     if not endpoint.types:
         yield "cost: by request, as Cost Explorer tells"

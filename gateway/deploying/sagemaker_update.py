@@ -20,7 +20,7 @@ from gateway.deploying.sagemaker import (
     scaling,
     tags,
 )
-from gateway.deploying.sagemaker_standing import Standing
+from gateway.deploying.sagemaker_standing import Deployed
 from gateway.deploying.sagemaker_ways import Asynchronous, Serverless, instances_of
 
 _ERRORS: Final = 0.01  # of the answers, in a minute
@@ -31,7 +31,7 @@ _MOST_S: Final = 7200
 _SETTLED: Final = ("InService", *READY.failed)
 
 
-def update(hosting: Hosting, stands: Standing | None = None, *, bake_s: int = 300) -> list[Call]:
+def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 300) -> list[Call]:
     """stands: what is there; None: that is not known, and all is made. bake_s: how long the new fleet is watched.
 
     None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, that is made.
@@ -77,7 +77,7 @@ def _alarm(hosting: Hosting, name: str, what: str, metric: dict[str, Any], perio
     return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back", undo=(undo,))
 
 
-def _unscaled(hosting: Hosting, stands: Standing | None) -> Call:
+def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
     """While an endpoint is scaled it cannot be given another instance type."""
     target = scalable(hosting.name)
     undo = []

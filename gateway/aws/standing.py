@@ -102,13 +102,13 @@ class _Looking:
         running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
         types = self._types(answer["EndpointConfigName"])
         return StandingEndpoint(
-            answer["EndpointStatus"],
-            answer["EndpointConfigName"],
-            _utc(answer["CreationTime"]),
-            _utc(answer["LastModifiedTime"]),
-            types,
-            running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
-            variant.get("DesiredInstanceCount", 0),
+            status=answer["EndpointStatus"],
+            configuration=answer["EndpointConfigName"],
+            created=_utc(answer["CreationTime"]),
+            changed=_utc(answer["LastModifiedTime"]),
+            types=types,
+            running=running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
+            wanted=variant.get("DesiredInstanceCount", 0),
             by=tags.get(TAG_BY, "nobody who says so"),
             reason=answer.get("FailureReason", ""),
         )

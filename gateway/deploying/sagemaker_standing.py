@@ -11,7 +11,7 @@ from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
 from gateway.instances.facts import InstanceTypes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandingEndpoint:
     """status: as SageMaker calls it; reason: why it failed. types: what its configuration asks for, in that order.
 

@@ -90,7 +90,8 @@ class Aws:
             reason = str(exc.response.get("Error", {}).get("Code", ""))
             told = str(exc.response.get("Error", {}).get("Message", "")) or str(exc)
             status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-            remedy = ": docs/deploy-sagemaker.md has the rights that it takes" if reason in RIGHTS else ""
+            page = "docs/deploy-ec2.md" if service in ("ec2", "iam") else "docs/deploy-sagemaker.md"
+            remedy = f": {page} has the rights that it takes" if reason in RIGHTS else ""
             # What a server fails at, it may have done.
             raise PlatformRefused(f"{what}: {reason}: {told}{remedy}", reason if status < 500 else "") from exc
         except NoCredentialsError as exc:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
-from gateway.deploying.calls import Call, Until, found_at, with_answers
+from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
 from gateway.errors import GatewayError, PlatformRefused
 from gateway.process.console import words
 
@@ -35,9 +35,10 @@ class Deploying:
         self._now_s = now_s
         self._made: list[Call] = []
         self._answers: dict[str, Any] = {}
+        self._kept = False  # something that was made is in use: it is not taken back
 
-    def carry_out(self, calls: Sequence[Call], *, remedy: str) -> None:
-        """Make all calls. remedy: the command that removes what is left, where something is.
+    def carry_out(self, calls: Sequence[Call], *, remedy: str, of_left: str = "") -> None:
+        """Make all calls. remedy: the command that removes what is left, where something is. of_left: what else is said of it.
 
         Raises: PlatformRefused, when one fails: what was made is taken back then, and what could not be is named; ConfigError.
         Interrupted, it leaves what there is, and says so.
@@ -48,11 +49,13 @@ class Deploying:
                 self._make(call)
             except KeyboardInterrupt:
                 if self._made:
-                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s removes it.", remedy)
+                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s", of_left or f"{remedy} removes it.")
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
-                raise PlatformRefused(_told(exc, len(self._made), self._left_of(call, exc, reason), remedy), reason) from exc
+                left = self._left_of(call, exc, reason)
+                remains = of_left or f"{remedy} removes them."
+                raise PlatformRefused(f"{exc.message}\n{self._told(left, remains)}", reason) from exc
 
     def remove(self, calls: Sequence[Call]) -> None:
         """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
@@ -63,6 +66,8 @@ class Deploying:
     def _make(self, call: Call) -> None:
         if call.until is not None:
             self._wait(call, call.until)
+            if call.until.keep:
+                self._made, self._kept = [], True
             return
         try:
             self._answers[call.named] = self._called(call)
@@ -90,6 +95,8 @@ class Deploying:
         """What is left, in words, once all that can be was taken back."""
         if _EXISTS in exc.message:  # somebody else is at it, or an answer was lost: what needs what is not known
             return [f"{call.named}, which was made" for call in reversed(self._made)] + [f"{failed.named}, of whomever"]
+        if failed.until is not None and failed.until.leave:
+            return [call.named for call in reversed(self._made)]
         lost = isinstance(exc, PlatformRefused) and not reason and failed.until is None
         if lost and not failed.already:
             self._made.append(failed)  # it may have been: nothing of this name was there before
@@ -113,6 +120,14 @@ class Deploying:
         except GatewayError as exc:
             left += [f"{rest.pop().named}, as {exc.message}", *(call.named for call in reversed(rest))]
         return left
+
+    def _told(self, left: Sequence[str], remains: str) -> str:
+        if left:
+            return f"Left are: {'; '.join(left)}. {remains}"
+        if self._kept:
+            return f"What was made before is in use. {remains}"
+        taken = "All that was made was taken back" if self._made else "Nothing was made"
+        return f"{taken}: nothing of it is left, and nothing of it costs."
 
     def _removed(self, call: Call) -> None:
         if call.until is not None:
@@ -151,10 +166,11 @@ class Deploying:
             if state in until.done:
                 self._answers[call.named] = answer
                 return
-            if state in until.failed:
+            if answer and (state in until.failed or ANY in until.failed):
                 why = _reason(answer, until) or "without a reason"
                 look = f"\nCloudWatch has what the container said: {until.look}" if until.look else ""
-                raise PlatformRefused(f"AWS: {self._subject(call)} is {state}: {why}{look}", state)
+                what = "says" if until.within else "is" if until.key.endswith(("Status", "State.Name")) else f"has {until.key}"
+                raise PlatformRefused(f"AWS: {self._subject(call)} {what} {state}: {why}{look}", state)
             now_s = self._now_s()
             if state != last or now_s - said_s >= _SAY_AGAIN_S:
                 words.info("%s is %s, %.0f min", self._subject(call), state, (now_s - began_s) / 60)
@@ -181,10 +197,3 @@ def _reason(answer: Any, until: Until) -> str:
         return found
     lines = [line.strip() for line in found.splitlines() if any(state in line for state in until.failed)]
     return lines[-1] if lines else ""
-
-
-def _told(exc: GatewayError, made: int, left: Sequence[str], remedy: str) -> str:
-    if left:
-        return f"{exc.message}\nLeft are: {'; '.join(left)}. {remedy} removes them."
-    taken = "All that was made was taken back" if made else "Nothing was made"
-    return f"{exc.message}\n{taken}: nothing is left, and nothing costs."

@@ -5,19 +5,28 @@ Lists are asked, not the tagging API, which hears of what was made a moment ago 
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
-from gateway.deploying.sagemaker_standing import Standing, StandingEndpoint, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
 from gateway.errors import PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
+_OF_POLICY: Final = (
+    "PolicyName",
+    "ServiceNamespace",
+    "ResourceId",
+    "ScalableDimension",
+    "PolicyType",
+    "TargetTrackingScalingPolicyConfiguration",
+    "StepScalingPolicyConfiguration",
+)
 _RUNNING: Final = ("InProgress", "Stopping")
 
 
-def standing(platform: Platform, name: str, bucket: str | None = None) -> Standing:
+def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
     """bucket: looked at too, beside those that its models name. Raises: PlatformRefused, ConfigError."""
     return _Looking(platform, name).found(bucket)
 
@@ -28,11 +37,11 @@ class _Looking:
         self._name = name
         self._untagged: list[str] = []
 
-    def found(self, bucket: str | None) -> Standing:
+    def found(self, bucket: str | None) -> Deployed:
         endpoint = self._endpoint()
         models = tuple(self._states("list_models", "Models", "ModelName", "ModelArn"))
         buckets = dict.fromkeys((*(self._bucket(model) for model in models), bucket))
-        return Standing(
+        return Deployed(
             name=self._name,
             region=self._platform.region,
             endpoint=endpoint,
@@ -93,13 +102,13 @@ class _Looking:
         running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
         types = self._types(answer["EndpointConfigName"])
         return StandingEndpoint(
-            answer["EndpointStatus"],
-            answer["EndpointConfigName"],
-            _utc(answer["CreationTime"]),
-            _utc(answer["LastModifiedTime"]),
-            types,
-            running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
-            variant.get("DesiredInstanceCount", 0),
+            status=answer["EndpointStatus"],
+            configuration=answer["EndpointConfigName"],
+            created=_utc(answer["CreationTime"]),
+            changed=_utc(answer["LastModifiedTime"]),
+            types=types,
+            running=running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
+            wanted=variant.get("DesiredInstanceCount", 0),
             by=tags.get(TAG_BY, "nobody who says so"),
             reason=answer.get("FailureReason", ""),
         )
@@ -124,16 +133,14 @@ class _Looking:
         for each in self._platform.pages(asking, "describe_scalable_targets", asked, "ScalableTargets"):
             tags = self._platform.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})["Tags"]
             if self._ours(f"what scales {self._name}", tags):
-                return StandingScale(each["MinCapacity"], each["MaxCapacity"], self._per_minute(target))
+                policies = tuple(self._policies(target))
+                return StandingScale(each["MinCapacity"], each["MaxCapacity"], _per_minute(policies), policies)
         return None
 
-    def _per_minute(self, target: dict[str, str]) -> float | None:
+    def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
         for policy in self._platform.pages(asking, "describe_scaling_policies", target, "ScalingPolicies"):
-            tracking = policy.get("TargetTrackingScalingPolicyConfiguration", {})
-            if "PredefinedMetricSpecification" in tracking:
-                return float(tracking["TargetValue"])
-        return None
+            yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
     def _alarms(self) -> Iterator[str]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
@@ -156,6 +163,11 @@ class _Looking:
             found = self._platform.call("s3", "get_object_tagging", place)["TagSet"]
             if self._ours(f"s3://{bucket}/{each['Key']}", {tag["Key"]: tag["Value"] for tag in found}):
                 yield each["Key"]
+
+
+def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:
+    tracking = (policy.get("TargetTrackingScalingPolicyConfiguration", {}) for policy in policies)
+    return next((float(each["TargetValue"]) for each in tracking if "PredefinedMetricSpecification" in each), None)
 
 
 def _utc(time: datetime.datetime) -> datetime.datetime:

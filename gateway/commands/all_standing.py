@@ -10,18 +10,18 @@ from gateway.aws.machine_standing import machine_standing
 from gateway.aws.standing import standing
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2_standing import StandingMachine, machine_removal, told_of_machine
-from gateway.deploying.sagemaker_standing import Standing, removal, told
+from gateway.deploying.sagemaker_standing import Deployed, removal, told
 from gateway.errors import PlatformRefused
 from gateway.instances.facts import bundled
 
-_Found = TypeVar("_Found", Standing, StandingMachine)
+_Found = TypeVar("_Found", Deployed, StandingMachine)
 
 
 @dataclass(frozen=True, slots=True)
 class AllStanding:
     """unseen: what could not be looked at, and why."""
 
-    endpoint: Standing
+    endpoint: Deployed
     machine: StandingMachine
     unseen: tuple[str, ...]
 
@@ -58,6 +58,6 @@ def all_standing(platform: Platform, name: str, bucket: str | None) -> AllStandi
             unseen.append(exc)
             return else_
 
-    endpoint = looked(standing, Standing(name=name, region=platform.region))
+    endpoint = looked(standing, Deployed(name=name, region=platform.region))
     machine = looked(machine_standing, StandingMachine(name=name, region=platform.region))
     return AllStanding(endpoint, machine, tuple(exc.message for exc in unseen))

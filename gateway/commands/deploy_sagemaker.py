@@ -4,7 +4,6 @@ import argparse
 import datetime
 import hashlib
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,12 +14,13 @@ from gateway.commands.package import packed, write
 from gateway.commands.sagemaker_options import PAGE, add_options, wanted
 from gateway.config import Config, config_of
 from gateway.configuring.need_of_ray import need_of_ray
-from gateway.deploying.calls import Call, as_text
+from gateway.deploying.calls import as_text
 from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import Measured, read_report, report_in
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation
-from gateway.deploying.sagemaker_standing import told
+from gateway.deploying.sagemaker_standing import Deployed, told
+from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
@@ -29,6 +29,7 @@ from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.console import step, words
 
+_BAKE_S: Final = 300
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
 
@@ -63,40 +64,81 @@ def _sagemaker(arguments: argparse.Namespace) -> int:
             hosting = replace(hosting, package=_archive(document, Path(folder), arguments.bucket))
         for note in asked.notes:
             words.info("Note: %s.", note)
-        calls = creation(hosting)
         if not arguments.yes:
-            print(as_text(calls))
+            print(as_text(update(hosting, bake_s=_bake_s(arguments)) if arguments.update else creation(hosting)))
             print("\n".join(f"# {line}" for line in _price(hosting)))
             words.info("Nothing was called: --yes makes these calls.")
-            return 0
-        _carry_out(hosting, calls)
+        elif arguments.update:
+            _update(hosting, _bake_s(arguments))
+        else:
+            _create(hosting)
     return 0
 
 
-def _carry_out(hosting: Hosting, calls: Sequence[Call]) -> None:
+def _bake_s(arguments: argparse.Namespace) -> int:
+    return _BAKE_S if arguments.bake_minutes is None else 60 * int(arguments.bake_minutes)
+
+
+def _create(hosting: Hosting) -> None:
     """Raises: ConfigError, if something of this name stands there already; PlatformRefused."""
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying
     from gateway.aws.standing import standing
 
     platform = Aws(hosting.region)
-    bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
-    remove = f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
-    found = standing(platform, hosting.name)
-    if found.untagged:
-        taken = ", ".join(dict.fromkeys(found.untagged))
-        raise ConfigError(f"--name: {hosting.name}: taken by {taken}, not of a gateway: choose another")
+    remove = _removing(hosting)
+    found = _of_ours(standing(platform, hosting.name))
     if not found.nothing and not isinstance(hosting.way, BatchTransform):  # a job stands beside what else there is
         stands = "\n  ".join(told(found, bundled(), _now()))
-        raise ConfigError(f"--name: {hosting.name}: stands already: {remove} removes it, or choose another\n  {stands}")
+        remedy = f"{remove} removes it, --update gives it this configuration, or choose another"
+        raise ConfigError(f"--name: {hosting.name}: stands already: {remedy}\n  {stands}")
     for line in _price(hosting):
         words.info("%s", line)
-    Deploying(platform).carry_out(calls, remedy=remove)
+    Deploying(platform).carry_out(creation(hosting), remedy=remove)
     if isinstance(hosting.way, BatchTransform):
         print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
         return
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
     words.info("%s removes it.", remove)
+
+
+def _update(hosting: Hosting, bake_s: int) -> None:
+    """Raises: ConfigError, if there is no endpoint that could be given another configuration; PlatformRefused."""
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.aws.standing import standing
+
+    platform = Aws(hosting.region)
+    found = _of_ours(standing(platform, hosting.name))
+    if found.endpoint is None:
+        raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
+    if not (calls := update(hosting, found, bake_s=bake_s)):
+        raise ConfigError(f"--update: {hosting.name} has this configuration, {hosting.state}: there is nothing to change")
+    if found.endpoint.status != "InService":
+        remedy = f"wait, or remove it with {_removing(hosting)}"
+        raise ConfigError(f"--update: {hosting.name} is {found.endpoint.status}: expected InService: {remedy}")
+    for line in _price(hosting):
+        words.info("%s", line)
+    words.info("While the traffic is shifted both fleets cost.")
+    look = f"`gateway status {hosting.name} --region {hosting.region}` tells what runs"
+    of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
+    of_left += "If it was scaled, the same --update scales it again."
+    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
+    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
+
+
+def _of_ours(found: Deployed) -> Deployed:
+    """Raises: ConfigError, if something has this name that is not ours."""
+    if found.untagged:
+        taken = ", ".join(dict.fromkeys(found.untagged))
+        raise ConfigError(f"--name: {found.name}: taken by {taken}, not of a gateway: choose another")
+    return found
+
+
+def _removing(hosting: Hosting) -> str:
+    bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
+    return f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
 
 
 def _read(path: str) -> tuple[Document, Measured | None]:

@@ -27,6 +27,7 @@ from gateway.errors import ConfigError
 from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-sagemaker.md"
+_MOST_BAKE_MINUTES: Final = 60
 VARIANTS: Final = ("real-time", "asynchronous", "serverless", "batch-transform")
 _MOST_CONCURRENT: Final = {"asynchronous": 1000, "serverless": 200}
 _SERVERLESS_CONCURRENT: Final = 20
@@ -63,6 +64,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """None is required here: `asked` says where to get what is missing."""
     command.add_argument("--name", help="of the endpoint; as the first model is called")
     command.add_argument("--variant", choices=VARIANTS, default=VARIANTS[0], help="how SageMaker runs it (real-time)")
+    command.add_argument("--update", action="store_true", help="of an endpoint that stands: a new fleet beside the old one")
+    bake = "--update: how long the new fleet is watched, before the old one goes (5)"
+    command.add_argument("--bake-minutes", type=int, metavar="N", help=bake)
     what = command.add_argument_group("what runs")
     what.add_argument("--image", help="of docker/Dockerfile, in your registry (Amazon ECR), with its tag")
     what.add_argument("--architecture", choices=("amd64", "arm64"), default="amd64", help="of the image (amd64)")
@@ -97,7 +101,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedHosting:
     """hosting: its package is "" where it is still to be packed. notes: what is to be known of it."""
 
     hosting: Hosting
@@ -106,14 +110,14 @@ class Wanted:
 
 def wanted(
     arguments: argparse.Namespace, document: Document, config: Config, measured: Measured | None, *, begun: str
-) -> Wanted:
+) -> WantedHosting:
     """begun: as of BatchTransform. Raises: ConfigError, with one line for each option that is missing or does not do."""
     looked = _Options(arguments, measured, begun)
     hosting = looked.hosting(document, config)
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
     caveats = measured.caveats if measured is not None else ()
-    return Wanted(hosting, (*caveats, *looked.notes))
+    return WantedHosting(hosting, (*caveats, *looked.notes))
 
 
 @dataclass(slots=True)
@@ -201,6 +205,12 @@ class _Options:
 
     def _way(self, document: Document, config: Config) -> Way:
         wanted: str = self.given.variant
+        bake: int | None = self.given.bake_minutes
+        if bake is not None and (not self.given.update or not 0 <= bake <= _MOST_BAKE_MINUTES):
+            expected = f"0 to {_MOST_BAKE_MINUTES}" if self.given.update else "none without --update"
+            self.faults.append(f"--bake-minutes: {bake}: expected {expected}")
+        if self.given.update and wanted == "batch-transform":
+            self.faults.append("--update: expected none with --variant batch-transform: each job is a new one")
         for key, variants in _ONLY_OF.items():
             if wanted not in variants and (value := getattr(self.given, key)) not in (None, []):
                 flag = {"instance_types": "--instance-type"}.get(key, f"--{key.replace('_', '-')}")

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from gateway.deploying.contents import as_yaml
 
+ANY: Final = "*"  # other answer
 _MIB: Final = 1 << 20
 
 
@@ -39,15 +40,19 @@ class Until:
     key: where the state stands in the answer, keys and positions with dots between. done: none: until what is asked for is not
     there any more. reason: where the answer says why it failed. look: where else to look then. within: the state is a text
     that only has one of them in it. most_s: how long it is asked.
+    leave: what was made before is not taken back when this fails, as it may be in use; keep: nor once this has succeeded.
     """
 
     key: str
     done: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     reason: str = "FailureReason"
+    _: KW_ONLY
     look: str = ""
     within: bool = False
     most_s: float = 3600.0
+    leave: bool = False
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

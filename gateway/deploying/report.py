@@ -13,22 +13,19 @@ _SCHEMA: Final = "loadtest.recommendation/1"  # docs/schemas/recommendation.json
 
 
 class ReportedCandidate(msgspec.Struct, frozen=True):
-    """Of one kind of machine. max_rps: proven; 0 if nothing is. held_rps: at which the SLO held, proven or not."""
+    """Of one kind of machine."""
 
     name: str
     instance_type: str
-    max_rps: float
-    held_rps: float
 
 
 class ReportedFleet(msgspec.Struct, frozen=True):
     """The cheapest fleet for the rate that was asked for. counts: candidates in it -> how many."""
 
     counts: dict[str, int]
-    target_rps: float
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole document what follows; the rest is for people.
 
     state: proven, not proven, or why there is no winner. autoscaling_invocations_per_minute: for one instance of the winner's.
@@ -50,14 +47,14 @@ class Measured:
     """What was measured, and is now to be deployed.
 
     configuration: as a file of it would have it. instance_types: the winner's first, then the others of its fleet.
-    count: instances of that fleet; None: no rate was asked for. rps: of one instance, within the SLO. caveats: what to know.
+    count: instances of that fleet; None: no rate was asked for. invocations_per_minute: to scale
+    one instance at. caveats: what to know of it.
     """
 
     source: str
     configuration: dict[str, Any]
     instance_types: tuple[str, ...]
     count: int | None
-    rps: float
     invocations_per_minute: float | None
     caveats: tuple[str, ...]
 
@@ -86,13 +83,11 @@ def read_report(path: Path) -> Measured:
     by_name = {candidate.name: candidate for candidate in found.candidates}
     counts = found.fleet.counts if found.fleet is not None else {}
     ranked = [found.winner, *(name for name in counts if name != found.winner)]
-    winner = by_name[found.winner]
     return Measured(
         str(path),
         found.configuration,
         tuple(dict.fromkeys(by_name[name].instance_type for name in ranked if by_name[name].instance_type)),
         sum(counts.values()) or None,
-        winner.max_rps or winner.held_rps,
         found.autoscaling_invocations_per_minute,
         tuple(_caveats(found)),
     )

@@ -40,8 +40,7 @@ _GONE: Final = Until("EndpointStatus")
 READY: Final = Until("EndpointStatus", ("InService",), ("Failed", "OutOfService", "UpdateRollbackFailed"))
 STOPPED: Final = Until("TransformJobStatus", ("Completed",), ("Failed", "Stopped"), most_s=5 * 24 * 3600.0)
 STOPPED_ANYHOW: Final = Until("TransformJobStatus", ("Completed", "Failed", "Stopped"))
-_LOGS: Final = "/aws/sagemaker/Endpoints"  # groups of CloudWatch
-_JOB_LOGS: Final = "/aws/sagemaker/TransformJobs"
+_JOB_LOGS: Final = "/aws/sagemaker/TransformJobs"  # a group of CloudWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +165,17 @@ def _endpoint(hosting: Hosting) -> list[Call]:
     ]
 
 
+def logs_of(name: str) -> str:
+    """The group of CloudWatch that has what an endpoint's container says."""
+    return f"/aws/sagemaker/Endpoints/{name}"
+
+
 def until_gone(name: str) -> Call:
     return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait until it is gone", until=_GONE)
 
 
 def _until_in_service(name: str) -> Call:
-    until = replace(READY, look=f"{_LOGS}/{name}")
+    until = replace(READY, look=logs_of(name))
     return Call("sagemaker", "describe_endpoint", {"EndpointName": name}, "Wait for it", until=until)
 
 

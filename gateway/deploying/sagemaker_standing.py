@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.deploying.calls import Call
 from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
@@ -10,7 +11,7 @@ from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
 from gateway.instances.facts import InstanceTypes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandingEndpoint:
     """status: as SageMaker calls it; reason: why it failed. types: what its configuration asks for, in that order.
 
@@ -30,15 +31,19 @@ class StandingEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class StandingScale:
-    """Bounds of its instances, and the requests a minute that each is to have; None: by another measure."""
+    """Bounds of its instances, and the requests a minute that each is to have; None: by another measure.
+
+    policies: what they are scaled by, as the parameters of put_scaling_policy.
+    """
 
     least: int
     most: int
     per_minute: float | None
+    policies: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
 
     untagged: what is called as ours would be, and is somebody else's.
@@ -61,7 +66,7 @@ class Standing:
         return not any(found)
 
 
-def removal(standing: Standing) -> list[Call]:
+def removal(standing: Deployed) -> list[Call]:
     """What costs goes first; nothing is removed while something that stands needs it."""
     calls = []
     for job in standing.jobs:
@@ -87,7 +92,7 @@ def removal(standing: Standing) -> list[Call]:
     return calls
 
 
-def told(standing: Standing, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
+def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
     """Lines for people."""
     endpoint = standing.endpoint
     if endpoint is None:
@@ -122,7 +127,7 @@ def _instances(endpoint: StandingEndpoint) -> str:
     return running if sum(endpoint.running.values()) == endpoint.wanted else f"{running}; {endpoint.wanted} wanted"
 
 
-def _cost(standing: Standing, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
+def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
     """Of its instances, at the known prices. Of how many it had before, nobody keeps account."""
     if not endpoint.types:
         yield "cost: by request, as Cost Explorer tells"

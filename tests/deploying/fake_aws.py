@@ -165,6 +165,14 @@ class FakeAws:
             raise Refused("ValidationException", "Cannot update in-progress endpoint")
         for alarm in asked.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             _there(self.alarms, alarm["AlarmName"], "alarm")
+        types = [
+            [variant.get("InstanceType"), variant.get("InstancePools")]
+            for name in (endpoint["EndpointConfigName"], asked["EndpointConfigName"])
+            for variant in self.configurations[name]["ProductionVariants"]
+        ]
+        scaled = any(each.split("/")[1] == asked["EndpointName"] for each in self.targets)
+        if scaled and types[0] != types[1]:
+            raise Refused("ValidationException", "The instance type of a variant that is scaled cannot be changed")
         self._asked.clear()
         endpoint |= {"status": "Updating", "next": asked["EndpointConfigName"]}
         return {"EndpointArn": f"{ARN}endpoint/{asked['EndpointName']}"}

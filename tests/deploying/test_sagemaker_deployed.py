@@ -109,7 +109,7 @@ def test_whichever_call_is_refused_all_that_was_made_before_is_taken_back(
     assert aws.standing == []
     assert "AccessDeniedException" in told
     assert "docs/deploy-sagemaker.md has the rights that it takes" in told
-    assert "nothing is left, and nothing costs." in told
+    assert "nothing of it is left, and nothing of it costs." in told
 
 
 @pytest.mark.parametrize("failing", MADE)
@@ -123,7 +123,7 @@ def test_whichever_answer_is_lost_what_may_have_been_made_is_taken_back_or_said(
         assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes them." in told
         said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
     else:
-        assert "nothing is left, and nothing costs." in told
+        assert "nothing of it is left, and nothing of it costs." in told
     assert aws.standing == []
 
 
@@ -178,6 +178,93 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     deployed(capsys, code=1)
     assert len(aws.objects) == 1  # of the first
     assert aws.calls[-1][0] != "delete_object"
+
+
+UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large
+UPDATED = ["put_object", "create_model", "create_endpoint_config", "put_metric_alarm", "put_metric_alarm"]
+UPDATED = [*UPDATED, "deregister_scalable_target", "update_endpoint", "register_scalable_target", "put_scaling_policy"]
+
+
+def test_an_update_gives_the_endpoint_another_configuration_and_keeps_the_former(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    told = deployed(capsys, *UPDATE)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    assert f"Its former configuration, {former}, is kept, to go back to." in told
+    assert "instances: 1 × ml.c7i.large" in told  # pools: the first
+    assert len(aws.configurations) == len(aws.models) == len(aws.objects) == 2
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_going_back_to_the_former_configuration_makes_nothing_twice(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    deployed(capsys, *UPDATE)
+    deployed(capsys, "--update")
+    assert aws.endpoints["iris"]["EndpointConfigName"] == former
+    assert aws.changed[-len(UPDATED) + 3 :] == UPDATED[3:]
+    assert "there is nothing to change" in deployed(capsys, "--update", code=2)
+
+
+def test_an_update_that_is_rolled_back_says_why_and_leaves_all_as_it_was(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late"
+    told = deployed(capsys, *UPDATE, code=1)
+    assert f"iris has EndpointConfigName {next(iter(aws.configurations))}: One or more configured alarm(s) are in alarm" in told
+    assert "nothing of it is left" in told
+    assert aws.standing == before
+    assert aws.targets  # scaled as it was
+
+
+@pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
+def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    before, count = aws.standing, len(aws.calls)
+    aws.refuse[failing] = DENIED
+    told = deployed(capsys, *UPDATE, code=1)
+    if failing in ("register_scalable_target", "put_scaling_policy"):  # the endpoint has its new configuration by then
+        assert "What was made before is in use. `gateway status iris --region us-east-1` tells what runs" in told
+        assert "If it was scaled, the same --update scales it again." in told
+        aws.refuse.clear()
+        deployed(capsys, *UPDATE)
+        assert aws.policies
+    else:
+        assert aws.standing == before
+        assert "nothing of it is left" in told
+    assert count < len(aws.calls)
+
+
+def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    deployed(capsys)
+    aws.before["update_endpoint"] = lambda: aws.before.update(describe_endpoint=typed)
+    told = deployed(capsys, *UPDATE, code=130)
+    assert "`gateway status iris --region us-east-1` tells what runs" in told
+    assert not aws.targets
+    aws._describe_endpoint("iris")  # it goes on by itself
+    deployed(capsys, *UPDATE)
+    assert aws.changed[-2:] == ["register_scalable_target", "put_scaling_policy"]
+    assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
+
+
+def test_what_is_not_there_or_not_in_service_is_not_updated(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--update: there is no endpoint iris in us-east-1: leave --update out" in deployed(capsys, *UPDATE, code=2)
+    deployed(capsys)
+    aws.endpoints["iris"]["status"] = "RollingBack"
+    assert "--update: iris is RollingBack: expected InService" in deployed(capsys, *UPDATE, code=2)
 
 
 VARIANTS = {

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scalable
+from gateway.deploying.sagemaker_standing import Deployed, StandingScale
+from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
 from tests.deploying.service_models import faults
@@ -55,6 +57,10 @@ HOSTINGS = {
 }
 
 
+POLICY = {"PolicyName": "iris", **scalable("iris"), "PolicyType": "TargetTrackingScaling"}
+SCALED = Deployed(name="iris", region="us-east-1", scale=StandingScale(1, 2, 9.0, ({**POLICY},)))
+
+
 def printed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> dict[str, dict[str, Any]]:
     """The calls, by service and operation, of which there is one each."""
     assert main(["deploy", "sagemaker", str(config), *options]) == 0
@@ -89,6 +95,8 @@ def reported(tmp_path: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize("hosting", HOSTINGS.values(), ids=HOSTINGS)
 def test_every_call_and_what_takes_it_back_is_one_that_aws_takes(hosting: Hosting) -> None:
     calls = creation(hosting)
+    if not isinstance(hosting.way, BatchTransform):
+        calls += update(replace(hosting, limit_ms=50), SCALED)
     undone = [back for call in calls for back in call.undo]
     assert [fault for call in (*calls, *undone) for fault in faults(call)] == []
 
@@ -169,6 +177,37 @@ def test_a_dry_run_prints_the_calls_of_the_plan_and_the_price_of_a_month(
     # 2 × 0.1071 × 730 = 156.37
     assert "# Price of ml.c7i.large: 0.1071 USD an hour each. A month: 156.37 USD with 2 instances." in out
     assert re.search(r"#   Source: .+, 2026-07-20; estimated", out)
+
+
+def test_an_update_is_watched_by_alarms_of_errors_and_of_the_slo(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--update", "--instance-type", "c7i.large", "--instances", "2", "--bake-minutes", "10")
+    assert main(["deploy", "sagemaker", str(IRIS), *PLACE, *options]) == 0
+    calls = [next(iter(call.items())) for call in yaml.safe_load(capsys.readouterr().out)]
+    alarms = {call["AlarmName"]: call for name, call in calls if name == "cloudwatch.put_metric_alarm"}
+    assert set(alarms) == {"iris-errors", "iris-late"}
+    assert alarms["iris-late"]["Threshold"] == 50_000  # the SLO's 50 ms, in microseconds
+    assert (alarms["iris-late"]["MetricName"], alarms["iris-late"]["ExtendedStatistic"]) == ("ModelLatency", "p99")
+    shift = dict(calls)["sagemaker.update_endpoint"]["DeploymentConfig"]
+    assert {alarm["AlarmName"] for alarm in shift["AutoRollbackConfiguration"]["Alarms"]} == set(alarms)
+    routing = shift["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]
+    assert routing == {
+        "Type": "CANARY",
+        "CanarySize": {"Type": "INSTANCE_COUNT", "Value": 1},
+        "WaitIntervalInSeconds": 600,
+    }
+    names = [name for name, _ in calls]
+    assert max(n for n, name in enumerate(names) if "alarm" in name) < names.index("sagemaker.update_endpoint")
+
+
+def test_of_one_instance_no_part_can_be_tried_first() -> None:
+    routing = {
+        hosting.way.instances.least: call.parameters["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]
+        for hosting in (HOSTING, replace(HOSTING, way=WAYS["scaled"]))
+        if isinstance(hosting.way, RealTime)
+        for call in update(hosting)
+        if call.operation == "update_endpoint"
+    }
+    assert {least: each["Type"] for least, each in routing.items()} == {1: "ALL_AT_ONCE", 2: "CANARY"}
 
 
 @pytest.mark.parametrize(
@@ -275,6 +314,9 @@ def test_all_that_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest
         (["--instance-type", "c7g.xlarge"], "c7g.xlarge is arm64: expected amd64, as the image is"),
         (["--architecture", "arm64"], "c7i.large is amd64: expected arm64, as the image is"),
         ([f"--instance-type=m7i.{size}xlarge" for size in ("", 2, 4, 8, 12)], "6 of them: expected 5 at most"),
+        (["--bake-minutes", "5"], "--bake-minutes: 5: expected none without --update"),
+        (["--update", "--bake-minutes", "61"], "--bake-minutes: 61: expected 0 to 60"),
+        (["--update", "--variant", "batch-transform"], "--update: expected none with --variant batch-transform"),
         (["--input", "s3://my-models/in"], "--input: s3://my-models/in: expected none with --variant real-time: leave it out"),
         (["--variant", "serverless"], "--instance-type: ml.c7i.large: expected none with --variant serverless"),
         (["--variant", "serverless"], "--memory: not given: expected 1Gi to 6Gi"),

@@ -26,8 +26,9 @@ Whenever a worker is idle and something waits:
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
-SLO. Without an SLO nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than
-one turn of all workers would clear.
+SLO. Where others need the worker, both must hold, and all such tries together take a tenth of one worker. Without an SLO
+nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than one turn of all
+workers would clear.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,6 +55,7 @@ _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: m
 _PRODUCTIVE: Final = 0.95
 _LOOKAHEAD_BATCHES: Final = 64
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
+_BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
 
 class _Held(NamedTuple):
@@ -152,6 +154,7 @@ class Adaptive:
     def __init__(self) -> None:
         self._limits = BatchLimits(1)
         self._streams: dict[Hashable, _Stream] = {}
+        self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
 
     def bind(self, limits: BatchLimits) -> None:
@@ -166,11 +169,13 @@ class Adaptive:
         arrivals.append((now_ns, rows))
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
+        time_ns = now_ns - batch.closed_ns
+        if time_ns < compute_ns:
+            time_ns = compute_ns
+        if batch.reason == "probe":
+            self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
-            # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
-            time_ns = now_ns - batch.closed_ns
-            if time_ns < compute_ns:
-                time_ns = compute_ns
             group = batch.group
             stream = self._streams[group] if group in self._streams else self._stream(group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
@@ -203,9 +208,17 @@ class Adaptive:
             waiting -= self._shed_hopeless(queue, view, shed)
             if not waiting:
                 fresh_ns = slo_ns - state.reserved_ns
-                in_time = view.expected_ns(shed[-1][3]) * view.curve.spread <= fresh_ns
-                if busy or (in_time and now_ns - stream.learned_ns < _STALE_NS):
+                expected_ns = view.expected_ns(shed[-1][3])
+                stale = now_ns - stream.learned_ns >= _STALE_NS
+                if busy or queue.rows < state.rows:  # others need the worker
+                    tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
+                    if tried:
+                        stream.curve.doubt()
+                else:
+                    tried = stale or expected_ns * view.curve.spread > fresh_ns
+                if not tried:
                     return Decision(0, shed=shed)
+                self._try_ns = now_ns + round(expected_ns * (1 + _BETWEEN_TRIES))
                 return Decision(shed.pop()[3], "probe", None, shed)
             first = entries[len(shed)]
         deadline_ns = first[2]
@@ -256,7 +269,7 @@ class Adaptive:
             pressed = work > _UTILISATION * view.workers
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         if slo_ns is None:
-            turn = in_turn(queue, view, rows, fill, expected_ns, state, self._curve)
+            turn = in_turn(queue, view, rows, fill, state, self._curve)
             if turn is not None:
                 rows, fill, expected_ns = turn
                 reason = "cap"

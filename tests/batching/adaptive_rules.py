@@ -51,6 +51,7 @@ class Rules:
     row_sizes: bool = False
     arrivals: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
     held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int] | None]] = field(default_factory=dict)
+    try_ns: int = 0  # not before: another request that seems hopeless, where others need the worker
 
     def rate(self, group: Hashable, now_ns: int) -> float:
         """Of the last 128 arrivals; less if the last eight came at half that rate or below."""
@@ -69,8 +70,9 @@ class Rules:
         running: list[tuple[int, int]],
         now_ns: int,
         free_slots: int,
+        own_runs: bool = False,
     ) -> Decided:
-        """queues: entries in order, by group. running: (closed_ns, expected_ns) of the batches that run."""
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group."""
         known = self.known[group]
         sizes, shape = known.sizes, known.shape
         entries, busy = queues[group], len(running)
@@ -130,8 +132,10 @@ class Rules:
                 shed.append(entry)
             waiting -= sum(entry[3] for entry in shed)
             if not waiting:
-                if busy:  # nothing has ended for a second
+                others = sum(entry[3] for other, each in queues.items() if other != group for entry in each)
+                if own_runs or ((busy or others) and now_ns < self.try_ns):  # nothing has ended for a second
                     return Decided(0, shed=shed)
+                self.try_ns = now_ns + round(10 * expected(shed[-1][3]))
                 return Decided(shed[-1][3], "probe", None, shed[:-1])
             first = entries[len(shed)]
         deadline_ns = first[2]
@@ -212,21 +216,27 @@ class Rules:
                 return Decided(0, shed=shed)
         behind = [each[0][0] for other, each in queues.items() if each and other != group]
         if self.slo_ns is None and behind:  # 7
-            worth = min(1.0, 6.0 * known.line[0] * level / expected(first[3]))
-            until = first[0] + int(worth * 0.7 * (now_ns + expected(rows) - first[4].arrival_ns))
             parts = []  # virtual deadline and rows of each
             for entry in entries:
                 if sum(part for _, part in parts) < rows:
                     parts.append((entry[0], min(entry[3], rows - sum(part for _, part in parts))))
             passing = [part for key, part in parts[1:] if key > min(behind)]
-            alone = rows - sum(passing)
-            total = alone
-            for key, part in parts[len(parts) - len(passing) :]:
-                if key > until and expected(total + part) > (1.0 + worth) * expected(alone):
-                    reason = "cap"
-                    break
-                total += part
-            rows = total
+            in_line = [part for _, part in parts[: len(parts) - len(passing)]]
+
+            def saved(some: list[int]) -> float:
+                return sum(expected(part) for part in some) - expected(sum(some))
+
+            going = in_line[:1]
+            for number in range(2, len(parts) + 1):
+                some = [part for _, part in parts[:number]]
+                longer = max(0.0, expected(sum(some)) - expected(sum(in_line)))
+                if number <= len(in_line):
+                    pays = saved(some) >= 0
+                else:
+                    pays = saved(some) - saved(in_line) >= 0.05 * longer * longer / expected(in_line[0])
+                going = some if pays else going
+            if sum(going) < rows:
+                rows, reason = sum(going), "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
     def _fresh(self, known: Known, rate: float, quantile: float, workers: int, share: float) -> int:

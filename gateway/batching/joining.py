@@ -12,10 +12,15 @@ _SAVED: Final = 0.05  # of what a batch takes longer for those who pass others, 
 
 
 class Moment(Protocol):
-    """When a batch is to start: the curve of its queue, and how many workers run and live."""
+    """When a batch is to start: the curve of its queue, and how many workers run and live.
+
+    level: times the curve's shape is what rows are expected to take now. quantile: what they take at worst.
+    """
 
     curve: ServiceCurve
     now_ns: int
+    level: float
+    quantile: float
     busy: int
     workers: int
 

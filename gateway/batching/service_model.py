@@ -108,6 +108,11 @@ class ServiceCurve:
         return self._speed.level(busy)
 
     @property
+    def luck(self) -> tuple[float, ...]:
+        """What batches took lately, as shares of T: eight equally likely ones, the least first, and the longest of all."""
+        return self._speed.luck
+
+    @property
     def seen(self) -> bool:
         """Whether it has batches of its own."""
         return bool(self._seen)

@@ -46,7 +46,12 @@ class Bench:
         for group in curves:
             curve = self.policy.service.curve(group)
             known[group] = Known(
-                sizes, dict(zip(curve.sizes, curve.shape, strict=True)).__getitem__, curve.level, spread, curve.line_ns
+                sizes,
+                dict(zip(curve.sizes, curve.shape, strict=True)).__getitem__,
+                curve.level,
+                spread,
+                curve.line_ns,
+                curve.luck,
             )
         self.rules = Rules(known, self.slo_ns, bool(row_sizes))
         self.decided: Counter[str] = Counter()  # by reason

@@ -16,11 +16,13 @@ import boto3
 import botocore.session
 from botocore import xform_name
 from botocore.exceptions import EndpointConnectionError
+from botocore.loaders import create_loader
 from botocore.model import OperationModel
 from botocore.validate import ParamValidator
 
 NOW = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:"
+_LOADER = create_loader()  # keeps what it has read of the service models
 LOST = "lost"
 """Instead of a refusal: the call is done, and its answer does not come back."""
 
@@ -32,7 +34,7 @@ class Refused(Exception):
 
 
 class FakeAws:
-    """What stands, by kind and name, and the calls that were made.
+    """What stands, by kind and name, and the calls that were made. asked: services and operations, as IAM calls them.
 
     refuse: operation -> what is answered instead of doing it; `LOST`; or nothing. patience: how often an endpoint says Creating
     or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
@@ -40,6 +42,7 @@ class FakeAws:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.asked: set[tuple[str, str]] = set()
         self.refuse: dict[str, Refused | str] = {}
         self.before: dict[str, Callable[[], None]] = {}
         self.patience = 0
@@ -60,6 +63,7 @@ class FakeAws:
     def serving(self, region: str = "us-east-1") -> Iterator["FakeAws"]:
         """As the default session of boto3."""
         session = botocore.session.Session()
+        session.register_component("data_loader", _LOADER)
         session.set_credentials("key", "secret")
         session.set_config_variable("region", region)
         session.register("before-parameter-build", self._note)
@@ -88,6 +92,7 @@ class FakeAws:
     def _answer(self, model: OperationModel, context: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
         name, asked = xform_name(model.name), context["asked"]
         self.calls.append((name, copy.copy(asked)))
+        self.asked.add((model.service_model.signing_name.replace("monitoring", "cloudwatch"), model.name))
         self.before.pop(name, lambda: None)()
         try:
             refusal = self.refuse.get(name)

@@ -1,6 +1,8 @@
 """`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
 
+import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.errors import PlatformRefused
 from tests.deploying.fake_aws import LOST, FakeAws, Refused
-from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE
+from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
 OBJECTS = ["put_object", "create_model", "create_endpoint_config", "create_endpoint"]
@@ -365,6 +367,35 @@ def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws
     with pytest.raises(PlatformRefused, match="iris is Creating for 60 min"):
         carrying_out(aws)
     assert aws.standing == []  # removed when it no longer was in progress
+
+
+def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.refuse["put_scaling_policy"] = LOST
+    deployed(capsys, "--name", "other", code=1)  # and takes it back
+    aws.before["describe_transform_job"] = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    said(capsys, "undeploy", "iris", "--yes")
+    page = (ROOT / "docs" / "deploy-sagemaker.md").read_text()
+    policy = re.search(r'title="deployer-policy.json"\n(.+?)```', page, re.DOTALL)
+    assert policy is not None
+    allowed = {action for statement in json.loads(policy[1])["Statement"] for action in statement["Action"]}
+    taken = {"iam:PassRole", "iam:CreateServiceLinkedRole", "sagemaker:AddTags", "s3:PutObjectTagging", "s3:GetObject"}
+    taken |= {"application-autoscaling:TagResource", "cloudwatch:TagResource", "s3:ListBucket"}
+    taken |= {"sagemaker:UpdateEndpointWeightsAndCapacities"}  # with which it is scaled
+    taken |= {action for service, operation in aws.asked if (action := f"{service}:{operation}") != "s3:ListObjectsV2"}
+    assert allowed == taken
+
+
+def test_without_boto3_it_is_said_what_to_install(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    told = "boto3 is not installed: expected it for AWS: pip install 'serving-gateway[aws]'"
+    assert told in deployed(capsys, code=2)
+    assert told in said(capsys, "status", "iris", code=2)
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0  # dry
 
 
 def test_an_account_without_credentials_is_told_what_to_do(

@@ -15,7 +15,15 @@ _ABSENT: Final = (
     "NoSuchBucket",
     "404",
 )
-_RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
+_RIGHTS: Final = "docs/deploy-sagemaker.md has the rights that it takes"
+_REMEDIES: Final = {
+    "AccessDeniedException": _RIGHTS,
+    "AccessDenied": _RIGHTS,
+    "403": _RIGHTS,
+    "ResourceLimitExceeded": "ask for more in the console of Service Quotas, Amazon SageMaker, or choose another type",
+    "ExpiredTokenException": "sign in again, as by `aws sso login`",
+    "ExpiredToken": "sign in again, as by `aws sso login`",
+}
 
 
 class Platform(Protocol):
@@ -87,9 +95,9 @@ class Aws:
             reason = str(exc.response.get("Error", {}).get("Code", ""))
             told = str(exc.response.get("Error", {}).get("Message", "")) or str(exc)
             status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
-            remedy = ": docs/deploy-sagemaker.md has the rights that it takes" if reason in _RIGHTS else ""
+            told = ": ".join(filter(None, (what, reason, told, _REMEDIES.get(reason))))
             # What a server fails at, it may have done.
-            raise PlatformRefused(f"{what}: {reason}: {told}{remedy}", reason if status < 500 else "") from exc
+            raise PlatformRefused(told, reason if status < 500 else "") from exc
         except NoCredentialsError as exc:
             remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
             raise ConfigError(f"{what}: no credentials: expected those of an account: {remedy}") from exc

@@ -56,6 +56,7 @@ class FakeAws:
         self.targets: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
+        self.buckets = {"my-models": "us-east-1"}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: Counter[str] = Counter()
 
@@ -84,7 +85,7 @@ class FakeAws:
     @property
     def changed(self) -> list[str]:
         """The operations that were made and were no questions."""
-        return [name for name, _ in self.calls if not name.startswith(("list", "describe", "get"))]
+        return [name for name, _ in self.calls if not name.startswith(("list", "describe", "get", "head"))]
 
     def _note(self, params: dict[str, Any], model: OperationModel, context: dict[str, Any], **_: Any) -> None:
         context["asked"] = params
@@ -326,6 +327,11 @@ class FakeAws:
             del self.alarms[name]
 
     # S3
+
+    def _s3_head_bucket(self, Bucket: str) -> dict[str, Any]:
+        if Bucket not in self.buckets:
+            raise Refused("404", "Not Found", 404)
+        return {"BucketRegion": self.buckets[Bucket]}
 
     def _s3_put_object(self, **asked: Any) -> dict[str, Any]:
         place = asked["Bucket"], asked["Key"]

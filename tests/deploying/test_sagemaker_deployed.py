@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -21,6 +22,7 @@ from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
 OBJECTS = ["put_object", "create_model", "create_endpoint_config", "create_endpoint"]
 MADE = [*OBJECTS, "register_scalable_target", "put_scaling_policy"]
+LISTING = {"s3:ListObjectsV2", "s3:HeadBucket"}  # of s3:ListBucket
 DENIED = Refused("AccessDeniedException", "User: arn:aws:iam::123456789012:user/me is not authorized to perform that")
 
 
@@ -100,6 +102,59 @@ def test_a_name_that_stands_already_is_refused_before_anything_is_made(
         in deployed(capsys, code=2)
     )
     assert len(aws.changed) == before
+
+
+def test_what_is_printed_dry_is_what_is_called(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0
+    planned = [next(iter(call.items())) for call in yaml.safe_load(capsys.readouterr().out)]
+    deployed(capsys)
+    made = [(name, asked) for name, asked in aws.calls if name in MADE]
+    assert len(made) + 1 == len(planned)  # and one question
+    for (name, asked), (_, parameters) in zip(
+        made, (call for call in planned if not call[0].endswith("describe_endpoint")), strict=True
+    ):
+        asked.pop("Body", None), parameters.pop("Body", None)
+        assert asked == parameters, name
+
+
+@pytest.mark.parametrize("last", [*MADE[1:], "describe_endpoint"])
+def test_what_a_process_left_that_was_killed_undeploy_finds(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    def killed() -> None:
+        raise SystemExit
+
+    aws.before[last] = killed
+    with pytest.raises(SystemExit):
+        deployed(capsys)
+    assert aws.standing
+    if last != "create_model":  # the package alone is in nobody's way
+        assert "stands already" in deployed(capsys, code=2)
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize(
+    ("buckets", "told"),
+    [
+        ({}, "--bucket: my-models: there is no such bucket: `aws s3 mb s3://my-models --region us-east-1` makes it"),
+        ({"my-models": "eu-west-1"}, "--bucket: my-models: is in eu-west-1: expected one in us-east-1"),
+    ],
+)
+def test_a_bucket_that_does_not_do_is_refused_before_anything_is_made(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], buckets: dict[str, str], told: str
+) -> None:
+    aws.buckets = buckets
+    assert told in deployed(capsys, code=2)
+    assert aws.changed == []
+
+
+def test_a_quota_that_is_used_up_says_where_to_ask_for_more(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "The account-level service limit 'ml.c7i.large for endpoint usage' is 0 Instances"
+    aws.refuse["create_endpoint"] = Refused("ResourceLimitExceeded", message)
+    told = deployed(capsys, code=1)
+    assert f"ResourceLimitExceeded: {message}: ask for more in the console of Service Quotas" in told
+    assert aws.standing == []
 
 
 @pytest.mark.parametrize("failing", MADE)
@@ -384,7 +439,7 @@ def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pyt
     taken = {"iam:PassRole", "iam:CreateServiceLinkedRole", "sagemaker:AddTags", "s3:PutObjectTagging", "s3:GetObject"}
     taken |= {"application-autoscaling:TagResource", "cloudwatch:TagResource", "s3:ListBucket"}
     taken |= {"sagemaker:UpdateEndpointWeightsAndCapacities"}  # with which it is scaled
-    taken |= {action for service, operation in aws.asked if (action := f"{service}:{operation}") != "s3:ListObjectsV2"}
+    taken |= {action for service, operation in aws.asked if (action := f"{service}:{operation}") not in LISTING}
     assert allowed == taken
 
 

@@ -18,7 +18,12 @@ _ABSENT: Final = (
     "InvalidInstanceID.NotFound",
     "404",
 )
-RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
+RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+_REMEDIES: Final = {
+    "ResourceLimitExceeded": "ask for more in the console of Service Quotas, Amazon SageMaker, or choose another type",
+    "ExpiredTokenException": "sign in again, as by `aws sso login`",
+    "ExpiredToken": "sign in again, as by `aws sso login`",
+}
 
 
 class Platform(Protocol):
@@ -91,9 +96,10 @@ class Aws:
             told = str(exc.response.get("Error", {}).get("Message", "")) or str(exc)
             status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
             page = "docs/deploy-ec2.md" if service in ("ec2", "iam") else "docs/deploy-sagemaker.md"
-            remedy = f": {page} has the rights that it takes" if reason in RIGHTS else ""
+            remedy = f"{page} has the rights that it takes" if reason in RIGHTS else _REMEDIES.get(reason)
+            told = ": ".join(filter(None, (what, reason, told, remedy)))
             # What a server fails at, it may have done.
-            raise PlatformRefused(f"{what}: {reason}: {told}{remedy}", reason if status < 500 else "") from exc
+            raise PlatformRefused(told, reason if status < 500 else "") from exc
         except NoCredentialsError as exc:
             remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
             raise ConfigError(f"{what}: no credentials: expected those of an account: {remedy}") from exc

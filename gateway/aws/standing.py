@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.aws.client import Platform, absent
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
-from gateway.errors import PlatformRefused
+from gateway.errors import ConfigError, PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
 _OF_POLICY: Final = (
@@ -29,6 +29,20 @@ _RUNNING: Final = ("InProgress", "Stopping")
 def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
     """bucket: looked at too, beside those that its models name. Raises: PlatformRefused, ConfigError."""
     return _Looking(platform, name).found(bucket)
+
+
+def check_bucket(platform: Platform, bucket: str) -> None:
+    """Raises: ConfigError, if there is none, or it is in another region, whose objects no model may have; PlatformRefused."""
+    try:
+        found = platform.call("s3", "head_bucket", {"Bucket": bucket})
+    except PlatformRefused as exc:
+        if absent(exc):
+            made = f"`aws s3 mb s3://{bucket} --region {platform.region}` makes it"
+            raise ConfigError(f"--bucket: {bucket}: there is no such bucket: {made}") from exc
+        raise
+    there = found.get("BucketRegion", platform.region)
+    if there != platform.region:
+        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where the endpoint is to be")
 
 
 class _Looking:

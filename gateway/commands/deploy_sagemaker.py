@@ -83,9 +83,11 @@ def _create(hosting: Hosting) -> None:
     """Raises: ConfigError, if something of this name stands there already; PlatformRefused."""
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying
-    from gateway.aws.standing import standing
+    from gateway.aws.standing import check_bucket, standing
 
     platform = Aws(hosting.region)
+    if isinstance(hosting.package, PackedModel):
+        check_bucket(platform, hosting.package.bucket)
     remove = _removing(hosting)
     found = _of_ours(standing(platform, hosting.name))
     if not found.nothing and not isinstance(hosting.way, BatchTransform):  # a job stands beside what else there is
@@ -106,9 +108,11 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     """Raises: ConfigError, if there is no endpoint that could be given another configuration; PlatformRefused."""
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying
-    from gateway.aws.standing import standing
+    from gateway.aws.standing import check_bucket, standing
 
     platform = Aws(hosting.region)
+    if isinstance(hosting.package, PackedModel):
+        check_bucket(platform, hosting.package.bucket)
     found = _of_ours(standing(platform, hosting.name))
     if found.endpoint is None:
         raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")

@@ -281,6 +281,9 @@ class _Options:
         if len(types) > _MOST_TYPES:
             self.faults.append(f"--instance-type: {len(types)} of them: expected {_MOST_TYPES} at most: leave out the last")
         for name in types:
+            there = bundled().instances.get(bare(name))
+            if there is not None and there.vcpu < needs.cores:
+                self.notes.append(f"{name} has {there.vcpu} cores, and the sessions keep {needs.cores} busy")
             self.faults += map(str, of_type(name, bundled(), needs, architecture=self.given.architecture))
         return types
 

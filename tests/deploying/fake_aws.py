@@ -16,11 +16,13 @@ import boto3
 import botocore.session
 from botocore import xform_name
 from botocore.exceptions import EndpointConnectionError
+from botocore.loaders import create_loader
 from botocore.model import OperationModel
 from botocore.validate import ParamValidator
 
 NOW = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:"
+_LOADER = create_loader()  # keeps what it has read of the service models
 LOST = "lost"
 """Instead of a refusal: the call is done, and its answer does not come back."""
 
@@ -32,7 +34,7 @@ class Refused(Exception):
 
 
 class FakeAws:
-    """What stands, by kind and name, and the calls that were made.
+    """What stands, by kind and name, and the calls that were made. asked: services and operations, as IAM calls them.
 
     refuse: operation -> what is answered instead of doing it; `LOST`; or nothing. patience: how often an endpoint says Creating
     or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
@@ -40,6 +42,7 @@ class FakeAws:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.asked: set[tuple[str, str]] = set()
         self.refuse: dict[str, Refused | str] = {}
         self.before: dict[str, Callable[[], None]] = {}
         self.patience = 0
@@ -53,6 +56,7 @@ class FakeAws:
         self.targets: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
+        self.buckets = {"my-models": "us-east-1"}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: Counter[str] = Counter()
 
@@ -60,6 +64,7 @@ class FakeAws:
     def serving(self, region: str = "us-east-1") -> Iterator["FakeAws"]:
         """As the default session of boto3."""
         session = botocore.session.Session()
+        session.register_component("data_loader", _LOADER)
         session.set_credentials("key", "secret")
         session.set_config_variable("region", region)
         session.register("before-parameter-build", self._note)
@@ -80,7 +85,7 @@ class FakeAws:
     @property
     def changed(self) -> list[str]:
         """The operations that were made and were no questions."""
-        return [name for name, _ in self.calls if not name.startswith(("list", "describe", "get"))]
+        return [name for name, _ in self.calls if not name.startswith(("list", "describe", "get", "head"))]
 
     def _note(self, params: dict[str, Any], model: OperationModel, context: dict[str, Any], **_: Any) -> None:
         context["asked"] = params
@@ -88,6 +93,7 @@ class FakeAws:
     def _answer(self, model: OperationModel, context: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
         name, asked = xform_name(model.name), context["asked"]
         self.calls.append((name, copy.copy(asked)))
+        self.asked.add((model.service_model.signing_name.replace("monitoring", "cloudwatch"), model.name))
         self.before.pop(name, lambda: None)()
         try:
             refusal = self.refuse.get(name)
@@ -335,6 +341,11 @@ class FakeAws:
             del self.alarms[name]
 
     # S3
+
+    def _s3_head_bucket(self, Bucket: str) -> dict[str, Any]:
+        if Bucket not in self.buckets:
+            raise Refused("404", "Not Found", 404)
+        return {"BucketRegion": self.buckets[Bucket]}
 
     def _s3_put_object(self, **asked: Any) -> dict[str, Any]:
         place = asked["Bucket"], asked["Key"]

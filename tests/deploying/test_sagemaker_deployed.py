@@ -1,12 +1,15 @@
 """`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
 
+import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -14,11 +17,12 @@ from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.errors import PlatformRefused
 from tests.deploying.fake_aws import LOST, FakeAws, Refused
-from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE
+from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
 OBJECTS = ["put_object", "create_model", "create_endpoint_config", "create_endpoint"]
 MADE = [*OBJECTS, "register_scalable_target", "put_scaling_policy"]
+LISTING = {"s3:ListObjectsV2", "s3:HeadBucket"}  # of s3:ListBucket
 DENIED = Refused("AccessDeniedException", "User: arn:aws:iam::123456789012:user/me is not authorized to perform that")
 
 
@@ -98,6 +102,59 @@ def test_a_name_that_stands_already_is_refused_before_anything_is_made(
         in deployed(capsys, code=2)
     )
     assert len(aws.changed) == before
+
+
+def test_what_is_printed_dry_is_what_is_called(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0
+    planned = [next(iter(call.items())) for call in yaml.safe_load(capsys.readouterr().out)]
+    deployed(capsys)
+    made = [(name, asked) for name, asked in aws.calls if name in MADE]
+    assert len(made) + 1 == len(planned)  # and one question
+    for (name, asked), (_, parameters) in zip(
+        made, (call for call in planned if not call[0].endswith("describe_endpoint")), strict=True
+    ):
+        asked.pop("Body", None), parameters.pop("Body", None)
+        assert asked == parameters, name
+
+
+@pytest.mark.parametrize("last", [*MADE[1:], "describe_endpoint"])
+def test_what_a_process_left_that_was_killed_undeploy_finds(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    def killed() -> None:
+        raise SystemExit
+
+    aws.before[last] = killed
+    with pytest.raises(SystemExit):
+        deployed(capsys)
+    assert aws.standing
+    if last != "create_model":  # the package alone is in nobody's way
+        assert "stands already" in deployed(capsys, code=2)
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize(
+    ("buckets", "told"),
+    [
+        ({}, "--bucket: my-models: there is no such bucket: `aws s3 mb s3://my-models --region us-east-1` makes it"),
+        ({"my-models": "eu-west-1"}, "--bucket: my-models: is in eu-west-1: expected one in us-east-1"),
+    ],
+)
+def test_a_bucket_that_does_not_do_is_refused_before_anything_is_made(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], buckets: dict[str, str], told: str
+) -> None:
+    aws.buckets = buckets
+    assert told in deployed(capsys, code=2)
+    assert aws.changed == []
+
+
+def test_a_quota_that_is_used_up_says_where_to_ask_for_more(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "The account-level service limit 'ml.c7i.large for endpoint usage' is 0 Instances"
+    aws.refuse["create_endpoint"] = Refused("ResourceLimitExceeded", message)
+    told = deployed(capsys, code=1)
+    assert f"ResourceLimitExceeded: {message}: ask for more in the console of Service Quotas" in told
+    assert aws.standing == []
 
 
 @pytest.mark.parametrize("failing", MADE)
@@ -365,6 +422,35 @@ def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws
     with pytest.raises(PlatformRefused, match="iris is Creating for 60 min"):
         carrying_out(aws)
     assert aws.standing == []  # removed when it no longer was in progress
+
+
+def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.refuse["put_scaling_policy"] = LOST
+    deployed(capsys, "--name", "other", code=1)  # and takes it back
+    aws.before["describe_transform_job"] = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    said(capsys, "undeploy", "iris", "--yes")
+    page = (ROOT / "docs" / "deploy-sagemaker.md").read_text()
+    policy = re.search(r'title="deployer-policy.json"\n(.+?)```', page, re.DOTALL)
+    assert policy is not None
+    allowed = {action for statement in json.loads(policy[1])["Statement"] for action in statement["Action"]}
+    taken = {"iam:PassRole", "iam:CreateServiceLinkedRole", "sagemaker:AddTags", "s3:PutObjectTagging", "s3:GetObject"}
+    taken |= {"application-autoscaling:TagResource", "cloudwatch:TagResource", "s3:ListBucket"}
+    taken |= {"sagemaker:UpdateEndpointWeightsAndCapacities"}  # with which it is scaled
+    taken |= {action for service, operation in aws.asked if (action := f"{service}:{operation}") not in LISTING}
+    assert allowed == taken
+
+
+def test_without_boto3_it_is_said_what_to_install(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    told = "boto3 is not installed: expected it for AWS: pip install 'serving-gateway[aws]'"
+    assert told in deployed(capsys, code=2)
+    assert told in said(capsys, "status", "iris", code=2)
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0  # dry
 
 
 def test_an_account_without_credentials_is_told_what_to_do(

@@ -208,6 +208,7 @@ NOT_RUN = {
         "gateway batch",
         "gateway check",
         "gateway compile",
+        "gateway deploy ec2",
         "gateway deploy kubernetes",
         "gateway deploy sagemaker",
         "gateway init",
@@ -227,6 +228,7 @@ NOT_RUN = {
         "loadtest run --rate 2500",
         "pip install --target",
         "ray start",
+        "ray up",
     ),
     "takes over four minutes: demo.py with Ray and a search": (
         "make demo",
@@ -264,7 +266,11 @@ NOT_RUN = {
     "arguments of a container": ("serve MODEL …", "serve --no-ray", "loadtest …"),
     "installs a tritonserver; `make test` does": ("make triton",),
     "is what tests/test_docs_site.py runs": ("make docs",),
-    "needs a package index": ('pip install "tritonclient[grpc]"', 'pip install "tritonclient[http]"'),
+    "needs a package index": (
+        "pip install 'serving-gateway[aws]'",
+        'pip install "tritonclient[grpc]"',
+        'pip install "tritonclient[http]"',
+    ),
     "takes hours of tests": (
         "make mutants",
         'make mutants SEED=1 SAMPLE=60 MODULES="gateway/batching gateway/routing" WORKERS=1',

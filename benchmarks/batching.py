@@ -28,9 +28,10 @@ from benchmarks.arrivals import arrivals_ns
 from benchmarks.peers import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
-from gateway.batching.batcher import Batcher
+from gateway.batching.batcher import NOTHING, Batcher
 from gateway.batching.policies import Fixed, Greedy
 from gateway.batching.policy import Policy
+from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from loadtest.search.simulator import Affine, Simulated, simulate
 
@@ -487,8 +488,12 @@ def _decision_cost(batcher: Batcher, case: Case) -> tuple[float, float, float]:
             spent += clock() - began - reading_ns
         else:
             began = clock()
-            batcher.add(asked[upcoming], now_ns)
-            step = batcher.step(now_ns, case.workers - len(running))
+            try:
+                batcher.add(asked[upcoming], now_ns)
+            except Overloaded:
+                step = NOTHING
+            else:
+                step = batcher.step(now_ns, case.workers - len(running))
             spent += clock() - began - reading_ns
             upcoming += 1
             if upcoming % block == 0:

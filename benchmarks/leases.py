@@ -7,6 +7,7 @@
 Requests fall to processes at random, with the given shares of the load.
 """
 
+import contextlib
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.leases import Demand, share
 from gateway.batching.queue import NEVER
+from gateway.errors import GatewayError
 from gateway.types import InferRequest
 from loadtest.search.simulator import SHED, Affine
 
@@ -79,7 +81,8 @@ def run(
             process = processes[of[upcoming]]
             request = InferRequest("m", "1", "", {}, 1, int(arrivals[upcoming]))
             index[request] = upcoming
-            process.batcher.add(request, now_ns)
+            with contextlib.suppress(GatewayError):
+                process.batcher.add(request, now_ns)
             process.arrived += 1
             touched.append(process)
             upcoming += 1

@@ -4,18 +4,20 @@ Theory of operation (docs/batching.md has the derivation and the figures). T(n) 
 time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
+          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
-    n_o   largest n with n <= λ·(D - Q(n))                                    overload: what can be collected fresh
-          and while λ is not above what the workers can do, the smallest that is 95 % as productive
+    n_o   of the n that can be collected fresh, the one with most rows in time  overload: see `overload`, which also sets Q
+          and while λ is not above what the workers can do, the smallest that is 95 % as productive as the largest
     n_e   largest n with Q(n) <= d_1 - now                                    what the first can still wait for
 
 Whenever a worker is idle and something waits:
 
- 1. Shed every first that cannot be in time even alone.
+ 1. Shed every first that cannot be in time even alone, with the luck that the load leaves room for. Who may be in time, but
+    not by Q, goes along and bounds no batch.
  2. Take min(n_e, n_c, what waits).
  3. If the first in line forces a batch smaller than n_o although more waits, look ahead: walk the rest in batches of n_c over
-    the workers' predicted free times. If a first would be late there, shed from the front until a batch of n_o fits: one
-    decision instead of a dozen small batches.
+    the workers' predicted free times. If a first would be late there, or the overload lasts, shed from the front until a batch
+    of n_o fits: one decision instead of a dozen small batches.
  4. With several workers, hold what is less than n_s: spending a worker's fixed cost a on less does not sustain the rate. But
     never more than the arrivals of a itself are waited for: 1 + λ·a (pace). And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
@@ -24,36 +26,42 @@ Whenever a worker is idle and something waits:
     takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.
 
+Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
+
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
-SLO. Without an SLO nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than
-one turn of all workers would clear.
+SLO. Where others need the worker, both must hold, and all such tries together take a tenth of one worker. Without an SLO
+nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than one turn of all
+workers would clear.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterator
-from heapq import heapify, heapreplace
+from collections.abc import Hashable
 from itertools import islice
 from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
 from gateway.batching.joining import filled, in_turn
+from gateway.batching.overload import collected, feasible, outlook, plan
 from gateway.batching.policy import WAIT, Decision, Fill
-from gateway.batching.queue import NEVER, BatchLimits, Entry, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _ARRIVALS: Final = 128
 _LATEST: Final = 8  # of them
 _STREAMS: Final = 256
 _UTILISATION: Final = 0.9
+_UTILISATION_AT_LEAST: Final = 0.7
+_AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
+_SAME: Final = 1.02
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
 _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
-_LOOKAHEAD_BATCHES: Final = 64
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
+_BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
 
 class _Held(NamedTuple):
@@ -76,10 +84,11 @@ class _Stream:
     """The requests of one queue: how fast they come and how long they take.
 
     arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
-    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended.
+    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended. margin: under overload, what
+    takes the place of the curve's spread; 0: there is none.
     """
 
-    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "rows")
+    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
@@ -87,6 +96,7 @@ class _Stream:
         self.lone = WAIT
         self.lone_ns = 0.0
         self.learned_ns = 0
+        self.margin = 0.0
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
         self.rows = 0
 
@@ -109,9 +119,9 @@ class _Stream:
 
 
 class _View:
-    """What one decision looks at: a queue's curve at the moment's speed."""
+    """What one decision looks at: a queue's curve at the moment's speed. margin: Q(n) = T(n) · margin."""
 
-    __slots__ = ("busy", "curve", "level", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
+    __slots__ = ("busy", "curve", "level", "margin", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
 
     def __init__(self, stream: _Stream, busy: int, now_ns: int, free_slots: int) -> None:
         self.curve = curve = stream.curve
@@ -122,7 +132,8 @@ class _View:
         self.workers = busy + free_slots
         self.rate = stream.rate(now_ns)
         self.level = level = curve.level(busy + 1)  # T = shape · level
-        self.quantile = level * curve.spread  # Q = shape · quantile
+        self.margin = margin = stream.margin or curve.spread
+        self.quantile = level * margin  # Q = shape · quantile
 
     def expected_ns(self, rows: float) -> float:
         """T(rows)."""
@@ -133,17 +144,26 @@ class _View:
         """Index of the largest size with Q <= time_ns; -1: none."""
         return bisect_right(self.shape, time_ns / self.quantile) - 1
 
-    def sustains(self, share: float) -> int:
+    def as_long(self, index: int) -> int:
+        """Index of the largest size that takes as long: in steps of padding more rows cost nothing."""
+        return bisect_right(self.shape, _SAME * self.shape[index]) - 1
+
+    def sustains(self, share: float, slo_ns: int | None) -> int:
         """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
         level = self.curve.level(self.workers)
-        return bisect_left(self.curve.rates, self.rate * level / (_UTILISATION * self.workers * share))
+        busy = _UTILISATION
+        if slo_ns is not None and self.workers > 1:
+            # Who finds all workers busy waits for one, and has little time for that.
+            busy = min(busy, max(_UTILISATION_AT_LEAST, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
+        return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))
 
 
 class Adaptive:
     """See the module.
 
-    Latency bound: what is executed is predicted, at nine in ten, to end before its deadline; what cannot be is answered with
-    Overloaded as soon as a worker asks for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as
+    Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload or hardly
+    any load; what cannot be is answered with Overloaded on arrival or as soon as a worker asks for work, and with
+    DeadlineExceeded at its deadline at the latest. Without an SLO: as
     `Greedy`, in batches no larger than serve the queue soonest.
     """
 
@@ -152,6 +172,7 @@ class Adaptive:
     def __init__(self) -> None:
         self._limits = BatchLimits(1)
         self._streams: dict[Hashable, _Stream] = {}
+        self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
 
     def bind(self, limits: BatchLimits) -> None:
@@ -166,11 +187,13 @@ class Adaptive:
         arrivals.append((now_ns, rows))
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
+        # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
+        time_ns = now_ns - batch.closed_ns
+        if time_ns < compute_ns:
+            time_ns = compute_ns
+        if batch.reason == "probe":
+            self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
-            # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
-            time_ns = now_ns - batch.closed_ns
-            if time_ns < compute_ns:
-                time_ns = compute_ns
             group = batch.group
             stream = self._streams[group] if group in self._streams else self._stream(group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
@@ -199,47 +222,64 @@ class Adaptive:
         slo_ns = self._limits.slo_ns
         last = len(view.sizes) - 1
         shed: list[Entry] = []
-        if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.curve.spread:
-            waiting -= self._shed_hopeless(queue, view, shed)
+        if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.margin:
+            hope = self._hope(view, state, now_ns)
+            waiting -= self._shed_hopeless(queue, view, hope, shed)
             if not waiting:
                 fresh_ns = slo_ns - state.reserved_ns
-                in_time = view.expected_ns(shed[-1][3]) * view.curve.spread <= fresh_ns
-                if busy or (in_time and now_ns - stream.learned_ns < _STALE_NS):
+                expected_ns = view.expected_ns(shed[-1][3])
+                stale = now_ns - stream.learned_ns >= _STALE_NS
+                if busy or queue.rows < state.rows:  # others need the worker
+                    tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
+                    if tried:
+                        stream.curve.doubt()
+                else:
+                    tried = stale or expected_ns * hope > fresh_ns
+                if not tried:
                     return Decision(0, shed=shed)
+                self._try_ns = now_ns + round(expected_ns * (1 + _BETWEEN_TRIES))
                 return Decision(shed.pop()[3], "probe", None, shed)
             first = entries[len(shed)]
-        deadline_ns = first[2]
+            deadline_ns = self._sure(queue, view, len(shed))
+        else:
+            deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if len(state.queues) > 1 else (1.0, 0.0)
-        sustains = view.sustains(share)
+        sustains = view.sustains(share, slo_ns)
         cap = self._cap(view, slo_ns, waiting, sustains)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
         index = fits if fits < cap else cap
         reason = "idle"
+        foreseen: Outlook | None = None
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
-            if slo_ns is not None and fits < last:
-                fresh = self._fresh(view, slo_ns, share)
-                if view.sizes[fits] < min(view.sizes[fresh], waiting) and not self._feasible(
-                    queue, len(shed), index, cap, view, state, free_slots
+            if slo_ns is not None:
+                lasting = queue.outlook is not None  # the overload; so what waits is by what was foreseen
+                fresh, foreseen = self._fresh(stream, view, slo_ns, share, state)
+                fits = max(0, view.fits(deadline_ns - now_ns))
+                index = fits if fits < cap else cap
+                if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
+                    lasting or not feasible(queue, len(shed), index, cap, view, state, free_slots)
                 ):
                     waiting, fits = self._shed_front(queue, view, fresh, waiting, shed)
                     if not waiting:
-                        return Decision(0, shed=shed)
+                        return Decision(0, shed=shed, outlook=foreseen)
                     first = entries[len(shed)]
-                    index = min(fits, fresh)
+                    index = min(fits, view.as_long(fresh))
                     reason = "overload"
-        elif view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
+        elif stream.margin and slo_ns is not None:
+            _, foreseen = self._fresh(stream, view, slo_ns, share, state)
+        if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
             if wake_at_ns:
                 stream.held = _Held(first, target, wake_at_ns, busy)
-                return Decision(0, "hold", wake_at_ns, shed)
+                return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if free_slots == 1 and busy:
                 wake_at_ns = self._hold(view, waiting, deadline_ns, state)
                 if wake_at_ns:
                     stream.held = _Held(first, view.sizes[cap], wake_at_ns, busy, view)
-                    return Decision(0, "hold", wake_at_ns, shed)
+                    return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if first is held.first:
                 reason = "hold"
         stream.held = _NOT_HELD
@@ -247,16 +287,16 @@ class Adaptive:
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
-                return Decision(0, shed=shed)
+                return Decision(0, shed=shed, outlook=foreseen)
         if len(state.queues) == 1:
-            return Decision(rows, reason, None, shed, round(view.expected_ns(rows)))
+            return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         fill: list[Fill] = []
         expected_ns = view.expected_ns(rows)
         if rows == waiting and free_slots == 1:
             pressed = work > _UTILISATION * view.workers
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         if slo_ns is None:
-            turn = in_turn(queue, view, rows, fill, expected_ns, state, self._curve)
+            turn = in_turn(queue, view, rows, fill, state, self._curve)
             if turn is not None:
                 rows, fill, expected_ns = turn
                 reason = "cap"
@@ -272,17 +312,29 @@ class Adaptive:
         workers = busy + free_slots
         if workers > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * workers:
             return None
+        stream.margin = 0.0
         if expected_ns != stream.lone_ns or rows != stream.lone.rows:
             stream.lone, stream.lone_ns = Decision(rows, "idle", None, (), round(expected_ns)), expected_ns
         return stream.lone
 
-    def _shed_hopeless(self, queue: Queue, view: _View, shed: list[Entry]) -> int:
+    def _hope(self, view: _View, state: State, now_ns: int) -> float:
+        """The share of its expected time within which a request must run for step 1 to let it try.
+
+        The fewer lone requests would keep the workers busy, the less is lost if it is late nevertheless.
+        """
+        streams = [self._stream(group) for group in state.queues]
+        work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
+        luck = view.curve.luck
+        return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < _UTILISATION else view.margin
+
+    def _shed_hopeless(self, queue: Queue, view: _View, hope: float, shed: list[Entry]) -> int:
         """Step 1. Returns the rows shed."""
-        soonest_ns = view.now_ns + view.shape[0] * view.quantile
+        hope_ns = view.level * hope
+        soonest_ns = view.now_ns + view.shape[0] * hope_ns
         rows = 0
         for entry in queue.entries:
             if entry[3] > view.sizes[0]:
-                if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.curve.spread:
+                if entry[2] >= view.now_ns + view.shape[view.curve.at(entry[3])] * hope_ns:
                     break
             elif entry[2] >= soonest_ns:
                 break
@@ -290,15 +342,22 @@ class Adaptive:
             rows += entry[3]
         return rows
 
+    def _sure(self, queue: Queue, view: _View, skip: int) -> int:
+        """The deadline that bounds the batch: of the first that will be in time; without any, of the first that may be."""
+        for entry in islice(queue.entries, skip, None):
+            if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
+                return entry[2]
+        return queue.entries[skip][2]
+
     def _shed_lower(self, queue: Queue, view: _View, rows: int, shed: list[Entry]) -> int:
         """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
-        end_ns = view.now_ns + view.expected_ns(rows) * view.curve.spread
+        end_ns = view.now_ns + view.expected_ns(rows) * view.margin
         seen = late = 0
-        for entry in list(islice(queue.entries, len(shed), None)):
+        for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
             seen += entry[3]
             if seen > rows:
                 break
-            if entry[2] < end_ns and entry[0] > entry[2]:
+            if at and entry[2] < end_ns and entry[0] > entry[2]:
                 shed.append(entry)
                 late += entry[3]
         return late
@@ -326,38 +385,24 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(self, view: _View, slo_ns: int, share: float) -> int:
-        """Index of n_o.
+    def _fresh(self, stream: _Stream, view: _View, slo_ns: int, share: float, state: State) -> tuple[int, Outlook | None]:
+        """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
 
         While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
         nearly as productive will do, for which less must be shed.
         """
-        low, high = 0, len(view.sizes) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if view.sizes[middle] <= view.rate * (slo_ns - view.shape[middle] * view.quantile):
-                low = middle
-            else:
-                high = middle - 1
-        rates = view.curve.rates
-        if view.rate * view.curve.level(view.workers) > _OVERLOADED * view.workers * share * rates[low]:
-            return low
-        return bisect_left(rates, _PRODUCTIVE * rates[low])
-
-    def _feasible(self, queue: Queue, skip: int, index: int, cap: int, view: _View, state: State, free_slots: int) -> bool:
-        """Whether all that waits will be in time if `sizes[index]` rows go now and the rest in batches of the cap."""
-        free = [max(view.now_ns, batch.closed_ns + batch.expected_ns) for batch in state.in_flight]
-        free += [view.now_ns] * (free_slots - 1)
-        free.append(view.now_ns + round(view.shape[index] * view.level))
-        heapify(free)
-        sizes, shape = view.sizes, view.shape
-        last = len(sizes) - 1
-        for deadline_ns, rows in _heads(queue, skip, sizes[index], sizes[cap]):
-            time_ns = shape[min(bisect_left(sizes, rows), last)]
-            if free[0] + time_ns * view.quantile > deadline_ns:
-                return False
-            heapreplace(free, free[0] + round(time_ns * view.level))
-        return True
+        curve = view.curve
+        low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
+        if view.rate * curve.level(view.workers) <= _OVERLOADED * view.workers * share * curve.rates[low]:
+            stream.margin, view.margin = 0.0, curve.spread
+            view.quantile = view.level * curve.spread
+            return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
+        planned = plan(curve, view.level, view.rate, slo_ns)
+        stream.margin = view.margin = planned.margin
+        view.quantile = view.level * planned.margin
+        if len(state.queues) > 1:
+            return planned.at, None
+        return planned.at, outlook(curve, view.level, planned._replace(at=view.as_long(planned.at)), view.workers)
 
     def _shed_front(self, queue: Queue, view: _View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""
@@ -379,7 +424,7 @@ class Adaptive:
         # Half as long again as the batch should take to gather: then the arrivals have thinned out.
         wake_at_ns = queue.oldest_ns + 1.5 * target / view.rate
         if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.curve.spread)
+            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
         return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
@@ -396,7 +441,7 @@ class Adaptive:
         apart = free_ns + view.expected_ns(max(1.0, view.rate * free_ns))
         wake_at_ns = now_ns + apart - together
         if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.curve.spread)
+            wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
         return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
 
     def _compiled(self, view: _View, rows: int) -> int:
@@ -418,32 +463,3 @@ class Adaptive:
                 del self._streams[next(iter(self._streams))]
             stream = self._streams[group] = _Stream(self.service.curve(group))
         return stream
-
-
-def _heads(queue: Queue, skip: int, rows: int, cap: int) -> Iterator[tuple[int, int]]:
-    """The batches that would follow: deadline of the first and rows of each.
-
-    skip: entries that are shed. rows: of the batch that goes now. cap: of the batches after it.
-    """
-    entries = queue.entries
-    count = len(entries)
-    if queue.rows == count:  # one row each, as mostly: no need to look at those in between
-        at = skip + rows
-        for _ in range(_LOOKAHEAD_BATCHES):
-            if at >= count:
-                return
-            yield entries[at][2], min(cap, count - at)
-            at += cap
-        return
-    gathered, limit, deadline_ns, batches = 0, rows, NEVER, 0
-    for entry in islice(entries, skip, None):
-        if gathered and gathered + entry[3] > limit:
-            if batches:
-                yield deadline_ns, gathered
-            batches += 1
-            if batches > _LOOKAHEAD_BATCHES:
-                return
-            gathered, limit, deadline_ns = 0, cap, entry[2]
-        gathered += entry[3]
-    if batches:
-        yield deadline_ns, gathered

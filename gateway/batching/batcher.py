@@ -19,6 +19,7 @@ import msgspec
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
+from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
@@ -49,6 +50,7 @@ class Step(msgspec.Struct):
 
 
 NOTHING: Final = Step([], [], None)
+_HOPELESS: Final = "overloaded, the request would have been answered after its deadline"
 
 
 class Batcher:
@@ -168,7 +170,7 @@ class Batcher:
         """Let a validated request wait. reserved_ns: what answering takes of the SLO after the batch.
 
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
-        Raises: Overloaded, if they would not do; DeadlineExceeded; TooLarge, for more rows than one request may have.
+        Raises: Overloaded, if they would not do or it would be late; DeadlineExceeded; TooLarge, for too many rows in one.
         """
         rows = request.rows if self._batched else 1
         if rows > self._max_request_rows:
@@ -195,9 +197,12 @@ class Batcher:
         queue = state.queues.get(group)
         if queue is None:
             queue = state.new_queue(group)
-        self._sequence = sequence = self._sequence + 1
         plain = not request.priority and deadline_ns != NEVER
         key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
+        if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+            self._policy.arrived(queue, rows, now_ns)
+            raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
+        self._sequence = sequence = self._sequence + 1
         queue.push((key, sequence, deadline_ns, rows, request))
         if deadline_ns < self._expires_ns:
             self._expires_ns = deadline_ns
@@ -271,7 +276,7 @@ class Batcher:
         wake_at_ns = NEVER
         for queue in waiting:
             decision = self._policy.decide(queue, state, now_ns, free_slots)
-            rows, _, ask_at_ns, hopeless, _, fill = decision
+            rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
             if hopeless:
                 self._shed(queue, hopeless, shed)
             for more in fill:
@@ -297,7 +302,9 @@ class Batcher:
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
         """When the request would be done, were it added now. free_slots: batches that could start at once."""
         rows = request.rows if self._batched else 1
-        return forecast(self.service, self._state, self._groups.of(request), rows, now_ns, free_slots, self._slo_ns)
+        state, group = self._state, self._groups.of(request)
+        told = forecast(self.service, state, group, rows, now_ns, free_slots, self._slo_ns)
+        return unless_refused(told, state, group, request, self._slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""
@@ -335,8 +342,7 @@ class Batcher:
         retry_after_s = self._retry_after_s()
         for entry in entries:
             self._state.drop(queue, entry)
-            message = f"model '{entry[4].model}': overloaded, the request would have been answered after its deadline"
-            shed.append(Shed(entry[4], Overloaded(message, retry_after_s)))
+            shed.append(Shed(entry[4], Overloaded(f"model '{entry[4].model}': {_HOPELESS}", retry_after_s)))
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         """Make room for so many rows of a request among those of lower classes, first where it is last in line.
@@ -367,7 +373,7 @@ class Batcher:
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        limit, reason, _, _, expected_ns, fill = decision
+        limit, reason, _, _, expected_ns, fill, _ = decision
         most = self._max_rows
         rows = self._take(queue, limit if limit < most else most, parts)
         group = queue.group

@@ -8,16 +8,19 @@ from gateway.batching.policy import Fill
 from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
 from gateway.batching.service_model import ServiceCurve
 
-_TOGETHER: Final = 0.7  # of the time that the first takes to its end: who came so soon after it may go with it
-_LONGER: Final = 1.0  # times what it takes without them, those may lengthen a batch who came later
-_WORTH: Final = 6.0  # times the fixed part of a lone request's time: the share of these two that is allowed
+_SAVED: Final = 0.05  # of what a batch takes longer for those who pass others, if it takes twice as long; else in proportion
 
 
 class Moment(Protocol):
-    """When a batch is to start: the curve of its queue, and how many workers run and live."""
+    """When a batch is to start: the curve of its queue, and how many workers run and live.
+
+    level: times the curve's shape is what rows are expected to take now. quantile: what they take at worst.
+    """
 
     curve: ServiceCurve
     now_ns: int
+    level: float
+    quantile: float
     busy: int
     workers: int
 
@@ -88,64 +91,53 @@ def in_turn(
     view: Moment,
     rows: int,
     fill: list[Fill],
-    expected_ns: float,
     state: State,
     curve_of: Callable[[Hashable], ServiceCurve],
 ) -> tuple[int, list[Fill], float] | None:
-    """Step 7. The batch without those who would overtake others by too much; None: all may go.
+    """Step 7. The batch without those who would overtake others for too little; None: all may go.
 
-    Who came later than one that stays behind goes only if it came soon after the first, or if it makes the batch little longer:
-    the less of either, the smaller the fixed part of a request's time, as that is all that is saved. So nobody waits for much
-    longer than if all went as they came: every batch has the first of those who wait in it, and takes at most twice its time
-    for others, unless they came before 0.7 of the first's time was over.
+    Who stands in line behind one that stays goes only if that saves enough: the more, the more the batch takes longer, by which
+    those who stay wait longer. Who passes nobody goes if it takes no longer than one after the other.
     """
     joined = [more.queue for more in fill]
     behind = [each.entries[0][0] for each in state.queues.values() if each.entries and each is not queue and each not in joined]
     if not behind:
         return None
-    first = queue.entries[0]
     busy = view.busy + 1
-    worth = min(1.0, _WORTH * view.curve.line_ns[0] * view.curve.level(busy) / view.expected_ns(first[3]))
-    until = first[0] + int(worth * _TOGETHER * (view.now_ns + expected_ns - first[4].arrival_ns))
     passes_nobody = min(behind)
-    taken = [0] * (1 + len(fill))
-    later: list[tuple[int, int, int, int]] = []  # as entries, with the place of their queue
+    curves = [view.curve, *(curve_of(each.group) for each in joined)]
     most = [rows, *(more.rows for more in fill)]
     late = [0, *(len(more.shed) for more in fill)]  # first in their queues
+    line: list[tuple[int, int, int, int]] = []  # as entries, with the place of their queue
     for at, each in enumerate((queue, *joined)):
         seen = 0
         for entry in islice(each.entries, late[at], None):
             if seen >= most[at]:
                 break
-            part = min(entry[3], most[at] - seen)
-            seen += part
-            if entry[0] <= passes_nobody or entry is first:
-                taken[at] += part
-            else:
-                later.append((entry[0], entry[1], part, at))
-    if not later:
-        return None
-    curves = [view.curve, *(curve_of(each.group) for each in joined)]
-
-    def time_ns(total: int) -> float:
-        return max([curve.expected_ns(total, busy) for curve, part in zip(curves, taken, strict=True) if part])
-
-    total = sum(taken)
-    limit_ns = (1.0 + worth * _LONGER) * time_ns(total)
-    closed = set()
-    for key, _, part, at in sorted(later):
-        if at in closed:
-            continue
+            line.append((entry[0], entry[1], min(entry[3], most[at] - seen), at))
+            seen += entry[3]
+    taken = [0] * len(curves)
+    kept: list[int] = []
+    alone_ns = apart_ns = in_line_ns = saved_in_line_ns = 0.0
+    for key, _, part, at in sorted(line):
         taken[at] += part
-        if key > until and time_ns(total + part) > limit_ns:
-            taken[at] -= part
-            closed.add(at)
-        else:
-            total += part
-    if not closed:
+        apart_ns += curves[at].pooled_ns(part, busy)
+        total = sum(taken)
+        time_ns = max([curve.pooled_ns(total, busy) for curve, has in zip(curves, taken, strict=True) if has])
+        saved_ns = apart_ns - time_ns
+        if not kept:
+            alone_ns = in_line_ns = time_ns
+            kept = list(taken)
+        elif key <= passes_nobody:
+            in_line_ns, saved_in_line_ns = time_ns, saved_ns
+        longer_ns = time_ns - in_line_ns
+        if saved_ns >= 0.0 and saved_ns - saved_in_line_ns >= _SAVED * longer_ns * longer_ns / alone_ns:
+            kept = list(taken)
+    if kept == taken:
         return None
-    kept = [Fill(more.queue, part, more.shed) for more, part in zip(fill, taken[1:], strict=True) if part]
-    return taken[0], kept, time_ns(total)
+    total = sum(kept)
+    expected_ns = max([curve.expected_ns(total, busy) for curve, has in zip(curves, kept, strict=True) if has])
+    return kept[0], [Fill(more.queue, part, more.shed) for more, part in zip(fill, kept[1:], strict=True) if part], expected_ns
 
 
 def _joins(one: Hashable, other: Hashable) -> bool:

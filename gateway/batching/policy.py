@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
-from gateway.batching.queue import BatchLimits, Entry, Queue, State
+from gateway.batching.queue import BatchLimits, Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceModel
 
 
@@ -25,6 +25,7 @@ class Decision(NamedTuple):
     shed: entries to answer with Overloaded; they leave the queue before the batch is formed.
     expected_ns: predicted service time of the batch; 0: unknown.
     fill: what to take from further queues, once the first has given its rows.
+    outlook: by which those that come until the next decision are refused at once; None: none is.
     """
 
     rows: int
@@ -33,6 +34,7 @@ class Decision(NamedTuple):
     shed: Sequence[Entry] = ()
     expected_ns: int = 0
     fill: Sequence[Fill] = ()
+    outlook: Outlook | None = None
 
 
 WAIT: Final = Decision(0)
@@ -54,7 +56,7 @@ class Policy(Protocol):
     def bind(self, limits: BatchLimits) -> None: ...
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
-        """A request has been pushed to the queue."""
+        """A request has been pushed to the queue, or was refused by the outlook of the last decision."""
         ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:

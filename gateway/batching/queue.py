@@ -71,15 +71,36 @@ class LengthGroup(NamedTuple):
     length: int
 
 
-class Queue:
-    """The waiting requests of one group, by virtual deadline; first come, first served among equals."""
+class Outlook(NamedTuple):
+    """What becomes of those that come while all workers are busy, under overload.
 
-    __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "entries", "group", "rows")
+    workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
+    full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first it must start; least_ns: the same, if
+    it is as small as chance may have it, which is by so many rows.
+    """
+
+    workers: int
+    rows: int
+    busy: float
+    full_ns: float
+    due_ns: float
+    least_ns: float
+    chance: float
+
+
+class Queue:
+    """The waiting requests of one group, by virtual deadline; first come, first served among equals.
+
+    outlook: by the last decision; None: all may wait.
+    """
+
+    __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "entries", "group", "outlook", "rows")
 
     def __init__(self, group: Hashable) -> None:
         self.group = group
         self.entries: deque[Entry] = deque()
         self.rows = 0
+        self.outlook: Outlook | None = None
         self._in_order = True  # entries stand as they arrived, so the first is the oldest
         self._plain = True  # entries stand in the order of their own deadlines: all have one, and are of the default class
         self._low_ns = NEVER  # no deadline of a lower class, which may stand behind later ones, is before this

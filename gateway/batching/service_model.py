@@ -108,6 +108,11 @@ class ServiceCurve:
         return self._speed.level(busy)
 
     @property
+    def luck(self) -> tuple[float, ...]:
+        """What batches took lately, as shares of T: eight equally likely ones, the least first, and the longest of all."""
+        return self._speed.luck
+
+    @property
     def seen(self) -> bool:
         """Whether it has batches of its own."""
         return bool(self._seen)
@@ -125,8 +130,11 @@ class ServiceCurve:
         """T(rows) as all lengths together tell it: less exact than one's own, but without the luck of few. 0: unknown."""
         if not self._length:
             return 0.0
-        fixed, slope = self._surface.line_ns(self._length)
-        return (fixed + self._speed.delay_ns + slope * rows) * self.level(busy)
+        return (self._surface.time_ns(rows, self._length) + self._speed.delay_ns) * self.level(busy)
+
+    def pooled_ns(self, rows: int, busy: int) -> float:
+        """What to compare times by that differ by little: as all lengths together tell it, once they do; else T(rows)."""
+        return self.surface_ns(rows, busy) if self._length and self._surface.settled else self.expected_ns(rows, busy)
 
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
@@ -172,6 +180,12 @@ class ServiceCurve:
             self._explain()
         if moved or speed.until_ranked <= 0:
             self._refresh()
+
+    def doubt(self) -> None:
+        """Let the next batch of each size count as much as all before it: it is tried whether they still tell the truth."""
+        for seen in self._seen.values():
+            seen.count = 1
+        self._stale = True
 
     def borrow(self, other: "ServiceCurve") -> None:
         """Start from the curve of another shape; the first batches of one's own correct it."""
@@ -322,14 +336,15 @@ class ServiceCurve:
         self.ready = True
         self._version = self._surface.version, self._speed.version
         fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
+        about = [self._surface.time_ns(size, self._length) if shared else fixed + slope * size for size in self.sizes]
         delay_ns = self._speed.delay_ns
         self.line_ns = fixed + delay_ns, slope
         seen = sorted(self._seen)
         if shared:
-            times = [self._shared_ns(self._seen[rows], fixed + slope * rows) for rows in seen]
+            times = [self._shared_ns(self._seen[rows], about[self._seen[rows].at]) for rows in seen]
             if not seen:
-                seen, times = [self.sizes[0]], [fixed + slope * self.sizes[0]]
-            dearer = sum(times) / sum(fixed + slope * rows for rows in seen)
+                seen, times = [self.sizes[0]], [about[0]]
+            dearer = sum(times) / sum(about[self.at(rows)] for rows in seen)
             self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
             times = [self._seen[rows].mean_ns for rows in seen]
@@ -337,13 +352,14 @@ class ServiceCurve:
         rates: list[float] = []
         floor = best = 0.0
         right = 0
-        for size in self.sizes:
+        first, last = (max(about[self.at(rows)], 1.0) for rows in (seen[0], seen[-1]))
+        for size, about_ns in zip(self.sizes, about, strict=True):
             while right < len(seen) and seen[right] < size:
                 right += 1
             if right == len(seen):
-                time_ns = times[-1] * (fixed + slope * size) / max(fixed + slope * seen[-1], 1.0)
+                time_ns = times[-1] * about_ns / last
             elif right == 0:
-                time_ns = times[0] * (fixed + slope * size) / max(fixed + slope * seen[0], 1.0)
+                time_ns = times[0] * about_ns / first
             else:
                 share = (size - seen[right - 1]) / (seen[right] - seen[right - 1])
                 time_ns = times[right - 1] + share * (times[right] - times[right - 1])

@@ -4,6 +4,7 @@
              throttles slows every size alike. It follows (0.1) within some ten batches, without having to see each size again.
     delay    what every batch takes longer, whatever its size: hand-overs that wait for a busy core, a far network.
     spread   the last 128 ratios of actual to predicted; Q(n) = T(n) · their 90th percentile.
+    luck     how the last 24 of them are distributed.
 
 A sudden change is put down to level and delay by the last 16 batches together, when 16 in a row were above 1.3 or below 0.77,
 and whenever the spread is ranked: so a device that was slow for a while leaves no trace in what is known of its sizes.
@@ -16,6 +17,8 @@ from typing import Final
 
 _RATIOS: Final = 128
 _QUANTILE: Final = 0.9
+_LUCK: Final = 24  # ratios: what is yet to be learned after a change looks like luck, and is to be soon forgotten
+_RANKED_AFTER: Final = 16  # ratios; the first ones sooner, as one batch in ten is to be slower from the start
 _QUARTILES: Final = 1.35  # deviations between those of a normal distribution
 _LEAST_DEVIATION: Final = 0.05
 _LATEST: Final = 16
@@ -42,12 +45,12 @@ class Speed:
     """Shared by the curves of one model's lengths; the curve of what has no length has one of its own.
 
     levels: by busy workers. delay_ns: at level 1. latest: the last batches, as (time at level 1 without delay, busy, actual).
-    ratios: actual to predicted, of the last batches, which spread is of; run: of those that a change begins with. deviation:
-    of the middle half of their logarithms, so that a change does not hide itself.
+    ratios: actual to predicted, of the last batches, which spread and luck are of; run: of those that a change begins with.
+    deviation: of the middle half of their logarithms, so that a change does not hide itself.
     version: raised when the delay has changed.
     """
 
-    __slots__ = ("delay_ns", "deviation", "latest", "levels", "ratios", "run", "spread", "until_ranked", "version")
+    __slots__ = ("delay_ns", "deviation", "latest", "levels", "luck", "ratios", "run", "spread", "until_ranked", "version")
 
     def __init__(self) -> None:
         self.levels: dict[int, float] = {}
@@ -56,6 +59,7 @@ class Speed:
         self.ratios: deque[float] = deque(maxlen=_RATIOS)
         self.run: list[float] = []
         self.spread = 1.0
+        self.luck: tuple[float, ...] = (1.0,) * 9
         self.deviation = 0.0
         self.until_ranked = 0
         self.version = 0
@@ -75,8 +79,11 @@ class Speed:
             ranked = sorted(self.ratios)
             count = len(ranked)
             self.spread = max(1.0, ranked[min(count - 1, int(_QUANTILE * count))])
-            self.deviation = log(ranked[count - 1 - count // 4] / ranked[count // 4]) / _QUARTILES
-            self.until_ranked = 16
+            lately = sorted(list(self.ratios)[-_LUCK:])
+            self.luck = (*[lately[int((i + 0.5) / 8 * len(lately))] for i in range(8)], lately[-1])
+            if count >= 2 * _RANKED_AFTER:  # of fewer a change would hide itself, as what it has left wrong counts as usual
+                self.deviation = log(ranked[count - 1 - count // 4] / ranked[count // 4]) / _QUARTILES
+            self.until_ranked = min(_RANKED_AFTER, count)
 
     def explain(self) -> Change:
         """What the latest batches tell. If it is a change of speed, level and delay are now what explains them best."""

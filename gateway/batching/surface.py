@@ -1,17 +1,20 @@
 """What batches of one model's lengths have in common: t(rows, length), and how fast the backend is at the moment.
 
-t = a + b·rows + c·rows·length at level 1, none of them below zero, is fitted to all batches of all lengths: so a length that
-never ran is predicted from those that did, and many lengths need no more batches than few. It is a least-squares fit of
+t = a + b·rows + c·cells + d·cells^1.5 at level 1, with cells = rows·length and none of a to d below zero, is fitted to all
+batches of all lengths: so a length that never ran is predicted from those that did, and many lengths need no more batches than
+few. The last term is what a cell costs more once they are too many for the caches, and attention. It is a least-squares fit of
 relative errors, as batches scatter by a share of their time, with forgetting. A term that explains next to nothing is left out.
 """
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any, Final
 
 from gateway.batching.speed import Speed
 
 _FORGET: Final = 0.995
-_TERMS: Final = ((0, 2), (2,), (0,), (0, 1, 2), (0, 1), (1,))  # of (1, rows, rows·length), the likelier first
+# Of (1, rows, cells, cells^1.5), the likelier first.
+_TERMS: Final = ((0, 2, 3), (2, 3), (0, 2), (2,), (0,), (0, 1, 2, 3), (0, 1, 2), (0, 1), (1,))
 _BETTER: Final = 0.95  # of the squared errors: what a later choice of terms must fall below
 _EXACT: Final = 1e-9
 _MOVED: Final = 0.02
@@ -32,9 +35,9 @@ class Surface:
         self.speed = Speed()
         self.version = 0
         self.restored = False
-        self._terms = (0.0, 0.0, 0.0)
-        # weighted sums of 1·1, 1·r, 1·rl, r·r, r·rl, rl·rl, and of 1·t, r·t, rl·t, t·t
-        self._sums: tuple[float, ...] = (0.0,) * 10
+        self._terms: tuple[float, ...] = (0.0,) * 4
+        # weighted sums of the products of each two of the terms, from 1·1 on, and of 1·t, r·t, c·t, c^1.5·t, t·t
+        self._sums: tuple[float, ...] = (0.0,) * 15
         self._count = 0
 
     @property
@@ -52,9 +55,13 @@ class Surface:
         return self._count >= _OFTEN
 
     def line_ns(self, length: int) -> tuple[float, float]:
-        """(a, b) of t = a + b·rows at level 1."""
-        fixed, row, cell = self._terms
-        return fixed, row + cell * length
+        """(a, b) of t = a + b·rows at level 1, for few rows."""
+        fixed = self._terms[0]
+        return fixed, _at(self._terms, 1, length) - fixed
+
+    def time_ns(self, rows: int, length: int) -> float:
+        """t at level 1."""
+        return _at(self._terms, rows, length)
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as JSON can hold it; the speed is kept with each curve."""
@@ -64,22 +71,23 @@ class Surface:
         """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
         try:
             count, sums = int(kept["count"]), tuple([float(value) for value in kept["sums"]])
-            fixed, row, cell = (float(value) for value in kept["terms"])
+            fixed, row, cell, more = (float(value) for value in kept["terms"])
         except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"not a service surface: {exc!r}") from exc
-        if len(sums) != len(self._sums) or min(fixed, row, cell) < 0 or fixed + row + cell <= 0:
+        if len(sums) != len(self._sums) or min(fixed, row, cell, more) < 0 or fixed + row + cell + more <= 0:
             raise ValueError("not a service surface: its numbers are out of range")
-        self._count, self._sums, self._terms = count, sums, (fixed, row, cell)
+        self._count, self._sums, self._terms = count, sums, (fixed, row, cell, more)
         self.version += 1
         self.restored = True
 
     def learn(self, rows: int, length: int, time_ns: float, about_ns: float, weight: float = 1.0) -> None:
         """From a batch, its time at level 1. about_ns: what such a batch takes, as far as is known: errors are shares of it."""
-        per = 1.0 / about_ns
-        one, rows_, cells, time = per, rows * per, rows * length * per, time_ns * per
+        per, cells = 1.0 / about_ns, rows * length
+        one, rows_, cells_, more, time = per, rows * per, cells * per, cells * sqrt(cells) * per, time_ns * per
         products = (
-            one * one, one * rows_, one * cells, rows_ * rows_, rows_ * cells, cells * cells,
-            one * time, rows_ * time, cells * time, time * time,
+            one * one, one * rows_, one * cells_, one * more, rows_ * rows_, rows_ * cells_, rows_ * more,
+            cells_ * cells_, cells_ * more, more * more,
+            one * time, rows_ * time, cells_ * time, more * time, time * time,
         )  # fmt: skip
         forget = 1.0 - min(weight, 1.0) * (1.0 - _FORGET)
         self._sums = tuple([forget * old + weight * new for old, new in zip(self._sums, products, strict=True)])
@@ -90,18 +98,23 @@ class Surface:
     def _fit(self, rows: int, length: int) -> None:
         """rows, length: of a batch by which to tell whether it has moved."""
         sums = self._sums
-        matrix = ((sums[0], sums[1], sums[2]), (sums[1], sums[3], sums[4]), (sums[2], sums[4], sums[5]))
-        right, least, found = sums[6:9], 0.0, None
+        matrix = (
+            (sums[0], sums[1], sums[2], sums[3]),
+            (sums[1], sums[4], sums[5], sums[6]),
+            (sums[2], sums[5], sums[7], sums[8]),
+            (sums[3], sums[6], sums[8], sums[9]),
+        )
+        right, least, found = sums[10:14], 0.0, None
         for terms in _TERMS:
             solved = _solved([[matrix[i][j] for j in terms] for i in terms], [right[i] for i in terms])
             if solved is None or min(solved) < 0:
                 continue
-            errors = max(0.0, sums[9] - sum(value * right[i] for value, i in zip(solved, terms, strict=True)))
-            if found is None or errors < _BETTER * least - _EXACT * sums[9]:
+            errors = max(0.0, sums[14] - sum(value * right[i] for value, i in zip(solved, terms, strict=True)))
+            if found is None or errors < _BETTER * least - _EXACT * sums[14]:
                 least, found = errors, dict(zip(terms, solved, strict=True))
         if found is None:
             return
-        new = found.get(0, 0.0), found.get(1, 0.0), found.get(2, 0.0)
+        new = tuple([found.get(term, 0.0) for term in range(4)])
         old = self._terms
         if self.version and all(
             abs(_at(new, *each) - _at(old, *each)) <= _MOVED * _at(old, *each)
@@ -112,8 +125,9 @@ class Surface:
         self.version += 1
 
 
-def _at(terms: tuple[float, float, float], rows: int, length: int) -> float:
-    return terms[0] + terms[1] * rows + terms[2] * rows * length
+def _at(terms: tuple[float, ...], rows: int, length: int) -> float:
+    cells = rows * length
+    return terms[0] + terms[1] * rows + terms[2] * cells + terms[3] * cells * sqrt(cells)
 
 
 def _solved(matrix: list[list[float]], right: list[float]) -> list[float] | None:

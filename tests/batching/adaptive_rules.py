@@ -5,7 +5,7 @@ What a decision is held against. Times are T(n) = shape(n) · level(busy), Q = T
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil, log, sqrt
 
 from gateway.batching.queue import NEVER, Entry
 
@@ -21,6 +21,7 @@ class Known:
     level: Callable[[int], float]
     spread: float
     line: tuple[float, float]
+    luck: tuple[float, ...]
 
     def size(self, rows: float) -> int:
         """The smallest size that holds so many rows; the largest if none does."""
@@ -50,7 +51,9 @@ class Rules:
     slo_ns: int | None
     row_sizes: bool = False
     arrivals: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
-    held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int] | None]] = field(default_factory=dict)
+    held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int, float] | None]] = field(default_factory=dict)
+    margins: dict[Hashable, float] = field(default_factory=dict)  # under overload
+    try_ns: int = 0  # not before: another request that seems hopeless, where others need the worker
 
     def rate(self, group: Hashable, now_ns: int) -> float:
         """Of the last 128 arrivals; less if the last eight came at half that rate or below."""
@@ -69,27 +72,28 @@ class Rules:
         running: list[tuple[int, int]],
         now_ns: int,
         free_slots: int,
+        own_runs: bool = False,
     ) -> Decided:
-        """queues: entries in order, by group. running: (closed_ns, expected_ns) of the batches that run."""
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group."""
         known = self.known[group]
         sizes, shape = known.sizes, known.shape
         entries, busy = queues[group], len(running)
         waiting, first, workers = sum(entry[3] for entry in entries), entries[0], len(running) + free_slots
         rate = self.rate(group, now_ns)
         level = known.level(busy + 1)
-        quantile = level * known.spread
+        margin = self.margins.get(group, known.spread)
 
         def expected(rows: float) -> float:
             return shape(known.size(rows)) * level
 
         def pessimistic(rows: float) -> float:
-            return expected(rows) * known.spread
+            return expected(rows) * margin
 
         def fits(time_ns: float) -> int:
             """The largest size with Q <= time; 0: none."""
-            return max([size for size in sizes if shape(size) <= time_ns / quantile], default=0)
+            return max([size for size in sizes if shape(size) <= time_ns / (level * margin)], default=0)
 
-        def hold(waiting: int, deadline_ns: int, rate: float, level: float) -> int:
+        def hold(waiting: int, deadline_ns: int, rate: float, level: float, margin: float) -> int:
             """Rule H: until when, 0: not."""
 
             def at(rows: float) -> float:
@@ -101,14 +105,14 @@ class Rules:
             apart = frees_ns + at(max(1.0, rate * frees_ns))
             until = now_ns + apart - together
             if deadline_ns != NEVER:
-                until = min(until, deadline_ns - at(waiting + 1) * known.spread)
+                until = min(until, deadline_ns - at(waiting + 1) * margin)
             return int(until) if until > now_ns + 1 else 0
 
         held = self.held.get(group)
         if held and held[0] is first and now_ns < held[2] and waiting < held[1] and busy == held[3]:
             if held[4] is None:
                 return Decided(0, "hold", held[2])
-            until = hold(waiting, first[2], rate, held[4][0])
+            until = hold(waiting, first[2], rate, held[4][0], held[4][3])
             if until:
                 return Decided(0, "hold", until)
         # A request alone, when little else comes.
@@ -120,21 +124,29 @@ class Rules:
             and now_ns + alone_ns * known.spread <= first[2]
             and not (workers > 1 and rate * alone_ns > 0.9 * workers)
         ):
+            self.margins.pop(group, None)
             return Decided(first[3], "idle", None, [], round(alone_ns))
 
         shed: list[Entry] = []
-        if self.slo_ns is not None:
+        deadline_ns = first[2]
+        if self.slo_ns is not None and first[2] < now_ns + pessimistic(first[3]):
+            work = sum(self.rate(each, now_ns) * self.known[each].shape(self.known[each].sizes[0]) for each in queues)
+            work *= level / workers
+            hope = min(margin, known.luck[int(8 * work)]) if work < 0.9 else margin
             for entry in entries:  # 1: what is late even alone
-                if entry[2] >= now_ns + pessimistic(entry[3]):
+                if entry[2] >= now_ns + expected(entry[3]) * hope:
                     break
                 shed.append(entry)
             waiting -= sum(entry[3] for entry in shed)
             if not waiting:
-                if busy:  # nothing has ended for a second
+                others = sum(entry[3] for other, each in queues.items() if other != group for entry in each)
+                if own_runs or ((busy or others) and now_ns < self.try_ns):  # nothing has ended for a second
                     return Decided(0, shed=shed)
+                self.try_ns = now_ns + round(10 * expected(shed[-1][3]))
                 return Decided(shed[-1][3], "probe", None, shed[:-1])
             first = entries[len(shed)]
-        deadline_ns = first[2]
+            left = entries[len(shed) :]
+            deadline_ns = next((entry[2] for entry in left if entry[2] >= now_ns + pessimistic(entry[3])), first[2])
 
         share = 1.0
         if len(queues) > 1:
@@ -142,7 +154,10 @@ class Rules:
             total = sum(work.values())
             share = max(work[group] / total, 0.01) if total > 0 else 1.0
 
-        needed = rate * known.level(workers) / (0.9 * workers * share)
+        used = 0.9
+        if self.slo_ns is not None and workers > 1:
+            used = min(0.9, max(0.7, self.slo_ns / (6 * shape(sizes[0]) * level)))
+        needed = rate * known.level(workers) / (used * workers * share)
         n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
         if self.slo_ns is None:
             fixed, slope = known.line
@@ -156,10 +171,13 @@ class Rules:
 
         if take < waiting:
             reason = "deadline" if n_e < n_c else "cap" if n_c < sizes[-1] else "full"
-            if self.slo_ns is not None and n_e < sizes[-1]:
-                n_o = self._fresh(known, rate, quantile, workers, share)
+            if self.slo_ns is not None:
+                n_o = self._fresh(group, known, rate, level, workers, share)
+                margin = self.margins.get(group, known.spread)
+                n_e = max(fits(deadline_ns - now_ns), sizes[0])
+                take = min(n_e, n_c)
                 if n_e < min(n_o, waiting) and not self._all_in_time(
-                    known, entries[len(shed) :], take, n_c, running, now_ns, free_slots, level
+                    known, entries[len(shed) :], take, n_c, running, now_ns, free_slots, level, margin
                 ):
                     allowed = 0
                     for entry in entries[len(shed) :]:  # 3
@@ -171,8 +189,12 @@ class Rules:
                     if not waiting:
                         return Decided(0, shed=shed)
                     first = entries[len(shed)]
-                    take, reason = min(allowed, n_o), "overload"
-        elif workers > 1 and waiting < n_c and rate > 0:  # 4
+                    as_long = max(size for size in sizes if shape(size) <= 1.02 * shape(n_o))
+                    take, reason = min(allowed, as_long), "overload"
+        elif group in self.margins and self.slo_ns is not None:
+            self._fresh(group, known, rate, level, workers, share)
+            margin = self.margins.get(group, known.spread)
+        if reason == "idle" and workers > 1 and waiting < n_c and rate > 0:  # 4
             target = min(known.size(min(n_c, n_s)), 1 + int(rate * known.line[0] * level))
             until: float = 0
             if waiting < target:
@@ -184,9 +206,9 @@ class Rules:
                 self.held[group] = (first, target, int(until), busy, None)
                 return Decided(0, "hold", int(until), shed)
             if free_slots == 1 and busy:
-                until = hold(waiting, deadline_ns, rate, level)
+                until = hold(waiting, deadline_ns, rate, level, margin)
                 if until:
-                    self.held[group] = (first, n_c, int(until), busy, (level, rate, now_ns))
+                    self.held[group] = (first, n_c, int(until), busy, (level, rate, now_ns, margin))
                     return Decided(0, "hold", int(until), shed)
             if held and first is held[0]:
                 reason = "hold"
@@ -204,7 +226,7 @@ class Rules:
                 seen += entry[3]
                 if seen > rows:
                     break
-                if entry[2] < end_ns and entry[0] > entry[2]:
+                if entry is not first and entry[2] < end_ns and entry[0] > entry[2]:
                     late.append(entry)
             shed += late
             rows -= sum(entry[3] for entry in late)
@@ -212,31 +234,54 @@ class Rules:
                 return Decided(0, shed=shed)
         behind = [each[0][0] for other, each in queues.items() if each and other != group]
         if self.slo_ns is None and behind:  # 7
-            worth = min(1.0, 6.0 * known.line[0] * level / expected(first[3]))
-            until = first[0] + int(worth * 0.7 * (now_ns + expected(rows) - first[4].arrival_ns))
             parts = []  # virtual deadline and rows of each
             for entry in entries:
                 if sum(part for _, part in parts) < rows:
                     parts.append((entry[0], min(entry[3], rows - sum(part for _, part in parts))))
             passing = [part for key, part in parts[1:] if key > min(behind)]
-            alone = rows - sum(passing)
-            total = alone
-            for key, part in parts[len(parts) - len(passing) :]:
-                if key > until and expected(total + part) > (1.0 + worth) * expected(alone):
-                    reason = "cap"
-                    break
-                total += part
-            rows = total
+            in_line = [part for _, part in parts[: len(parts) - len(passing)]]
+
+            def saved(some: list[int]) -> float:
+                return sum(expected(part) for part in some) - expected(sum(some))
+
+            going = in_line[:1]
+            for number in range(2, len(parts) + 1):
+                some = [part for _, part in parts[:number]]
+                longer = max(0.0, expected(sum(some)) - expected(sum(in_line)))
+                if number <= len(in_line):
+                    pays = saved(some) >= 0
+                else:
+                    pays = saved(some) - saved(in_line) >= 0.05 * longer * longer / expected(in_line[0])
+                going = some if pays else going
+            if sum(going) < rows:
+                rows, reason = sum(going), "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
-    def _fresh(self, known: Known, rate: float, quantile: float, workers: int, share: float) -> int:
-        """n_o."""
+    def _fresh(self, group: Hashable, known: Known, rate: float, level: float, workers: int, share: float) -> int:
+        """n_o, and the margin by which it is so under overload."""
         assert self.slo_ns is not None
-        collected = [size for size in known.sizes if size <= rate * (self.slo_ns - known.shape(size) * quantile)]
-        n_o = max(collected, default=known.sizes[0])
-        if rate * known.level(workers) > (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
-            return n_o
-        return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
+
+        def collected(quantile: float) -> int:
+            return max(
+                [n for n in known.sizes if n <= rate * (self.slo_ns - known.shape(n) * quantile)], default=known.sizes[0]
+            )
+
+        self.margins.pop(group, None)
+        n_o = collected(known.spread * level)
+        if rate * known.level(workers) <= (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
+            return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
+        best = -1.0
+        for margin in sorted(set(known.luck)):
+            n = collected(margin * level)
+            time_ns = known.shape(n) * level
+            mean = rate * (self.slo_ns - margin * time_ns)
+            sharp = log(2) / -log(1 - 0.4 / sqrt(n))
+            rows = n * mean / (n**sharp + mean**sharp) ** (1 / sharp) if mean > 0 else 0.0
+            lost = [rate * time_ns * (luck - margin) for luck in known.luck[:8]]  # rows that come too late, by luck
+            in_time = sum(min(rows, max(0.0, rows - each)) for each in lost) / 8 / time_ns
+            if in_time >= 0.99 * best:
+                best, n_o, self.margins[group] = max(best, in_time), n, margin
+        return n_o
 
     def _all_in_time(
         self,
@@ -248,6 +293,7 @@ class Rules:
         now_ns: int,
         free_slots: int,
         level: float,
+        margin: float,
     ) -> bool:
         """Whether the rest would be, in batches of the cap on the workers as they free."""
         batches: list[list[Entry]] = [[]]
@@ -261,7 +307,7 @@ class Rules:
         for batch in batches[1:65]:
             time_ns = known.shape(known.size(sum(entry[3] for entry in batch)))
             soonest = min(free)
-            if soonest + time_ns * (level * known.spread) > batch[0][2]:
+            if soonest + time_ns * (level * margin) > batch[0][2]:
                 return False
             free.remove(soonest)
             free.append(soonest + round(time_ns * level))

@@ -1,5 +1,8 @@
 """The adaptive policy, decision by decision: T(n) = 4 + 6n ms or as stated, known from the start."""
 
+import heapq
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from gateway.config import Ragged
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from loadtest.search.simulator import SHED, Affine, simulate
+from tests.batching.curves import kept_curve, kept_model
 
 MS = 1_000_000
 
@@ -279,6 +283,57 @@ def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
             batcher.finished(batch, round(now_ms * MS), 10 * MS, ok=True)
     assert reasons[0] == "probe"
     assert reasons[-1] == "idle"
+
+
+@dataclass(frozen=True)
+class Tried:
+    answered: int
+    refused: int
+    longest_gap_ms: float  # in which none of them ran
+    busy: float  # of one worker's time, with them
+
+
+def beside_another(wrong: str, *, known_ms: float, takes_ms: float, workers: int) -> Tried:
+    """Requests of a shape that is known to take so long, 20 a second, beside one that keeps the workers busy. SLO 100 ms."""
+    policy = Adaptive()
+    batcher = Batcher(policy, max_rows=8, workers=workers, slo_ns=100 * MS)
+    policy.service.restore(kept_model({"other": kept_curve(9, 1, 8), wrong: kept_curve(known_ms, 1, 8)}))
+    running: list[tuple[int, int, Batch]] = []
+    answered, refused, ran_ns, last_ns, gap_ns, started = 0, 0, 0, 0, 0, 0
+    for now_ns in range(0, 20_000 * MS, MS):
+        if not now_ns % (5 * MS // workers):
+            batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key="other"), now_ns)
+        if now_ns % (50 * MS) == 13 * MS:
+            batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key=wrong), now_ns)
+        while running and running[0][0] <= now_ns:
+            _, _, batch = heapq.heappop(running)
+            batcher.finished(batch, now_ns, now_ns - batch.closed_ns, ok=True)
+            if batch.group == wrong:
+                answered += batch.rows if now_ns - batch.oldest_ns <= 100 * MS else 0
+                ran_ns += now_ns - batch.closed_ns
+                gap_ns, last_ns = max(gap_ns, batch.closed_ns - last_ns), now_ns
+        step = batcher.step(now_ns, workers - len(running))
+        refused += sum(asked.shape_key == wrong for asked, _ in step.shed)
+        for batch in step.batches:
+            started += 1
+            takes = takes_ms if batch.group == wrong else 10
+            heapq.heappush(running, (now_ns + round(takes * MS), started, batch))
+    return Tried(answered, refused, max(gap_ns, now_ns - last_ns) / MS, ran_ns / now_ns)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shape_that_was_learned_too_slow_is_found_out_while_others_keep_the_workers_busy(workers: int) -> None:
+    tried = beside_another("b", known_ms=400, takes_ms=10, workers=workers)
+    assert tried.answered >= 0.75 * 400
+    assert tried.refused <= 6 * 20  # in the first seconds
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_too_slow_for_its_promise_takes_a_tenth_of_one_worker_from_others(workers: int) -> None:
+    tried = beside_another("b", known_ms=400, takes_ms=400, workers=workers)
+    assert tried.answered == 0
+    assert 0.05 <= tried.busy <= 0.11
+    assert tried.longest_gap_ms <= 4100  # nine times 400 ms, and until the next of them comes
 
 
 @pytest.mark.parametrize("reserved_ms", [0, 5])

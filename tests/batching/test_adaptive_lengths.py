@@ -283,25 +283,34 @@ STEEP = {SHORT: (2.0, 0.15 * SHORT), LONG: (2.0, 0.15 * LONG)}
 
 
 @pytest.mark.parametrize(
-    ("long_ms", "taken"),
+    ("fixed_ms", "passing"),
     [
-        ((0.0,) * 4, 4),  # all before the short one: nobody is passed
-        ((0.0, 99.0, 99.0, 99.0), 2),  # alone 11.6 ms, two 21.2, three 30.8: more than twice as long
-        ((0.0, 20.0, 20.0, 99.0), 3),  # soon after the first
-        ((0.0, 20.0, 20.0, 20.0), 4),
+        (2.0, 5),  # 11.6 ms alone: five more save 10 ms and take 48 longer; 10 >= .05 · 48² / 11.6, but 12 < .05 · 57.6² / 11.6
+        (0.5, 1),
+        (0.4, 0),
+        (6.0, 9),
     ],
 )
-def test_who_came_later_than_one_that_stays_goes_if_soon_after_the_first_or_if_it_takes_little(
-    long_ms: tuple[float, ...], taken: int
+def test_who_came_later_than_one_that_stays_goes_if_more_is_saved_the_longer_the_batch_becomes(
+    fixed_ms: float, passing: int
 ) -> None:
-    batcher = batcher_of(STEEP, slo_ms=None)
-    for at_ms in long_ms:
-        add(batcher, LONG, at_ms=NOW_MS - 100 + at_ms)
-    add(batcher, SHORT, at_ms=NOW_MS - 100 + (10 if long_ms[1] else 30))
+    batcher = batcher_of({length: (fixed_ms, 0.15 * length) for length in (SHORT, LONG)}, slo_ms=None)
+    add(batcher, LONG, at_ms=NOW_MS - 100)
+    add(batcher, SHORT, at_ms=NOW_MS - 90)
+    for _ in range(9):
+        add(batcher, LONG, at_ms=NOW_MS - 80)
     (batch,) = step(batcher)
-    assert lengths(batch) == [(LONG, 1)] * taken
-    assert batch.expected_ns == round((2 + 0.15 * LONG * taken) * MS)
-    assert batch.reason == ("cap" if taken < 4 else "idle")
+    assert lengths(batch) == [(LONG, 1)] * (1 + passing)
+    assert batch.expected_ns == round((fixed_ms + 0.15 * LONG * (1 + passing)) * MS)
+    assert batch.reason == ("cap" if passing < 9 else "idle")
+
+
+def test_those_who_pass_nobody_go_together_where_that_takes_no_longer() -> None:
+    batcher = batcher_of({length: (0.1, 0.15 * length) for length in (SHORT, LONG)}, slo_ms=None)
+    for _ in range(4):
+        add(batcher, LONG, at_ms=NOW_MS - 100)
+    add(batcher, SHORT, at_ms=NOW_MS - 90)
+    assert lengths(step(batcher)[0]) == [(LONG, 1)] * 4
 
 
 def test_where_going_together_saves_nothing_all_go_as_they_came() -> None:
@@ -321,13 +330,14 @@ def test_with_a_promise_it_is_kept_in_whatever_order() -> None:
 
 
 def test_of_those_that_join_only_some_may_pass() -> None:
-    near = {SHORT: (20.0, 1.0), MIDDLE: (20.0, 1.5), LONG: (20.0, 100.0)}
-    batcher = batcher_of(near, slo_ms=None, max_rows=16)
+    near = {SHORT: (5.0, 39.0), MIDDLE: (5.0, 40.0), LONG: (5.0, 42.0)}
+    batcher = batcher_of(near, slo_ms=None, max_rows=16, keys=("k", "other"))
+    press(batcher, MIDDLE)
     add(batcher, SHORT, at_ms=NOW_MS - 300)
-    add(batcher, LONG, at_ms=NOW_MS - 290)
+    add(batcher, LONG, at_ms=NOW_MS - 290, key="other")
     for _ in range(15):
         add(batcher, MIDDLE, at_ms=NOW_MS - 20)
     (batch,) = step(batcher)
-    assert lengths(batch) == [(SHORT, 1), *[(MIDDLE, 1)] * 13]  # with twelve of them 20 + 13·1.5 ms are less than 2·21
+    assert lengths(batch) == [(SHORT, 1), *[(MIDDLE, 1)] * 2]  # 44 ms alone; 125, and 9 less than one after the other
     assert batch.group == LengthGroup("k", MIDDLE)
-    assert batcher.queue_rows == 3
+    assert batcher.queue_rows == 14

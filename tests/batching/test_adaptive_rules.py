@@ -46,7 +46,12 @@ class Bench:
         for group in curves:
             curve = self.policy.service.curve(group)
             known[group] = Known(
-                sizes, dict(zip(curve.sizes, curve.shape, strict=True)).__getitem__, curve.level, spread, curve.line_ns
+                sizes,
+                dict(zip(curve.sizes, curve.shape, strict=True)).__getitem__,
+                curve.level,
+                spread,
+                curve.line_ns,
+                curve.luck,
             )
         self.rules = Rules(known, self.slo_ns, bool(row_sizes))
         self.decided: Counter[str] = Counter()  # by reason
@@ -76,7 +81,8 @@ class Bench:
                 return
             running = [(batch.closed_ns, batch.expected_ns) for batch in self.state.in_flight]
             entries = {group: list(each.entries) for group, each in self.state.queues.items()}
-            ours = self.rules.decide(queue.group, entries, running, self.now_ns, free_slots)
+            own_runs = any(batch.group == queue.group for batch in self.state.in_flight)
+            ours = self.rules.decide(queue.group, entries, running, self.now_ns, free_slots, own_runs)
             theirs = self.policy.decide(queue, self.state, self.now_ns, free_slots)
             assert (theirs.rows, theirs.reason, theirs.wake_at_ns) == (ours.rows, ours.reason, ours.wake_at_ns)
             assert (list(theirs.shed), theirs.expected_ns, list(theirs.fill)) == (ours.shed, ours.expected_ns, [])

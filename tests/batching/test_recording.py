@@ -123,6 +123,27 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
     assert {"answered"} <= {request.fate for request in history.requests}
 
 
+def test_refusals_on_arrival_are_replayed_too() -> None:
+    batcher = recorder()
+    for rows in batcher.service.probe_rows:
+        batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
+    batcher.record()
+    driver = Driver(batcher, random.Random(0))
+    for _ in range(3000):  # 4000/s against 1333/s
+        driver.now_ns += MS // 4
+        while driver.running and driver.running[0].closed_ns + driver.running[0].expected_ns <= driver.now_ns:
+            batch = driver.running.pop(0)
+            batcher.finished(batch, driver.now_ns, driver.now_ns - batch.closed_ns, ok=True)
+        with contextlib.suppress(GatewayError):
+            batcher.add(InferRequest("m", "1", "", {}, 1, driver.now_ns), driver.now_ns)
+        driver.step()
+    recorded = read(batcher)
+    events = [event for segment in recorded["segments"] for chunk in segment["chunks"] for event in chunk]
+    refused = [event for event in events if event[0] == Event.REFUSED]
+    assert len(refused) > 1000
+    same(replay(recorded))
+
+
 def test_a_recording_that_has_dropped_its_beginning_is_replayed_from_a_state() -> None:
     batcher = recorder(200_000)
     batcher.record()
@@ -275,7 +296,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 3"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 4"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

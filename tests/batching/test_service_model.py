@@ -224,7 +224,7 @@ def test_a_size_seen_often_follows_slowly_and_the_level_at_once() -> None:
 
 
 def test_tables_are_built_with_the_next_ranking_once_a_mean_has_moved_by_a_hundredth_and_at_once_by_a_twentieth() -> None:
-    curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=40)  # and the spread is ranked: not again for sixteen
+    curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=40, ratios=(1.0,) * 16)  # ranked: not again for sixteen
     table = curve.shape
     curve.observe(4, 1, 14 * MS)  # 1.2 per cent
     for _ in range(14):
@@ -285,8 +285,23 @@ def test_the_spread_is_what_nine_in_ten_do_not_exceed(ratios: tuple[float, ...],
     assert stated({4: 10}, fixed_ms=0, row_ms=2.5, ratios=ratios).spread == pytest.approx(spread)
 
 
-def test_the_spread_is_ranked_again_every_sixteen_batches() -> None:
+def test_the_first_ratios_are_ranked_soon() -> None:
     curve = stated({4: 10}, fixed_ms=0, row_ms=2.5)
+    ranked = []
+    for batch in range(1, 17):
+        curve.observe(4, 1, round((1 + batch / 100) * curve.expected_ns(4)))
+        ranked.append(round(curve.spread, 2))
+    # With that of the file there are 2, 4, 8 and 16, of which nine in ten are at most the last, and the 15th of 16.
+    assert ranked == [1.01, 1.01, 1.03, 1.03, 1.03, 1.03, *[1.07] * 8, 1.14, 1.14]
+
+
+def test_luck_is_what_the_last_batches_took_in_eight_equal_parts_and_at_the_most() -> None:
+    luck = stated({4: 10}, fixed_ms=0, row_ms=2.5, ratios=(*[9.0] * 50, *[1 + i / 100 for i in range(24)])).luck
+    assert luck == pytest.approx((1.01, 1.04, 1.07, 1.1, 1.13, 1.16, 1.19, 1.22, 1.23))
+
+
+def test_the_spread_is_ranked_again_every_sixteen_batches() -> None:
+    curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, ratios=(1.0,) * 16)
     ranked = []
     for _ in range(34):
         curve.observe(4, 1, round(1.2 * curve.expected_ns(4)))

@@ -27,6 +27,17 @@ def test_a_surface_without_noise_is_found(terms: tuple[float, float, float]) -> 
     assert (fixed / MS, slope / MS) == pytest.approx((terms[0], terms[1] + 60 * terms[2]), abs=0.02)
 
 
+def test_cells_that_cost_more_the_more_they_are_are_told_from_dear_ones() -> None:
+    surface = Surface()
+    for rows, length in GRID:
+        cells = rows * length
+        time_ns = (3 + 0.14 * cells + 0.004 * cells**1.5) * MS
+        surface.learn(rows, length, time_ns, time_ns)
+    assert surface.time_ns(4, 60) / MS == pytest.approx(3 + 0.14 * 240 + 0.004 * 240**1.5)
+    assert 2 * surface.time_ns(1, 60) > surface.time_ns(2, 60)  # two short ones go well together
+    assert 2 * surface.time_ns(1, 250) < surface.time_ns(2, 250)  # and two long ones do not
+
+
 def test_of_batches_that_scatter_it_finds_the_mean() -> None:
     fixed, slope = taught(2, 0, 0.15, GRID * 40, noise=0.3).line_ns(60)
     assert (fixed / MS, slope / MS) == pytest.approx((2, 9), rel=0.15)

@@ -1,0 +1,170 @@
+"""Overload: which batch gets most done in time, and which arrivals will be in none.
+
+Theory of operation. A batch of n rows that is closed when its first has r·T(n) left has those that came within D - r·T(n). The
+larger r, the more of it is in time whatever luck its run has, but the fewer rows there are to take. `plan` weighs both over the
+luck that batches had: of the margins r that were seen, with the largest n that each lets be collected, the one with most rows
+in time per worker time. While more comes than that, an arrival that finds all workers busy is refused at once if those that
+wait fill the batches that could be in time for it, or if the next comes too late for it (`missing_ns`). Who is let in by that
+may still be shed: the batches that run are taken to be lucky, and fewer may come than are planned for.
+"""
+
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator
+from heapq import heapify, heapreplace
+from itertools import islice
+from math import log, sqrt
+from typing import Final, NamedTuple
+
+from gateway.batching.forecast import Forecast
+from gateway.batching.joining import Moment
+from gateway.batching.queue import NEVER, Outlook, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.service_model import ServiceCurve
+from gateway.types import InferRequest
+
+_LOOKAHEAD_BATCHES: Final = 64
+_LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
+_SMALLER: Final = 1.0  # standard deviations by which a batch may be smaller than planned, where fewer came
+
+
+class Plan(NamedTuple):
+    """Batches of sizes[at] rows, whose first has margin times what it is expected to take."""
+
+    at: int
+    margin: float
+
+
+def plan(curve: ServiceCurve, level: float, rate: float, slo_ns: int) -> Plan:
+    """rate: rows per nanosecond."""
+    luck = curve.luck
+    even = luck[:-1]
+    best, found = -1.0, Plan(0, luck[0])
+    for margin in dict.fromkeys(luck):
+        at = collected(curve, rate, slo_ns, margin * level)
+        time_ns = curve.shape[at] * level
+        come = rate * time_ns
+        rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
+        # Who has less left than the luck of a batch takes is late: those that came in the first (luck - margin)·T of the time.
+        in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
+        if in_time >= _LEVEL * best:
+            best, found = max(best, in_time), Plan(at, margin)
+    return found
+
+
+def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) -> int:
+    """Index of the largest n with n <= rate·(slo - shape(n)·quantile); 0 if there is none."""
+    sizes, shape = curve.sizes, curve.shape
+    low, high = 0, len(sizes) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sizes[middle] <= rate * (slo_ns - shape[middle] * quantile):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int) -> Outlook:
+    rows = curve.sizes[planned.at]
+    time_ns = curve.shape[planned.at] * level
+    chance = _SMALLER * sqrt(rows)
+    least_ns = curve.shape[curve.at(max(1, int(rows - chance)))] * level
+    return Outlook(workers, rows, curve.luck[0], time_ns, planned.margin * time_ns, planned.margin * least_ns, chance)
+
+
+def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
+    """By how much a request with this virtual deadline would be late, at the least; 0: it may be in time.
+
+    Only one that stands last in line is refused: others may take the place of those behind them.
+    """
+    entries, running = queue.entries, state.in_flight
+    if len(running) < ahead.workers or len(state.queues) > 1 or (entries and entries[-1][0] > key):
+        return 0.0
+    _, rows, busy, full_ns, due_ns, least_ns, chance = ahead
+    waiting = queue.rows
+    free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
+    if len(free) > 1:
+        free.sort()
+    soonest_ns = free[0] if free[0] > now_ns else now_ns
+    if waiting >= rows:
+        # Who stands first but will have too little left makes room.
+        late_ns = soonest_ns + due_ns
+        for entry in entries:
+            if entry[2] >= late_ns or waiting < rows:
+                break
+            waiting -= entry[3]
+    before = waiting // rows
+    if before:
+        rounds, place = divmod(before, len(free))
+        soonest_ns = max(now_ns, free[place]) + rounds * full_ns
+    smaller = ((before + 1) * rows - waiting - 1) / chance
+    if smaller < 1.0:  # so sure it is that the batch will be as large: by those who are in it
+        least_ns = due_ns - smaller * (due_ns - least_ns)
+    late_ns = soonest_ns + least_ns - deadline_ns
+    return late_ns if late_ns > 0.0 else 0.0
+
+
+def feasible(queue: Queue, skip: int, index: int, cap: int, view: Moment, state: State, free_slots: int) -> bool:
+    """Whether all that waits will be in time if `sizes[index]` rows go now and the rest in batches of the cap."""
+    sizes, shape = view.curve.sizes, view.curve.shape
+    last = len(sizes) - 1
+    free = [max(view.now_ns, batch.closed_ns + batch.expected_ns) for batch in state.in_flight]
+    free += [view.now_ns] * (free_slots - 1)
+    free.append(view.now_ns + round(shape[index] * view.level))
+    heapify(free)
+    for deadline_ns, rows in _heads(queue, skip, sizes[index], sizes[cap]):
+        time_ns = shape[min(bisect_left(sizes, rows), last)]
+        if free[0] + time_ns * view.quantile > deadline_ns:
+            return False
+        heapreplace(free, free[0] + round(time_ns * view.level))
+    return True
+
+
+def unless_refused(
+    told: Forecast, state: State, group: Hashable, request: InferRequest, slo_ns: int | None, now_ns: int
+) -> Forecast:
+    """The forecast of a request, which is late if it would be refused on arrival."""
+    queue = state.queues.get(group)
+    if queue is None or queue.outlook is None:
+        return told
+    deadline_ns = deadline_of(request, slo_ns, state.reserved_ns)
+    late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
+    if not late_ns:
+        return told
+    return told._replace(ahead_ns=max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns))
+
+
+def _taken(rows: int, mean: float) -> float:
+    """About what a batch of at most `rows` gets if `mean` come by chance; as many: 0.4 standard deviations less than all."""
+    if mean <= 0:
+        return 0.0
+    sharp = -log(2) / log(1 - 0.4 / sqrt(rows))
+    return float(rows * mean / (rows**sharp + mean**sharp) ** (1 / sharp))
+
+
+def _heads(queue: Queue, skip: int, rows: int, cap: int) -> Iterator[tuple[int, int]]:
+    """The batches that would follow: deadline of the first and rows of each.
+
+    skip: entries that are shed. rows: of the batch that goes now. cap: of the batches after it.
+    """
+    entries = queue.entries
+    count = len(entries)
+    if queue.rows == count:  # one row each, as mostly: no need to look at those in between
+        at = skip + rows
+        for _ in range(_LOOKAHEAD_BATCHES):
+            if at >= count:
+                return
+            yield entries[at][2], min(cap, count - at)
+            at += cap
+        return
+    gathered, limit, deadline_ns, batches = 0, rows, NEVER, 0
+    for entry in islice(entries, skip, None):
+        if gathered and gathered + entry[3] > limit:
+            if batches:
+                yield deadline_ns, gathered
+            batches += 1
+            if batches > _LOOKAHEAD_BATCHES:
+                return
+            gathered, limit, deadline_ns = 0, cap, entry[2]
+        gathered += entry[3]
+    if batches:
+        yield deadline_ns, gathered

@@ -1,0 +1,192 @@
+"""Under overload: who is refused on arrival, when, and what becomes of those who are not."""
+
+import numpy as np
+import pytest
+
+from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
+from gateway.batching.overload import plan
+from gateway.batching.service_model import ServiceCurve, size_grid
+from gateway.errors import Overloaded
+from gateway.types import InferRequest
+from loadtest.search.simulator import SHED, Affine, simulate
+from tests.batching.curves import MS, kept_curve
+from tests.batching.test_adaptive import add, batcher_of, request
+
+
+def overloaded() -> tuple[Batcher, float, Batch]:
+    """One worker, T(n) = 2 + .15·n ms, SLO 20 ms: 10 requests per ms for 200 ms. With the time in ms, and what runs."""
+    batcher = batcher_of(fixed_ms=2, row_ms=0.15, slo_ms=20, max_rows=64)
+    now_ms, free_ms, running = 0.0, 0.0, None
+    for _ in range(2000):
+        now_ms += 0.1
+        if running is not None and now_ms >= free_ms:
+            batcher.finished(running, round(now_ms * MS), running.expected_ns, ok=True)
+            running = None
+        refused_after_s(batcher, request(now_ms))
+        if running is None:
+            (running,) = batcher.step(round(now_ms * MS), 1).batches
+            free_ms = now_ms + running.expected_ns / MS
+    assert running is not None
+    return batcher, now_ms, running
+
+
+def refused_after_s(batcher: Batcher, asked: InferRequest) -> float | None:
+    """When to try again; None, if it may wait."""
+    try:
+        batcher.add(asked, asked.arrival_ns)
+    except Overloaded as exc:
+        return exc.retry_after_s
+    return None
+
+
+@pytest.mark.parametrize(
+    ("times", "fixed_ms", "row_ms", "workers", "slo_ms", "max_rows", "soon"),
+    [
+        (2, 1.5, 0.01, 1, 7, 64, 0.95),
+        (5, 1.5, 0.01, 1, 7, 64, 0.95),
+        (2, 27, 0.3, 8, 180, 16, 0.95),
+        (5, 27, 0.3, 8, 180, 16, 0.95),
+        (2, 2, 0.15, 1, 20, 64, 0.7),
+        (5, 2, 0.15, 1, 20, 64, 0.8),
+        (5, 4, 6, 4, 100, 32, 0.75),
+    ],
+)
+def test_under_overload_most_refusals_come_at_once_and_nothing_that_is_answered_is_late(
+    times: int, fixed_ms: float, row_ms: float, workers: int, slo_ms: float, max_rows: int, soon: float
+) -> None:
+    profile = Affine(fixed_ms * MS, row_ms * MS)
+    batcher = batcher_of(fixed_ms=fixed_ms, row_ms=row_ms, workers=workers, slo_ms=slo_ms, max_rows=max_rows)
+    rows = [n for n in range(1, max_rows + 1) if (1 + 1 / workers) * profile.rows_ns(n) <= slo_ms * MS]
+    fluid_rps = max(workers * n / profile.rows_ns(n) for n in rows) * 1e9
+    count = round(30 * slo_ms / 1e3 * times * fluid_rps)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1e9 / (times * fluid_rps), count)).astype(np.int64)
+    outcome = simulate(batcher, arrivals, profile, workers=workers)
+    refused = outcome.refused_ns[outcome.refused_ns != SHED]
+    assert np.mean(refused <= 0.1 * slo_ms * MS) >= soon
+    assert np.mean(outcome.latencies_ns > slo_ms * MS) == 0
+    assert outcome.goodput_rps(round(slo_ms * MS)) >= 0.9 * fluid_rps
+
+
+def test_who_is_refused_on_arrival_is_told_when_it_would_have_been_in_time() -> None:
+    batcher, now_ms, _ = overloaded()
+    retry_after_s = None
+    while retry_after_s is None:
+        now_ms += 0.1
+        retry_after_s = refused_after_s(batcher, request(now_ms))
+    assert 0 < retry_after_s < 0.02
+    assert refused_after_s(batcher, request(now_ms + 1e3 * retry_after_s + 0.1)) is None
+
+
+def test_a_higher_class_takes_the_place_of_others_and_who_waits_longer_has_one() -> None:
+    batcher, now_ms, _ = overloaded()
+    while refused_after_s(batcher, request(now_ms)) is None:
+        pass
+    assert refused_after_s(batcher, request(now_ms, priority=1)) is None
+    batcher = batcher_of(fixed_ms=2, row_ms=0.15, slo_ms=20, max_rows=64)
+    for _ in range(300):  # no overload is known of
+        assert refused_after_s(batcher, request(0)) is None
+
+
+def test_once_it_is_over_nobody_is_refused() -> None:
+    batcher, now_ms, running = overloaded()
+    now_ms += 100
+    batcher.finished(running, round(now_ms * MS), running.expected_ns, ok=True)
+    for i in range(20):
+        assert refused_after_s(batcher, request(now_ms + i)) is None
+        step = batcher.step(round((now_ms + i) * MS), 1)
+        for batch in step.batches:
+            batcher.finished(batch, round((now_ms + i + 0.9) * MS), batch.expected_ns, ok=True)
+
+
+def curve_of(luck: tuple[float, ...], max_rows: int = 32) -> ServiceCurve:
+    """T(n) = 7 + .2·n ms."""
+    kept = kept_curve(7, 0.2, max_rows)
+    kept["ratios"] = list(luck)
+    curve = ServiceCurve(size_grid(max_rows))
+    curve.restore(kept)
+    return curve
+
+
+def test_the_margin_is_wide_where_that_costs_nothing_and_narrow_where_it_costs_rows() -> None:
+    luck = tuple(np.exp(np.linspace(-0.5, 0.5, 24)))
+    loose = plan(curve_of(luck), 1.0, 5 / MS, 200 * MS)
+    assert (loose.at, loose.margin) == (31, max(curve_of(luck).luck))
+    tight = plan(curve_of(luck), 1.0, 1.5 / MS, 18 * MS)  # 7 rows would be collected at the 98th percentile, 16 at the median
+    assert 0.9 < tight.margin < 1.3
+    assert 8 < tight.at < 16
+
+
+def test_without_luck_the_plan_is_the_largest_batch_that_is_collected_fresh() -> None:
+    planned = plan(curve_of((1.0,)), 1.0, 1.5 / MS, 18 * MS)
+    rows = planned.at + 1
+    assert rows <= 1.5 * (18 - 7 - 0.2 * rows) < rows + 1.3  # 12 <= 1.5 · 8.6
+    assert planned.margin == 1.0
+
+
+def test_a_request_that_may_be_late_runs_while_little_else_comes() -> None:
+    for gap_ms, tried in ((100, True), (9.5, False)):
+        batcher = batcher_of(slo_ms=20)  # 10 ms alone, and by luck 7 to 14
+        now_ms = 0.0
+        for i in range(160):
+            now_ms = gap_ms * i
+            add(batcher, request(now_ms))
+            for batch in batcher.step(round(now_ms * MS), 1).batches:
+                took_ms = 7 + 7 * (i * 7 % 16) / 15
+                batcher.finished(batch, round((now_ms + min(took_ms, gap_ms)) * MS), round(took_ms * MS), ok=True)
+        add(batcher, request(now_ms + gap_ms))
+        step = batcher.step(round((now_ms + gap_ms + 9) * MS), 1)  # 11 ms are left
+        assert bool(step.batches) == tried
+
+
+def test_where_little_time_is_left_to_wait_workers_are_not_all_kept_busy_by_small_batches() -> None:
+    workers, slo_ms = 4, 2.0  # (1 + 1/4)·(1.2 + .04·n) <= 2: n = 10, in 1.6 ms
+    fluid_rps = workers * 10 / 1.6e-3
+    batcher = batcher_of(fixed_ms=1.2, row_ms=0.04, workers=workers, slo_ms=slo_ms, max_rows=64)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1e9 / (0.45 * fluid_rps), 6000)).astype(np.int64)
+    outcome = simulate(batcher, arrivals, Affine(1.2 * MS, 0.04 * MS), workers=workers)
+    assert outcome.attainment(round(slo_ms * MS)) > 0.99
+
+
+def test_who_would_be_refused_on_arrival_is_forecast_to_be_late() -> None:
+    batcher, now_ms, _ = overloaded()
+    while True:
+        now_ms += 0.1
+        forecast = batcher.forecast(request(now_ms), round(now_ms * MS), 0)
+        if refused_after_s(batcher, request(now_ms)) is not None:
+            break
+        assert forecast.total_ns < 1.3 * 20 * MS
+    assert forecast.total_ns > 20 * MS
+
+
+@pytest.mark.parametrize("load", [0.3, 2.0])
+@pytest.mark.parametrize(("workers", "priorities"), [(1, (0,)), (1, (4,)), (3, (4,)), (3, (1, 0, 4))])
+@pytest.mark.parametrize("slower", [5, 200])
+def test_after_a_slow_spell_it_is_found_to_be_fast_again(
+    slower: int, workers: int, priorities: tuple[int, ...], load: float
+) -> None:
+    """t = 4 + .5·n ms, SLO 30 ms; from 1 s to 2 s slower. In the 6th second it is as before. load: requests/ms and worker."""
+    count = round(6e3 * load * workers)
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(MS / (load * workers), count)).astype(np.int64)
+
+    def service_ns(batch: Batch, busy: int, now_ns: int) -> int:
+        return round((4 + 0.5 * batch.rows) * MS) * (slower if 1000 * MS < now_ns < 2000 * MS else 1)
+
+    def request_of(index: int, arrival_ns: int) -> InferRequest:
+        return InferRequest("m", "1", "", {}, 1, arrival_ns, priority=priorities[index % len(priorities)])
+
+    batcher = batcher_of(fixed_ms=4, row_ms=0.5, workers=workers, slo_ms=30, max_rows=16)
+    outcome = simulate(batcher, arrivals, service_ns, workers=workers, request_of=request_of)
+    in_time = (outcome.latencies_ns >= 0) & (outcome.latencies_ns <= 30 * MS)
+    before = in_time[(arrivals > 200 * MS) & (arrivals < 950 * MS)].mean()
+    assert in_time[arrivals > 5000 * MS].mean() > 0.97 * before
+
+
+def test_a_request_of_a_lower_class_that_comes_alone_runs_however_slow_the_last_ones_were() -> None:
+    """Copies that routing sends to learn are such."""
+    batcher = batcher_of(fixed_ms=1, row_ms=1, slo_ms=60)
+    for now_ms in range(0, 40_000, 2000):
+        add(batcher, request(now_ms, priority=4))
+        (batch,) = batcher.step(now_ms * MS, 1).batches
+        took_ms = 2 if now_ms < 4000 else 400
+        batcher.finished(batch, (now_ms + took_ms) * MS, took_ms * MS, ok=True)

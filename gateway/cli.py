@@ -27,6 +27,8 @@ _COMMANDS: Final = {
     "compile": None,
     "package": "package",
     "deploy": "deploy",
+    "status": "status",
+    "undeploy": "undeploy",
     "check": "check",
     "predict": "predict",
     "batch": "batch",

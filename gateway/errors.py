@@ -19,6 +19,7 @@ GatewayError
 │   └── Limited              the key has asked as much as it may
 ├── DeadlineExceeded         too late; may have been executed
 ├── BackendFailed            the model
+├── PlatformRefused          a cloud: rights, quotas, what is there already or is not
 └── InternalError            us
 """
 
@@ -189,6 +190,15 @@ class DeadlineExceeded(GatewayError):
 
 class BackendFailed(GatewayError):
     code = Code.BACKEND_FAILED
+
+
+class PlatformRefused(GatewayError):
+    """reason: the cloud's own word for it; "" if it was not reached, so that what was asked may have been done or not."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.args = (self.message, reason)  # as Unavailable
+        self.reason = reason
 
 
 class InternalError(GatewayError):

@@ -49,6 +49,8 @@ _PROGRAMS = {
     "nodejs": "node",
     "nghttp2-client": "h2load",
     "prometheus": "promtool",
+    "cloud-init": "cloud-init",
+    "systemd": "systemd-analyze",
 }
 
 _status = pytest.StashKey[int]()

@@ -14,13 +14,13 @@ ROOT = Path(__file__).parent.parent
 GATEWAY = (
     ("__version__", "types", "errors", "clock", "garbage", "turns"),
     ("documents",),
-    ("config",),
+    ("config", "instances"),
     ("wire",),
     ("batching", "protocols"),
     ("process", "routing", "tracing"),
     ("access",),
     ("configuring", "deploying", "engine", "why"),
-    ("edges",),
+    ("aws", "edges"),
     ("ingress",),
     ("cluster", "from_python"),
     ("app", "testing", "transform"),
@@ -52,7 +52,8 @@ BACKENDS_MAY_IMPORT = {"gateway.wire.tensors", "gateway.errors"}
 # The pure floors, the simulator's real batcher, and how a command line looks and speaks.
 LOADTEST_MAY_IMPORT = (
     "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
-    "gateway.batching", "gateway.process.console", "gateway.process.command_line", "gateway.process.credentials",
+    "gateway.instances", "gateway.deploying", "gateway.batching", "gateway.process.console",
+    "gateway.process.command_line", "gateway.process.credentials",
 )  # fmt: skip
 
 # third party -> the modules that may import it
@@ -62,7 +63,7 @@ DOORS = {
         "gateway.config",
         "gateway.documents.lenient",
         "gateway.documents.validation",
-        "loadtest.prices.catalogue",
+        "gateway.instances.facts",
         "loadtest.question.spec_file",
         "loadtest.prices.live_prices",
     },
@@ -72,6 +73,8 @@ DOORS = {
     "prometheus_client": {"loadtest.reports.openmetrics"},  # and the tests, which read with its parser
     "jinja2": {"loadtest.reports.pages"},
     "opentelemetry": {"gateway.tracing.opentelemetry"},
+    "boto3": {"gateway.aws.client", "loadtest.prices.live_prices"},
+    "botocore": {"gateway.aws.client", "loadtest.prices.live_prices"},
     "pyarrow": {"gateway.transform.storage", "gateway.transform.rows", "gateway.transform.writing"},
     "fsspec": {"gateway.transform.storage"},
 }

@@ -1,4 +1,4 @@
-"""`gateway deploy`: prints what a place needs to run a configuration. Nothing is started, and nobody is asked."""
+"""`gateway deploy`: what a platform needs to run a configuration. `kubernetes` prints it, and asks nobody."""
 
 import argparse
 import re
@@ -7,6 +7,8 @@ from typing import Final
 
 import shtab
 
+from gateway.commands import deploy_ec2, deploy_sagemaker
+from gateway.commands.deploy_options import fits, named
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import MODELS, Contents, contents
@@ -19,7 +21,6 @@ from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 
-_NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _IMAGE: Final = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
 _CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*://\S+")
@@ -33,11 +34,15 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command = add_command(
         commands,
         "deploy",
-        "print what a platform needs to run a configuration",
+        "put a configuration onto a platform",
         "gateway deploy kubernetes configs/examples/iris.yaml --no-ray --image REGISTRY/gateway:cpu --models pvc:models "
         "--memory 2Gi",
+        "gateway deploy sagemaker configs/examples/iris.yaml --help",
     )
-    _add_kubernetes(command.add_subparsers(required=True, metavar="COMMAND"))
+    places = command.add_subparsers(required=True, metavar="COMMAND")
+    _add_kubernetes(places)
+    deploy_sagemaker.add_parser(places)
+    deploy_ec2.add_parser(places)
     return command
 
 
@@ -127,41 +132,38 @@ def _models(arguments: argparse.Namespace) -> Models:
     if fetcher is not None and not copied:
         raise ConfigError(f"--fetcher: {fetcher}: expected none: only models at s3:// are copied by it, and not for KServe")
     if arguments.kserve:
-        return Models("kserve", _fits("--models", where, _URI, "a URI that KServe copies, such as s3://BUCKET/FOLDER"))
+        return Models("kserve", fits("--models", where, _URI, "a URI that KServe copies, such as s3://BUCKET/FOLDER"))
     if kind == "image":
-        return Models(kind, _fits("--models", place, re.compile(r"/\S*[^\s/]"), "image:FOLDER, an absolute path"))
+        return Models(kind, fits("--models", place, re.compile(r"/\S*[^\s/]"), "image:FOLDER, an absolute path"))
     if kind == "pvc":
         claim, _, folder = place.partition("/")
-        _fits("--models", claim, _CLAIM, "pvc:CLAIM, or pvc:CLAIM/FOLDER")
+        fits("--models", claim, _CLAIM, "pvc:CLAIM, or pvc:CLAIM/FOLDER")
         if ".." in folder.split("/"):
             raise ConfigError(f"--models: {where}: expected a folder of the claim")
         return Models(kind, claim, folder.strip("/"))
     if not copied:
         raise ConfigError(f"--models: {where}: expected image:FOLDER, pvc:CLAIM[/FOLDER] or s3://BUCKET/FOLDER")
-    _fits("--models", where, re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/\S*)?"), "s3://BUCKET/FOLDER")
+    fits("--models", where, re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/\S*)?"), "s3://BUCKET/FOLDER")
     if fetcher is None:
         raise ConfigError("--fetcher: not given: expected an image that has `aws`, which copies the models from s3://")
-    return Models(kind, where, fetcher=_fits("--fetcher", fetcher, _IMAGE, "an image"))
+    return Models(kind, where, fetcher=fits("--fetcher", fetcher, _IMAGE, "an image"))
 
 
 def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> Rollout:
-    name = arguments.name
-    if name is None:
-        name = re.sub(r"[^a-z0-9]+", "-", config.models[0].name.lower()).strip("-")[:40].rstrip("-")
-    _fits("--name", name, _NAME, "1 to 40 of a-z, 0-9 and -, a letter first, no - at the end")
+    name = named(arguments.name, config)
     for flag in ("namespace", "service_account"):
         if value := getattr(arguments, flag):
-            _fits(f"--{flag.replace('_', '-')}", value, _CLAIM, "a name of Kubernetes")
+            fits(f"--{flag.replace('_', '-')}", value, _CLAIM, "a name of Kubernetes")
     rate, memory = arguments.requests_per_second, arguments.memory
     if rate is not None and not 0.001 <= rate <= 1e9:
         raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")
     if arguments.cpu is not None:
-        _fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
+        fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
     if memory is not None:
-        _fits("--memory", memory, _MEMORY, "an amount such as 512Mi or 4Gi")
+        fits("--memory", memory, _MEMORY, "an amount such as 512Mi or 4Gi")
     return Rollout(
         name,
-        _fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
+        fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
         models,
         *_replicas(arguments, config),
         requests_per_second=rate,
@@ -186,10 +188,3 @@ def _replicas(arguments: argparse.Namespace, config: Config) -> tuple[int, int]:
     if most is not None and most < least:
         raise ConfigError(f"--max-replicas: {most}: expected {least} or more, which is --replicas")
     return least, 2 * least if most is None else most
-
-
-def _fits(flag: str, value: str, form: "re.Pattern[str]", expected: str) -> str:
-    """The value. Raises: ConfigError, if it has not that form."""
-    if not form.fullmatch(value):
-        raise ConfigError(f"{flag}: {value!r}: expected {expected}")
-    return value

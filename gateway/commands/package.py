@@ -68,7 +68,7 @@ def _package(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not out.name.endswith(_ENDINGS):
         raise ConfigError(f"--out: {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
-    package = packed(arguments.config, arguments.beside)
+    package = packed(read(arguments.config), arguments.beside)
     with step(f"writing {out}"):
         names = write(package, out)
     told = f"{out}: {out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files"
@@ -84,12 +84,11 @@ class Package:
     files: Mapping[str, Path]
 
 
-def packed(config: str | Path, beside: Sequence[Path] = ()) -> Package:
+def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
     """What a configuration names. beside: files and folders that go along.
 
     Raises: ConfigError, with all that cannot be packed.
     """
-    document = read(config)
     config_of(document)
     folder = document.folder or Path()
     value: Any = located(document.value, folder)

@@ -63,8 +63,14 @@ def contents(document: Document, models: str = MODELS) -> Contents:
         {**model, "backends": [found.backend(backend) for backend in model["backends"]]} for model in document.value["models"]
     ]
     found.settle()
-    sizes = tuple(tuple(_bytes(backend, found.folder) for backend in model["backends"]) for model in document.value["models"])
-    return Contents(config, {"server": server, **value, "models": served}, found.root, found.names, sizes)
+    kept = {"server": server, **value, "models": served}
+    return Contents(config, kept, found.root, found.names, artifact_sizes(document))
+
+
+def artifact_sizes(document: Document) -> tuple[tuple[int | None, ...], ...]:
+    """Of each model's backends, what their files take on disk; None: that cannot be told."""
+    folder = (document.folder or Path()).absolute()
+    return tuple(tuple(_bytes(backend, folder) for backend in model["backends"]) for model in document.value["models"])
 
 
 def _unfit(document: Document, config: Config) -> Iterator[Fault]:

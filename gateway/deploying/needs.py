@@ -44,6 +44,22 @@ def of_ingress(config: Config, sizes: Sequence[Sequence[int | None]], memory_byt
     )
 
 
+def of_all(config: Config, sizes: Sequence[Sequence[int | None]], memory_bytes: int | None) -> Needs:
+    """Of one machine that runs everything: what listens, and all replicas of backends. sizes, memory_bytes: as in `memory`."""
+    parts = [of_ingress(config, sizes, memory_bytes)] * config.server.ingress_replicas
+    for model, known in zip(config.models, sizes, strict=True):
+        for backend, size in zip(model.backends, known, strict=True):
+            if backend.placement == "replicas":
+                count = backend.autoscaling.max_replicas if backend.autoscaling is not None else backend.replicas
+                parts += [of_replica(model.name, backend, size, memory_bytes)] * count
+    return Needs(
+        sum(part.cores for part in parts),
+        memory_bytes if memory_bytes is not None else sum(part.memory_bytes for part in parts),
+        sum(part.gpus for part in parts),
+        sum(part.neuron_cores for part in parts),
+    )
+
+
 def of_replica(model: str, backend: Backend, size: int | None, memory_bytes: int | None) -> Needs:
     """Of one replica of a backend. Stated resources go first; the rest as for `of_ingress`."""
     stated = backend.resources

@@ -4,17 +4,12 @@ Source: RayService of KubeRay 1.7, and what its operator makes of one.
 """
 
 import json
-import math
-import re
-from collections.abc import Container
 from dataclasses import replace
-from itertools import chain, count
-from typing import Any, Final
+from typing import Final
 
-from gateway.config import Backend
 from gateway.deploying.contents import Contents, as_yaml
 from gateway.deploying.kubernetes import disruption_budget, monitored, service
-from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_of, of_ingress, of_replica
+from gateway.deploying.needs import Needs
 from gateway.deploying.pod import (
     READY,
     SCRATCH,
@@ -37,36 +32,31 @@ from gateway.deploying.pod import (
     security,
     volumes,
 )
-from gateway.errors import ConfigError
+from gateway.deploying.ray_groups import (
+    AGENT_PORT,
+    DASHBOARD_PORT,
+    HEAD,
+    INGRESS,
+    RAY_VERSION,
+    ReplicaGroup,
+    application,
+    check_ports,
+    ingress_needs,
+    replica_groups,
+)
 
-RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
 _SERVE: Final = "serve"  # the port by which KubeRay knows that a pod answers requests
-_INGRESS: Final = "gateway_ingress"  # a resource of the pods that may run ingress replicas
+_LISTENS: Final = "ingress"  # the group of pods that do
 _COMPONENT: Final = "app.kubernetes.io/component"
-_AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
-_DASHBOARD_PORT: Final = 8265
-# GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
-_PORTS_OF_RAY: Final = frozenset((6379, 8080, _DASHBOARD_PORT, _AGENT_PORT, *range(10001, 20000)))
-_HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
 # As docs/deploy.md has it of nodes; Ray writes below its home.
 _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-_QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
-    _check_ports(held)
-    apart = [
-        (model, backend, size)
-        for model, sizes in zip(held.config.models, held.bytes, strict=True)
-        for backend, size in zip(model.backends, sizes, strict=True)
-        if backend.placement == "replicas"
-    ]
-    groups = [_ingress_group(held, rollout)]
-    for model, backend, size in apart:
-        needs = _with_ray(of_replica(model.name, backend, size, rollout.memory_bytes), rollout)
-        name = _group_name(f"{model.name}-{model.version}-{backend.label}", {group["groupName"] for group in groups})
-        groups.append(_group(name, backend, needs, held, rollout))
+    check_ports(held, ", or --no-ray")
+    apart = replica_groups(held, rollout.memory_bytes, (_LISTENS,))
+    groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
     cluster = {
         "rayVersion": RAY_VERSION,
@@ -74,13 +64,13 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
         **grown,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # KubeRay's operator asks there
-            "template": _pod(held, rollout, "head", _HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
+            "template": _pod(held, rollout, "head", HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
         },
         "workerGroupSpecs": groups,
     }
     spec = {
         "excludeHeadPodFromServeSvc": True,
-        "serveConfigV2": as_yaml(_application(held, rollout)),
+        "serveConfigV2": as_yaml(application(held, rollout.replicas)),
         "rayClusterConfig": cluster,
     }
     selected = labels(rollout) | {_COMPONENT: "ingress"}
@@ -94,16 +84,9 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     ]
 
 
-def _check_ports(held: Contents) -> None:
-    for key in ("http_port", "grpc_port"):
-        port = getattr(held.config.server, key)
-        if port in _PORTS_OF_RAY:
-            raise ConfigError(f"server.{key}: {port}: Ray's own on its nodes: expected another, such as 8000, or --no-ray")
-
-
 def _network_policy(held: Contents, rollout: Rollout) -> Manifest:
     """Ray's own ports are for its nodes: who reaches them with the token runs code there. The operator asks the dashboard."""
-    open_to_all = [port["containerPort"] for port in ports(held)] + [_DASHBOARD_PORT]
+    open_to_all = [port["containerPort"] for port in ports(held)] + [DASHBOARD_PORT]
     spec = {
         "podSelector": {"matchLabels": labels(rollout)},
         "policyTypes": ["Ingress"],
@@ -115,44 +98,30 @@ def _network_policy(held: Contents, rollout: Rollout) -> Manifest:
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata(rollout), "spec": spec}
 
 
-def _with_ray(needs: Needs, rollout: Rollout) -> Needs:
-    """Ray's processes on the node come on top, unless the memory was given."""
-    return needs if rollout.memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)
-
-
 def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
-    needs = _with_ray(of_ingress(held.config, held.bytes, rollout.memory_bytes), rollout)
+    needs = ingress_needs(held, rollout.memory_bytes)
     ready = {"readinessProbe": probe(held, READY, failures=1, port=_SERVE), "ports": ports(held, _SERVE)}
     return {
-        "groupName": "ingress",
+        "groupName": _LISTENS,
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": {"num-cpus": "0", "resources": _quoted({_INGRESS: 1})},
+        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS: 1})},
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 
 
-def _group_name(label: str, taken: Container[str]) -> str:
-    """Of a backend, of the characters that names of pods have; no other group has it."""
-    plain = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:36].rstrip("-")
-    return next(name for name in chain([plain], (f"{plain}-{number}" for number in count(2))) if name not in taken)
-
-
-def _group(name: str, backend: Backend, needs: Needs, held: Contents, rollout: Rollout) -> Manifest:
-    scaling = backend.autoscaling
-    least = scaling.min_replicas if scaling is not None else backend.replicas
-    most = scaling.max_replicas if scaling is not None else backend.replicas
-    stated = _stated(backend)
-    own = {key: value for key, value in stated.items() if key not in ("num_cpus", "num_gpus", "memory", "neuron_cores")}
-    params = {"num-cpus": str(stated["num_cpus"])} | ({"resources": _quoted(own)} if own else {})
+def _group(group: ReplicaGroup, held: Contents, rollout: Rollout) -> Manifest:
+    known = ("num_cpus", "num_gpus", "memory", "neuron_cores")  # to KubeRay, by what the pod asks for
+    own = {key: value for key, value in group.stated.items() if key not in known}
+    params = {"num-cpus": str(group.stated["num_cpus"])} | ({"resources": _quoted(own)} if own else {})
     return {
-        "groupName": name,
-        "replicas": least,
-        "minReplicas": least,
-        "maxReplicas": most + (1 if backend.surge else 0),  # an upgrade starts the new replica beside the old
+        "groupName": group.name,
+        "replicas": group.least,
+        "minReplicas": group.least,
+        "maxReplicas": group.most,
         "rayStartParams": params,
-        "template": _pod(held, rollout, "backend", needs, {"readinessProbe": _node_probe()}),
+        "template": _pod(held, rollout, "backend", group.needs, {"readinessProbe": _node_probe()}),
     }
 
 
@@ -196,45 +165,8 @@ def _pod(
 
 def _node_probe() -> Manifest:
     """Whether Ray's processes of the node are well: Serve itself looks after those of the gateway."""
-    asked = {"path": "/api/healthz", "port": _AGENT_PORT}
+    asked = {"path": "/api/healthz", "port": AGENT_PORT}
     return {"httpGet": asked, "initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 24}
-
-
-def _application(held: Contents, rollout: Rollout) -> Manifest:
-    """The Serve configuration: what it states as resources leads each replica to the pods that were made for it."""
-    models = [
-        {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
-        for raw, model in zip(held.value["models"], held.config.models, strict=True)
-    ]
-    on_ingress = dict(held.config.server.ingress_resources) | {_INGRESS: 0.001}
-    server = held.value["server"] | {"ingress_replicas": rollout.replicas, "ingress_resources": on_ingress}
-    return {
-        "proxy_location": "Disabled",
-        "logging_config": dict(_QUIET),
-        "applications": [
-            {
-                "name": held.config.ray.application,
-                "route_prefix": None,
-                "import_path": "gateway.app:build",
-                "args": held.value | {"server": server, "models": models},
-            }
-        ],
-    }
-
-
-def _placed(entry: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    return entry | ({"resources": stated} if (stated := _stated(backend)) else {})
-
-
-def _stated(backend: Backend) -> dict[str, float]:
-    """What it is to state. A pod is the cores of what it embeds: of a GPU, Ray must know, which hides it from others."""
-    devices = {
-        key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count
-    }
-    if backend.placement == "embedded":
-        return devices | {key: value for key, value in backend.resources.items() if key != "num_cpus"}
-    cores = math.ceil(backend.resources.get("num_cpus", cores_of(backend)))
-    return devices | backend.resources | {"num_cpus": max(1, cores)}  # all that its pod has: no second one fits beside it
 
 
 def _quoted(own: dict[str, float]) -> str:

@@ -43,7 +43,7 @@ class Host(Protocol):
         """The same, and wait for its end."""
 
 
-class Call:
+class InMemoryCall:
     """A call that has ended, with what grpc's own calls tell of it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[Any, ...] = ()) -> None:
@@ -62,7 +62,7 @@ class Call:
         return self._trailing_metadata
 
 
-class GrpcError(Call, grpc.RpcError):
+class GrpcError(InMemoryCall, grpc.RpcError):
     """One that failed."""
 
     def __str__(self) -> str:
@@ -196,7 +196,7 @@ class _UnaryUnary(_Calls):
         """Options: timeout, metadata. Raises: GrpcError."""
         return self._host.run(self._answer(request, **options))[0]
 
-    def with_call(self, request: Any, **options: Any) -> tuple[Any, Call]:
+    def with_call(self, request: Any, **options: Any) -> tuple[Any, InMemoryCall]:
         """The answer, and its call. Raises: likewise."""
         return self._host.run(self._answer(request, **options))
 
@@ -214,7 +214,7 @@ class _UnaryUnary(_Calls):
         timeout: float | None = None,  # noqa: ASYNC109 (grpc's word)
         metadata: Metadata | None = None,
         **_: Any,
-    ) -> tuple[Any, Call]:
+    ) -> tuple[Any, InMemoryCall]:
         messages, end = await _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
         call = _ended_well(end)
         return self._deserialize(messages[0]), call
@@ -307,11 +307,11 @@ class _StreamStream(_Calls):
             self._host.loop.call_soon_threadsafe(function, *arguments)
 
 
-def _ended_well(end: Headers) -> Call:
+def _ended_well(end: Headers) -> InMemoryCall:
     """The call that ended so. Raises: GrpcError, if it failed."""
     code = _CODES.get(int(end.get(b"grpc-status", b"2")), grpc.StatusCode.UNKNOWN)
     others = tuple((name.decode(), value.decode()) for name, value in end.items() if name not in _OF_THE_CALL)
-    kind = Call if code is grpc.StatusCode.OK else GrpcError
+    kind = InMemoryCall if code is grpc.StatusCode.OK else GrpcError
     call = kind(code, unquote(end.get(b"grpc-message", b"").decode()), others)
     if isinstance(call, GrpcError):
         raise call

@@ -19,6 +19,7 @@ from backends.datatypes import NUMPY
 from backends.regular_file import file_bytes
 from gateway.config import Config, ServerSection
 from gateway.process.console import words
+from gateway.process.systemd import READY, tell_systemd
 from gateway.process.x509 import certificates
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs, smallest_shape
 
@@ -45,7 +46,7 @@ Announce: TypeAlias = Callable[[int | None, int | None, Sequence[ReadyModel]], N
 
 
 def announcer(config: Config, *, quiet: bool) -> Announce:
-    """Say on what is standard output now that it is ready. quiet: only to programs."""
+    """Say on what is standard output now that it is ready, and to systemd if that waits. quiet: only to programs."""
     out = sys.stdout
 
     def announce(http: int | None, grpc: int | None, models: Sequence[ReadyModel]) -> None:
@@ -55,6 +56,7 @@ def announcer(config: Config, *, quiet: bool) -> Announce:
             left_out = [model.name for model in config.models if (model.name, model.version) not in ready]
             told += "\n" + ready_words(config.server, http, models, left_out)
         _print(told, out)
+        tell_systemd(READY)
 
     return announce
 

@@ -13,7 +13,8 @@ from loadtest.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from loadtest.prices.catalogue import Catalogue, PriceBasis
+    from gateway.instances.facts import PriceBasis
+    from loadtest.prices.catalogue import Catalogue
 
 
 BASES: Final[tuple["PriceBasis", ...]] = ("ec2", "spot", "sagemaker")

@@ -130,8 +130,9 @@ def _today() -> datetime.date:
 
 
 def _read(arguments: argparse.Namespace, shown: Credentials) -> "SearchSpec":
+    from gateway.instances.facts import BUNDLED
     from loadtest.lab.recommender import limited, price_by_metadata
-    from loadtest.prices.catalogue import BUNDLED, load_catalogue
+    from loadtest.prices.catalogue import load_catalogue
     from loadtest.prices.live_prices import current_catalogue
     from loadtest.question.spec import read_search_spec
 

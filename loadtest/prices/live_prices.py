@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.instances.facts import BUNDLED, Price, PriceBasis
 from loadtest.errors import LoadtestError, UsageError
-from loadtest.prices.catalogue import BUNDLED, Catalogue, Price, PriceBasis, load_catalogue
+from loadtest.prices.catalogue import Catalogue, load_catalogue
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "serving-gateway" / "prices.json"
 LIFETIME: dict[PriceBasis, datetime.timedelta] = {

@@ -14,8 +14,9 @@ from backends.mistakes import Wanted
 from backends.source import is_source
 from gateway.config import parse_config
 from gateway.errors import ConfigError
+from gateway.instances.facts import Price, PriceBasis
 from loadtest.errors import UsageError
-from loadtest.prices.catalogue import Catalogue, Price, PriceBasis
+from loadtest.prices.catalogue import Catalogue
 from loadtest.question.numerics import full_precision, numerics_of
 from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SpecFile, UrlLauncher
 from loadtest.results import SloSpec

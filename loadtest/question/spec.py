@@ -15,9 +15,10 @@ from gateway.config import config_of, located, parse_config
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
+from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
 from loadtest.load.payloads import distinct, read_requests
-from loadtest.prices.catalogue import Catalogue, PriceBasis
+from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
 from loadtest.question.spec_file import BudgetSpec, LocalLauncher, PayloadSpec, SpecFile, UrlLauncher, read_file, validated
 from loadtest.results import SloSpec

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.config import located_backend
 from gateway.documents.reader import Document, read
 from gateway.documents.validation import faults_of
-from loadtest.prices.catalogue import PriceBasis
+from gateway.instances.facts import PriceBasis
 from loadtest.results import Protocol
 
 

@@ -17,7 +17,8 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.cli import main
 from gateway.commands.package import packed
 from gateway.config import parse_config
-from gateway.deploying.rayservice import RAY_VERSION
+from gateway.deploying.ray_groups import RAY_VERSION
+from gateway.documents.reader import read
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
 
 ROOT = Path(__file__).parent.parent.parent
@@ -264,7 +265,7 @@ def test_files_lie_to_each_other_as_in_a_package(capsys: pytest.CaptureFixture[s
     for backends in ([code], [code, {"kind": "python", "name": "b", "model": "models/more/b.py:B"}]):
         path = written(tmp_path, {"name": "m", **tensors, "backends": backends})
         held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
-        in_package = yaml.safe_load(packed(path).configuration)
+        in_package = yaml.safe_load(packed(read(path)).configuration)
         assert [entry["model"].removeprefix("/mnt/models/") for entry in held["models"][0]["backends"]] == [
             entry["model"] for entry in in_package["models"][0]["backends"]
         ]

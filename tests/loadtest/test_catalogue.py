@@ -9,8 +9,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from gateway.instances.facts import BUNDLED, Price, Spot
 from loadtest.errors import UsageError
-from loadtest.prices.catalogue import BUNDLED, Catalogue, Price, Spot, load_catalogue
+from loadtest.prices.catalogue import Catalogue, load_catalogue
 
 TODAY = datetime.date(2026, 8, 1)
 
@@ -35,20 +36,23 @@ def test_every_bundled_type_has_an_on_demand_price_with_source_and_date(catalogu
         assert price.date is not None
 
 
-def test_everything_that_loadtest_reads_is_installed_with_it() -> None:
+@pytest.mark.parametrize(("name", "one"), [("gateway", "instances/instances.yaml"), ("loadtest", "reports/report.css")])
+def test_everything_that_a_package_reads_is_installed_with_it(name: str, one: str) -> None:
     root = Path(__file__).parents[2]
-    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["loadtest"]
-    package = root / "loadtest"
-    data = [path.relative_to(package) for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")]
-    assert Path("prices/instances.yaml") in data
-    assert [str(path) for path in data if not any(fnmatch(str(path), pattern) for pattern in patterns)] == []
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    files = (path.relative_to(root / name) for path in (root / name).rglob("*.*") if path.suffix not in (".py", ".pyc"))
+    data = [path for path in files if "configs" not in path.parts]  # a package of its own
+    assert Path(one) in data
+    assert [str(path) for path in data if not any(fnmatch(str(path), pattern) for pattern in patterns[name])] == []
 
 
 def test_what_sagemaker_hosts_is_what_its_interface_takes_and_has_a_price(catalogue: Catalogue) -> None:
     model = pytest.importorskip("botocore.session").get_session().get_service_model("sagemaker")
     taken = set(model.shape_for("ProductionVariantInstanceType").enum)
+    for_jobs = set(model.shape_for("TransformInstanceType").enum)
     for name, instance in catalogue.instances.items():
         assert (f"ml.{name}" in taken) == catalogue.hosted(name) == ("sagemaker" in instance.prices), name
+        assert (f"ml.{name}" in for_jobs) == catalogue.transforms(name), name
 
 
 def test_sagemaker_names_mean_the_same_type(catalogue: Catalogue) -> None:

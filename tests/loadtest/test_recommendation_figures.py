@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gateway.instances.facts import Price
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
-from loadtest.prices.catalogue import Price
 from loadtest.question.spec import SearchSpec
 from loadtest.reports.conclusion import build
 from loadtest.reports.recommendation import Recommendation, read, to_json

@@ -1,0 +1,1 @@
+"""AWS, asked for what a deployment planned, and for what stands there of it."""

@@ -1,0 +1,114 @@
+"""AWS by boto3, which is an extra: every call of every service goes through here, and its errors become ours."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, Final, Protocol
+
+from gateway.deploying.calls import FromFile
+from gateway.errors import ConfigError, PlatformRefused
+
+_ABSENT: Final = (
+    "ObjectNotFoundException",
+    "ResourceNotFound",
+    "ResourceNotFoundException",
+    "NoSuchKey",
+    "NoSuchBucket",
+    "NoSuchEntity",
+    "InvalidGroup.NotFound",
+    "InvalidInstanceID.NotFound",
+    "404",
+)
+RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+_REMEDIES: Final = {
+    "ResourceLimitExceeded": "ask for more in the console of Service Quotas, Amazon SageMaker, or choose another type",
+    "ExpiredTokenException": "sign in again, as by `aws sso login`",
+    "ExpiredToken": "sign in again, as by `aws sso login`",
+}
+
+
+class Platform(Protocol):
+    """Services that are called by boto3's names. region: where. Raises: PlatformRefused; ConfigError, without credentials."""
+
+    region: str
+
+    def call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def pages(self, service: str, operation: str, parameters: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+        """The items under a key, of all pages."""
+        ...
+
+
+class Aws:
+    """By boto3's default session: its credentials and its region are those that `aws` has, unless a region is named."""
+
+    def __init__(self, region: str | None = None) -> None:
+        """Raises: ConfigError, if boto3 is missing, or no region is known."""
+        try:
+            import boto3
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
+        except ImportError as exc:
+            raise ConfigError("boto3 is not installed: expected it for AWS: pip install 'serving-gateway[aws]'") from exc
+        # A part of an upload may take its time; whether a call that is not answered was done is not known, so few are repeated.
+        self._config = Config(connect_timeout=10, read_timeout=120, retries={"mode": "standard", "total_max_attempts": 4})
+        self._clients: dict[str, Any] = {}
+        try:
+            session = boto3.DEFAULT_SESSION or boto3.session.Session()
+            found = region or session.region_name
+        except BotoCoreError as exc:  # such as a profile that there is not
+            raise ConfigError(f"AWS: {exc}") from exc
+        if not found:
+            raise ConfigError("--region: not given: expected a region, here or as AWS_DEFAULT_REGION, or by `aws configure`")
+        self.region: str = found
+        self._client = session.client
+
+    def call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        with ExitStack() as opened:
+            sent = {
+                key: opened.enter_context(value.path.open("rb")) if isinstance(value, FromFile) else value
+                for key, value in parameters.items()
+            }
+            return self._ask(service, operation, sent)
+
+    def pages(self, service: str, operation: str, parameters: Mapping[str, Any], key: str) -> Iterator[dict[str, Any]]:
+        token: dict[str, Any] = {}
+        while True:
+            found = self._ask(service, operation, {**parameters, **token})
+            yield from found.get(key, ())
+            if "NextToken" in found:
+                token = {"NextToken": found["NextToken"]}
+            elif "NextContinuationToken" in found:  # S3's
+                token = {"ContinuationToken": found["NextContinuationToken"]}
+            else:
+                return
+
+    def _ask(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+
+        what = f"AWS: {service}.{operation}"
+        try:
+            if service not in self._clients:
+                self._clients[service] = self._client(service, region_name=self.region, config=self._config)
+            answer: dict[str, Any] = getattr(self._clients[service], operation)(**parameters)
+            return answer
+        except ClientError as exc:
+            reason = str(exc.response.get("Error", {}).get("Code", ""))
+            told = str(exc.response.get("Error", {}).get("Message", "")) or str(exc)
+            status = exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+            page = "docs/deploy-ec2.md" if service in ("ec2", "iam") else "docs/deploy-sagemaker.md"
+            remedy = f"{page} has the rights that it takes" if reason in RIGHTS else _REMEDIES.get(reason)
+            told = ": ".join(filter(None, (what, reason, told, remedy)))
+            # What a server fails at, it may have done.
+            raise PlatformRefused(told, reason if status < 500 else "") from exc
+        except NoCredentialsError as exc:
+            remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
+            raise ConfigError(f"{what}: no credentials: expected those of an account: {remedy}") from exc
+        except ParamValidationError as exc:
+            raise PlatformRefused(f"{what}: {exc}", type(exc).__name__) from exc
+        except BotoCoreError as exc:
+            raise PlatformRefused(f"{what}: {exc}", "") from exc
+
+
+def absent(exc: PlatformRefused) -> bool:
+    """Whether what was asked for is not there. SageMaker has no word of its own for that: it says so in a sentence."""
+    return exc.reason in _ABSENT or (exc.reason == "ValidationException" and "Could not find" in exc.message)

@@ -1,0 +1,199 @@
+"""Carries planned calls out, in their order: waits where they wait, and takes back what was made where one of them fails."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gateway.aws.client import Platform, absent
+from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
+from gateway.errors import GatewayError, PlatformRefused
+from gateway.process.console import words
+
+_ASK_AGAIN_S: Final = 15.0
+_SAY_AGAIN_S: Final = 60.0
+_BUSY_S: Final = 1800.0  # how long an endpoint that is being made, and so cannot be removed, is waited for
+_EXISTS: Final = "already exist"  # SageMaker has no word of its own for that
+_BUSY: Final = ("in-progress", "in progress")
+_AGAIN_S: Final = 300.0  # how long what passes by itself is waited for
+
+
+class Deploying:
+    """One deployment, or one removal.
+
+    Life: `carry_out` once. sleep, now_s: of time, which tests make.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._platform = platform
+        self._sleep = sleep
+        self._now_s = now_s
+        self._made: list[Call] = []
+        self._answers: dict[str, Any] = {}
+        self._kept = False  # something that was made is in use: it is not taken back
+
+    def carry_out(self, calls: Sequence[Call], *, remedy: str, of_left: str = "") -> None:
+        """Make all calls. remedy: the command that removes what is left, where something is. of_left: what else is said of it.
+
+        Raises: PlatformRefused, when one fails: what was made is taken back then, and what could not be is named; ConfigError.
+        Interrupted, it leaves what there is, and says so.
+        """
+        for number, call in enumerate(calls, 1):
+            words.info("%d of %d: %s", number, len(calls), call.why)
+            try:
+                self._make(call)
+            except KeyboardInterrupt:
+                if self._made:
+                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s", of_left or f"{remedy} removes it.")
+                raise
+            except GatewayError as exc:
+                reason = getattr(exc, "reason", "")
+                left = self._left_of(call, exc, reason)
+                remains = of_left or f"{remedy} removes them."
+                raise PlatformRefused(f"{exc.message}\n{self._told(left, remains)}", reason) from exc
+
+    def remove(self, calls: Sequence[Call]) -> None:
+        """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
+        for number, call in enumerate(calls, 1):
+            words.info("%d of %d: %s", number, len(calls), call.why)
+            self._removed(call)
+
+    def _make(self, call: Call) -> None:
+        if call.until is not None:
+            self._wait(call, call.until)
+            if call.until.keep:
+                self._made, self._kept = [], True
+            return
+        try:
+            self._answers[call.named] = self._called(call)
+        except PlatformRefused as exc:
+            if call.already and exc.reason == call.already:
+                return  # somebody else's, or an earlier deployment's: not ours to take back
+            raise
+        self._made.append(call)
+
+    def _called(self, call: Call) -> dict[str, Any]:
+        """Its answer; asked again while that says what passes by itself."""
+        began_s = self._now_s()
+        while True:
+            try:
+                return self._asked(call)
+            except PlatformRefused as exc:
+                if exc.reason not in call.again or self._now_s() - began_s >= _AGAIN_S:
+                    raise
+            self._sleep(_ASK_AGAIN_S)
+
+    def _asked(self, call: Call) -> dict[str, Any]:
+        return self._platform.call(call.service, call.operation, with_answers(call.parameters, self._answers))
+
+    def _left_of(self, failed: Call, exc: GatewayError, reason: str) -> list[str]:
+        """What is left, in words, once all that can be was taken back."""
+        if _EXISTS in exc.message:  # somebody else is at it, or an answer was lost: what needs what is not known
+            return [f"{call.named}, which was made" for call in reversed(self._made)] + [f"{failed.named}, of whomever"]
+        if failed.until is not None and failed.until.leave:
+            return [call.named for call in reversed(self._made)]
+        lost = isinstance(exc, PlatformRefused) and not reason and failed.until is None
+        if lost and not failed.already:
+            self._made.append(failed)  # it may have been: nothing of this name was there before
+        left = self._take_back()
+        return [*left, f"{failed.named}: whether it did something is not known"] if lost and failed.already else left
+
+    def _take_back(self) -> list[str]:
+        """What was made, the last first, until something cannot be: what was made before it may be needed by it.
+
+        Gives what is left, in words.
+        """
+        rest = [*self._made]
+        left = []
+        try:
+            while rest:
+                left += [rest[-1].named] if not rest[-1].undo else []
+                for back in rest[-1].undo:
+                    words.info("Taking back: %s", back.why)
+                    self._removed(back)
+                rest.pop()
+        except GatewayError as exc:
+            left += [f"{rest.pop().named}, as {exc.message}", *(call.named for call in reversed(rest))]
+        return left
+
+    def _told(self, left: Sequence[str], remains: str) -> str:
+        if left:
+            return f"Left are: {'; '.join(left)}. {remains}"
+        if self._kept:
+            return f"What was made before is in use. {remains}"
+        taken = "All that was made was taken back" if self._made else "Nothing was made"
+        return f"{taken}: nothing of it is left, and nothing of it costs."
+
+    def _removed(self, call: Call) -> None:
+        if call.until is not None:
+            self._wait(call, call.until)
+            return
+        began_s = self._now_s()
+        while True:
+            try:
+                self._called(call)
+                return
+            except PlatformRefused as exc:
+                if absent(exc) or (call.already and exc.reason == call.already):
+                    return
+                if not any(word in exc.message for word in _BUSY) or self._now_s() - began_s >= _BUSY_S:
+                    raise
+            self._sleep(_ASK_AGAIN_S)
+
+    def _subject(self, call: Call) -> str:
+        found = with_answers(next(iter(call.parameters.values())), self._answers)
+        return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+    def _wait(self, call: Call, until: Until) -> None:
+        """Raises: PlatformRefused, when it failed, or takes longer than it may."""
+        began_s = said_s = self._now_s()
+        last = ""
+        while True:
+            try:
+                answer = self._asked(call)
+                state = _state(answer, until)
+            except PlatformRefused as exc:
+                if not until.done and absent(exc):
+                    return
+                if exc.reason:
+                    raise
+                answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
+            if state in until.done:
+                self._answers[call.named] = answer
+                return
+            if answer and (state in until.failed or ANY in until.failed):
+                why = _reason(answer, until) or "without a reason"
+                look = f"\nCloudWatch has what the container said: {until.look}" if until.look else ""
+                what = "says" if until.within else "is" if until.key.endswith(("Status", "State.Name")) else f"has {until.key}"
+                raise PlatformRefused(f"AWS: {self._subject(call)} {what} {state}: {why}{look}", state)
+            now_s = self._now_s()
+            if state != last or now_s - said_s >= _SAY_AGAIN_S:
+                words.info("%s is %s, %.0f min", self._subject(call), state, (now_s - began_s) / 60)
+                said_s, last = now_s, state
+            if now_s - began_s >= until.most_s:
+                raise PlatformRefused(
+                    f"AWS: {self._subject(call)} is {state} for {until.most_s / 60:.0f} min: expected less", state
+                )
+            self._sleep(_ASK_AGAIN_S)
+
+
+def _state(answer: Any, until: Until) -> str:
+    """Of those that it knows the one that the answer has, else the answer's own word."""
+    found = str(found_at(answer, until.key.split(".")) or "")
+    if not until.within:
+        return found
+    return next((state for state in (*until.done, *until.failed) if state in found), "silent yet")
+
+
+def _reason(answer: Any, until: Until) -> str:
+    """Of a text the last line that says it failed."""
+    found = str(found_at(answer, until.reason.split(".")) or "")
+    if not until.within:
+        return found
+    lines = [line.strip() for line in found.splitlines() if any(state in line for state in until.failed)]
+    return lines[-1] if lines else ""

@@ -1,0 +1,116 @@
+"""What stands on EC2 of one deployment, asked for by name, and held to its tag: what has not the tag is somebody else's."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gateway.aws.client import Platform, absent
+from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, called
+from gateway.deploying.ec2_standing import StandingInstance, StandingMachine
+from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
+from gateway.errors import PlatformRefused
+
+_LIVING: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
+
+
+def machine_standing(platform: Platform, name: str, bucket: str | None = None) -> StandingMachine:
+    """bucket: looked at too, beside those that its tags name. Raises: PlatformRefused, ConfigError."""
+    return _LookingOnEc2(platform, name).found(bucket)
+
+
+class _LookingOnEc2:
+    def __init__(self, platform: Platform, name: str) -> None:
+        self._platform = platform
+        self._name = name
+        self._buckets: dict[str, None] = {}
+        self._untagged: list[str] = []
+
+    def found(self, bucket: str | None) -> StandingMachine:
+        instances, groups = tuple(self._instances()), tuple(self._groups())
+        role = self._named("get_role", "RoleName", "Role", "the role")
+        profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile")
+        named = {"RoleName": called(self._name)}
+        buckets = [*self._buckets, bucket]
+        return StandingMachine(
+            name=self._name,
+            region=self._platform.region,
+            instances=instances,
+            groups=groups,
+            role=role["RoleName"] if role else "",
+            policies=tuple(self._platform.call("iam", "list_role_policies", named)["PolicyNames"]) if role else (),
+            attached=tuple(
+                each["PolicyArn"]
+                for each in self._platform.call("iam", "list_attached_role_policies", named)["AttachedPolicies"]
+            )
+            if role
+            else (),
+            profile=profile["InstanceProfileName"] if profile else "",
+            roles_in_profile=tuple(each["RoleName"] for each in profile["Roles"]) if profile else (),
+            objects=tuple((each, key) for each in dict.fromkeys(buckets) if each for key in self._objects(each)),
+            untagged=tuple(self._untagged),
+        )
+
+    def _ours(self, what: str, listed: list[dict[str, str]]) -> bool:
+        tags = _tags(listed)
+        if tags.get(TAG_NAME) != self._name:
+            self._untagged.append(what)
+            return False
+        if TAG_BUCKET in tags:
+            self._buckets[tags[TAG_BUCKET]] = None
+        return True
+
+    def _instances(self) -> Iterator[StandingInstance]:
+        named, living = (
+            {"Name": f"tag:{TAG_NAME}", "Values": [self._name]},
+            {"Name": "instance-state-name", "Values": [*_LIVING]},
+        )
+        asked = {"Filters": [named, living]}
+        for reservation in self._platform.pages("ec2", "describe_instances", asked, "Reservations"):
+            for each in reservation["Instances"]:
+                tags = each.get("Tags", [])
+                if "Name" in _tags(tags) and self._ours(each["InstanceId"], tags):
+                    yield StandingInstance(
+                        number=each["InstanceId"],
+                        instance_type=each["InstanceType"],
+                        state=each["State"]["Name"],
+                        zone=each.get("Placement", {}).get("AvailabilityZone", self._platform.region),
+                        started=each["LaunchTime"].astimezone(datetime.UTC),
+                        spot=each.get("InstanceLifecycle") == "spot",
+                        says=self._says(each["InstanceId"]),
+                        by=_tags(tags).get(TAG_BY, "nobody who says so"),
+                    )
+
+    def _says(self, number: str) -> str:
+        try:
+            answer = self._platform.call("ec2", "get_console_output", {"InstanceId": number, "Latest": True})
+        except PlatformRefused as exc:
+            return f"its console cannot be read: {exc.reason or exc.message}"
+        lines = str(answer.get("Output") or "").splitlines()
+        said = [line[line.index("gateway-setup: ") :] for line in lines if READY in line or FAILED in line]
+        return said[-1].strip().removeprefix("gateway-setup: ") if said else ""
+
+    def _groups(self) -> Iterator[str]:
+        asked = {"Filters": [{"Name": "group-name", "Values": [called(self._name)]}]}
+        for each in self._platform.pages("ec2", "describe_security_groups", asked, "SecurityGroups"):
+            if self._ours(f"the security group {each['GroupId']}", each.get("Tags", [])):
+                yield each["GroupId"]
+
+    def _named(self, operation: str, key: str, answered: str, what: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self._platform.call("iam", operation, {key: called(self._name)})[answered]
+        except PlatformRefused as exc:
+            if absent(exc):
+                return {}
+            raise
+        return found if self._ours(f"{what} {called(self._name)}", found.get("Tags", [])) else {}
+
+    def _objects(self, bucket: str) -> Iterator[str]:
+        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
+        for each in self._platform.pages("s3", "list_objects_v2", asked, "Contents"):
+            place = {"Bucket": bucket, "Key": each["Key"]}
+            if self._ours(f"s3://{bucket}/{each['Key']}", self._platform.call("s3", "get_object_tagging", place)["TagSet"]):
+                yield each["Key"]
+
+
+def _tags(listed: list[dict[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in listed}

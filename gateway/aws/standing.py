@@ -1,0 +1,188 @@
+"""What stands on SageMaker of one deployment, asked for by name, and held to its tag: what has not the tag is somebody else's.
+
+Lists are asked, not the tagging API, which hears of what was made a moment ago only later.
+"""
+
+import datetime
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from gateway.aws.client import Platform, absent
+from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
+from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
+from gateway.errors import ConfigError, PlatformRefused
+
+_STATE: Final = r"-[0-9a-f]{12}"
+_OF_POLICY: Final = (
+    "PolicyName",
+    "ServiceNamespace",
+    "ResourceId",
+    "ScalableDimension",
+    "PolicyType",
+    "TargetTrackingScalingPolicyConfiguration",
+    "StepScalingPolicyConfiguration",
+)
+_RUNNING: Final = ("InProgress", "Stopping")
+
+
+def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
+    """bucket: looked at too, beside those that its models name. Raises: PlatformRefused, ConfigError."""
+    return _Looking(platform, name).found(bucket)
+
+
+def check_bucket(platform: Platform, bucket: str) -> None:
+    """Raises: ConfigError, if there is none, or it is in another region, whose objects no model may have; PlatformRefused."""
+    try:
+        found = platform.call("s3", "head_bucket", {"Bucket": bucket})
+    except PlatformRefused as exc:
+        if absent(exc):
+            made = f"`aws s3 mb s3://{bucket} --region {platform.region}` makes it"
+            raise ConfigError(f"--bucket: {bucket}: there is no such bucket: {made}") from exc
+        raise
+    there = found.get("BucketRegion", platform.region)
+    if there != platform.region:
+        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where the endpoint is to be")
+
+
+class _Looking:
+    def __init__(self, platform: Platform, name: str) -> None:
+        self._platform = platform
+        self._name = name
+        self._untagged: list[str] = []
+
+    def found(self, bucket: str | None) -> Deployed:
+        endpoint = self._endpoint()
+        models = tuple(self._states("list_models", "Models", "ModelName", "ModelArn"))
+        buckets = dict.fromkeys((*(self._bucket(model) for model in models), bucket))
+        return Deployed(
+            name=self._name,
+            region=self._platform.region,
+            endpoint=endpoint,
+            scale=self._scale(),
+            alarms=tuple(self._alarms()),
+            configurations=tuple(
+                self._states("list_endpoint_configs", "EndpointConfigs", "EndpointConfigName", "EndpointConfigArn")
+            ),
+            models=models,
+            jobs=tuple(self._jobs()),
+            objects=tuple((each, key) for each in buckets if each for key in self._objects(each)),
+            untagged=tuple(self._untagged),
+        )
+
+    def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        return self._platform.call("sagemaker", operation, parameters)
+
+    def _listed(self, operation: str, key: str) -> Iterator[dict[str, Any]]:
+        return self._platform.pages("sagemaker", operation, {"NameContains": self._name, "MaxResults": 100}, key)
+
+    def _tags(self, arn: str) -> dict[str, str]:
+        return {
+            tag["Key"]: tag["Value"] for tag in self._platform.pages("sagemaker", "list_tags", {"ResourceArn": arn}, "Tags")
+        }
+
+    def _ours(self, what: str, tags: dict[str, str]) -> bool:
+        if tags.get(TAG_NAME) == self._name:
+            return True
+        self._untagged.append(what)
+        return False
+
+    def _states(self, operation: str, key: str, named: str, arn: str) -> Iterator[str]:
+        for each in self._listed(operation, key):
+            if re.fullmatch(re.escape(self._name) + _STATE, each[named]) and self._ours(each[named], self._tags(each[arn])):
+                yield each[named]
+
+    def _jobs(self) -> Iterator[str]:
+        for each in self._listed("list_transform_jobs", "TransformJobSummaries"):
+            job = each["TransformJobName"]
+            ours = re.fullmatch(re.escape(self._name) + _STATE, job)
+            if ours and each["TransformJobStatus"] in _RUNNING and self._ours(job, self._tags(each["TransformJobArn"])):
+                yield job
+
+    def _endpoint(self) -> StandingEndpoint | None:
+        listed = [each for each in self._listed("list_endpoints", "Endpoints") if each["EndpointName"] == self._name]
+        if not listed:
+            return None
+        tags = self._tags(listed[0]["EndpointArn"])
+        if not self._ours(f"the endpoint {self._name}", tags):
+            return None
+        try:
+            answer = self._call("describe_endpoint", EndpointName=self._name)
+        except PlatformRefused as exc:
+            if absent(exc):  # meanwhile
+                return None
+            raise
+        variant: dict[str, Any] = next(iter(answer.get("ProductionVariants", ())), {})
+        running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
+        types = self._types(answer["EndpointConfigName"])
+        return StandingEndpoint(
+            status=answer["EndpointStatus"],
+            configuration=answer["EndpointConfigName"],
+            created=_utc(answer["CreationTime"]),
+            changed=_utc(answer["LastModifiedTime"]),
+            types=types,
+            running=running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
+            wanted=variant.get("DesiredInstanceCount", 0),
+            by=tags.get(TAG_BY, "nobody who says so"),
+            reason=answer.get("FailureReason", ""),
+        )
+
+    def _types(self, configuration: str) -> tuple[str, ...]:
+        """None, of a configuration that was removed, or is serverless."""
+        try:
+            answer = self._call("describe_endpoint_config", EndpointConfigName=configuration)
+        except PlatformRefused as exc:
+            if absent(exc):
+                return ()
+            raise
+        variant: dict[str, Any] = next(iter(answer["ProductionVariants"]), {})
+        pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+        return tuple(pool["InstanceType"] for pool in pools) or tuple(filter(None, [variant.get("InstanceType")]))
+
+    def _scale(self) -> StandingScale | None:
+        """What the service scales of an endpoint of this name, which it forgets with it."""
+        target = scalable(self._name)
+        asked = {"ServiceNamespace": target["ServiceNamespace"], "ResourceIds": [target["ResourceId"]]}
+        asking = "application-autoscaling"
+        for each in self._platform.pages(asking, "describe_scalable_targets", asked, "ScalableTargets"):
+            tags = self._platform.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})["Tags"]
+            if self._ours(f"what scales {self._name}", tags):
+                policies = tuple(self._policies(target))
+                return StandingScale(each["MinCapacity"], each["MaxCapacity"], _per_minute(policies), policies)
+        return None
+
+    def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
+        asking = "application-autoscaling"
+        for policy in self._platform.pages(asking, "describe_scaling_policies", target, "ScalingPolicies"):
+            yield {key: policy[key] for key in _OF_POLICY if key in policy}
+
+    def _alarms(self) -> Iterator[str]:
+        asked = {"AlarmNames": [*alarms_of(self._name)]}
+        for each in self._platform.pages("cloudwatch", "describe_alarms", asked, "MetricAlarms"):
+            found = self._platform.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})["Tags"]
+            if self._ours(f"the alarm {each['AlarmName']}", {tag["Key"]: tag["Value"] for tag in found}):
+                yield each["AlarmName"]
+
+    def _bucket(self, model: str) -> str | None:
+        """That it has its package from, if that was put there by us."""
+        answer = self._call("describe_model", ModelName=model)
+        url = str(answer.get("PrimaryContainer", {}).get("ModelDataUrl", ""))
+        found = re.fullmatch(rf"s3://([^/]+)/{re.escape(f'{PREFIX}/{self._name}/')}.+", url)
+        return found[1] if found is not None else None
+
+    def _objects(self, bucket: str) -> Iterator[str]:
+        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
+        for each in self._platform.pages("s3", "list_objects_v2", asked, "Contents"):
+            place = {"Bucket": bucket, "Key": each["Key"]}
+            found = self._platform.call("s3", "get_object_tagging", place)["TagSet"]
+            if self._ours(f"s3://{bucket}/{each['Key']}", {tag["Key"]: tag["Value"] for tag in found}):
+                yield each["Key"]
+
+
+def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:
+    tracking = (policy.get("TargetTrackingScalingPolicyConfiguration", {}) for policy in policies)
+    return next((float(each["TargetValue"]) for each in tracking if "PredefinedMetricSpecification" in each), None)
+
+
+def _utc(time: datetime.datetime) -> datetime.datetime:
+    return time.astimezone(datetime.UTC)

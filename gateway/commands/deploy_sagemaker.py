@@ -1,0 +1,206 @@
+"""`gateway deploy sagemaker`: an endpoint of a configuration, or of what `loadtest recommend` found. Dry, until --yes."""
+
+import argparse
+import datetime
+import hashlib
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import shtab
+
+from gateway.commands.package import packed, write
+from gateway.commands.sagemaker_options import PAGE, add_options, wanted
+from gateway.config import Config, config_of
+from gateway.configuring.need_of_ray import need_of_ray
+from gateway.deploying.calls import as_text
+from gateway.deploying.needs import GIB
+from gateway.deploying.price import monthly
+from gateway.deploying.report import Measured, read_report, report_in
+from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker_standing import Deployed, told
+from gateway.deploying.sagemaker_update import update
+from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import Document, read
+from gateway.errors import ConfigError
+from gateway.instances.facts import bundled
+from gateway.process.command_line import add_command
+from gateway.process.console import step, words
+
+_BAKE_S: Final = 300
+_MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
+
+
+def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `deploy sagemaker` to the command line."""
+    named = "--image ACCOUNT.dkr.ecr.REGION.amazonaws.com/gateway:cpu --role-arn arn:aws:iam::ACCOUNT:role/ROLE --bucket BUCKET"
+    command = add_command(
+        places,
+        "sagemaker",
+        "make an endpoint of SageMaker",
+        f"gateway deploy sagemaker configs/examples/iris.yaml --instance-type ml.c7i.large {named}",
+        f"gateway deploy sagemaker loadtest-results/minilm-local/report.json {named} --yes",
+        more="Prints every call that it would make, in their order, and what the endpoint would cost; nobody is asked. With "
+        f"--yes it makes them, and waits until the endpoint is in service. {PAGE} says who builds the image, and what the "
+        "role may do.",
+    )
+    config = command.add_argument(
+        "config", metavar="CONFIG|REPORT", help="a configuration, or the report.json of `loadtest recommend`, or its folder"
+    )
+    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
+    add_options(command)
+    command.set_defaults(run=_sagemaker)
+
+
+def _sagemaker(arguments: argparse.Namespace) -> int:
+    document, measured = _read(arguments.config)
+    asked = wanted(arguments, document, _servable(document), measured, begun=_now().isoformat())
+    with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
+        hosting = asked.hosting
+        if not hosting.package:
+            hosting = replace(hosting, package=_archive(document, Path(folder), arguments.bucket))
+        for note in asked.notes:
+            words.info("Note: %s.", note)
+        if not arguments.yes:
+            print(as_text(update(hosting, bake_s=_bake_s(arguments)) if arguments.update else creation(hosting)))
+            print("\n".join(f"# {line}" for line in _price(hosting)))
+            words.info("Nothing was called: --yes makes these calls.")
+        elif arguments.update:
+            _update(hosting, _bake_s(arguments))
+        else:
+            _create(hosting)
+    return 0
+
+
+def _bake_s(arguments: argparse.Namespace) -> int:
+    return _BAKE_S if arguments.bake_minutes is None else 60 * int(arguments.bake_minutes)
+
+
+def _create(hosting: Hosting) -> None:
+    """Raises: ConfigError, if something of this name stands there already; PlatformRefused."""
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.aws.standing import check_bucket, standing
+
+    platform = Aws(hosting.region)
+    if isinstance(hosting.package, PackedModel):
+        check_bucket(platform, hosting.package.bucket)
+    remove = _removing(hosting)
+    found = _of_ours(standing(platform, hosting.name))
+    if not found.nothing and not isinstance(hosting.way, BatchTransform):  # a job stands beside what else there is
+        stands = "\n  ".join(told(found, bundled(), _now()))
+        remedy = f"{remove} removes it, --update gives it this configuration, or choose another"
+        raise ConfigError(f"--name: {hosting.name}: stands already: {remedy}\n  {stands}")
+    for line in _price(hosting):
+        words.info("%s", line)
+    Deploying(platform).carry_out(creation(hosting), remedy=remove)
+    if isinstance(hosting.way, BatchTransform):
+        print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
+        return
+    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    words.info("%s removes it.", remove)
+
+
+def _update(hosting: Hosting, bake_s: int) -> None:
+    """Raises: ConfigError, if there is no endpoint that could be given another configuration; PlatformRefused."""
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.aws.standing import check_bucket, standing
+
+    platform = Aws(hosting.region)
+    if isinstance(hosting.package, PackedModel):
+        check_bucket(platform, hosting.package.bucket)
+    found = _of_ours(standing(platform, hosting.name))
+    if found.endpoint is None:
+        raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
+    if not (calls := update(hosting, found, bake_s=bake_s)):
+        raise ConfigError(f"--update: {hosting.name} has this configuration, {hosting.state}: there is nothing to change")
+    if found.endpoint.status != "InService":
+        remedy = f"wait, or remove it with {_removing(hosting)}"
+        raise ConfigError(f"--update: {hosting.name} is {found.endpoint.status}: expected InService: {remedy}")
+    for line in _price(hosting):
+        words.info("%s", line)
+    words.info("While the traffic is shifted both fleets cost.")
+    look = f"`gateway status {hosting.name} --region {hosting.region}` tells what runs"
+    of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
+    of_left += "If it was scaled, the same --update scales it again."
+    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
+    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
+
+
+def _of_ours(found: Deployed) -> Deployed:
+    """Raises: ConfigError, if something has this name that is not ours."""
+    if found.untagged:
+        taken = ", ".join(dict.fromkeys(found.untagged))
+        raise ConfigError(f"--name: {found.name}: taken by {taken}, not of a gateway: choose another")
+    return found
+
+
+def _removing(hosting: Hosting) -> str:
+    bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
+    return f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
+
+
+def _read(path: str) -> tuple[Document, Measured | None]:
+    """The configuration to deploy, and what is known of it if it was measured."""
+    report = report_in(path)
+    if report is None:
+        return read(path), None
+    measured = read_report(report)
+    return Document(measured.source, measured.configuration, folder=report.parent.absolute()), measured
+
+
+def _servable(document: Document) -> Config:
+    """Raises: ConfigError, if no container of SageMaker can serve it."""
+    config = config_of(document)
+    need, remedy = need_of_ray(config)
+    if need:
+        raise ConfigError(f"{document.source}: {need}, which needs Ray, but a container is one process: {remedy}")
+    faults = []
+    if config.server.tls is not None:
+        found = "SageMaker speaks HTTP to the container, and TLS to its clients"
+        faults.append(document.fault(("server", "tls"), found, remedy="leave it out", value=False))
+    if config.server.access is not None:
+        found = "SageMaker shows no key to the container: IAM says who may invoke the endpoint"
+        faults.append(document.fault(("server", "access"), found, remedy="leave it out", value=False))
+    if faults:
+        raise ConfigFaults(faults)
+    return config
+
+
+def _archive(document: Document, folder: Path, bucket: str) -> PackedModel:
+    path = folder / "model.tar.gz"
+    with step("packing"):
+        write(packed(document), path)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    size = path.stat().st_size
+    if size > _MOST_PUT_BYTES:
+        remedy = "`gateway package` writes it: upload it yourself, and name it with --model-data"
+        raise ConfigError(f"{document.source}: its package has {size / GIB:.1f} GiB: expected 5 GiB at most: {remedy}")
+    return PackedModel(path, size, sha256, bucket)
+
+
+def _price(hosting: Hosting) -> list[str]:
+    on_top = "S3, CloudWatch and what is sent over the network come on top."
+    instances = instances_of(hosting.way)
+    if instances is None:
+        return ["Price: by request and by the time that it takes, nothing while nobody asks; not known here.", on_top]
+    lines = monthly(
+        instances.types,
+        instances.least,
+        instances.most,
+        bundled(),
+        region=hosting.region,
+        today=_now().date(),
+        for_ever=not isinstance(hosting.way, BatchTransform),
+    )
+    return [*lines, on_top]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(tz=datetime.UTC)

@@ -1,0 +1,255 @@
+"""The options of `gateway deploy ec2`: what they ask for, and all that is missing or does not do, told at once."""
+
+import argparse
+import difflib
+import re
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+from gateway.commands.deploy_options import named
+from gateway.config import Config
+from gateway.configuring.need_of_ray import need_of_ray
+from gateway.deploying.contents import artifact_sizes
+from gateway.deploying.ec2 import IMAGES, Architecture, Machine, Sent, sent
+from gateway.deploying.needs import Needs, of_all
+from gateway.deploying.on_machine import lacking, secrets_of
+from gateway.deploying.preflight import Device, device_of, of_machine
+from gateway.documents.reader import Document
+from gateway.errors import ConfigError
+from gateway.instances.facts import SAGEMAKER, bundled
+
+PAGE: Final = "docs/deploy-ec2.md"
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
+_PROFILE: Final = re.compile(r"[\w+=,.@-]{1,128}", re.ASCII)
+_WHEEL: Final = re.compile(r"serving_gateway-[\w.]+-py3-none-any\.whl", re.ASCII)
+_SOURCE: Final = re.compile(r"(secretsmanager|ssm):[\w/+=.@:-]{1,512}", re.ASCII)
+_MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
+VOLUME_GIB: Final[dict[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
+_LEAST_PREFIX: Final = 8  # of a network that may reach the machine: nobody has a larger one
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """None is required here: `wanted` says where to get what is missing."""
+    command.add_argument("--name", help="of the deployment; as the first model is called")
+    what = command.add_argument_group("what runs")
+    what.add_argument(
+        "--wheel", type=Path, metavar="FILE", help="of the gateway: `pip wheel --no-deps .` in its source makes it"
+    )
+    what.add_argument("--lock", type=Path, metavar="FILE", help="of the libraries beside it: docker/requirements-*.lock")
+    what.add_argument("--bucket", help="of S3, where these and the models' package are put")
+    what.add_argument("--memory", help="that all of it takes, such as 4Gi (as the files of its models need)")
+    what.add_argument(
+        "--secret",
+        dest="secrets",
+        metavar="NAME=SOURCE",
+        action="append",
+        default=[],
+        help="tls.crt, tls.key, client-ca.crt or keys.yaml, from secretsmanager:NAME or ssm:NAME; the machine asks for it",
+    )
+    where = command.add_argument_group("where it runs")
+    where.add_argument("--region", help="of AWS, such as us-east-1")
+    where.add_argument("--instance-type", metavar="TYPE", help="such as c7i.xlarge")
+    where.add_argument(
+        "--subnet",
+        dest="subnets",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="of your VPC; it needs a way to the internet. With --cluster several: the next, where one has no capacity",
+    )
+    where.add_argument("--instance-profile", default="", metavar="NAME", help="one that is there already (one is made)")
+    where.add_argument("--volume-gib", type=int, metavar="N", help="size of the disk (30; 150 with accelerators)")
+    cluster = command.add_argument_group("a Ray cluster of unlike machines, in place of one machine")
+    cluster.add_argument("--cluster", type=Path, metavar="DIR", help="write what `ray up` needs for one into this folder")
+    cluster.add_argument("--security-group", metavar="ID", help="of all its machines, which must reach each other")
+    cluster.add_argument(
+        "--node",
+        dest="nodes",
+        metavar="GROUP=TYPE",
+        action="append",
+        default=[],
+        help="the instance type of a group, such as ingress=c7i.xlarge (the cheapest that does)",
+    )
+    where.add_argument("--spot", action="store_true", help="spare capacity: cheaper, and taken back at two minutes' notice")
+    where.add_argument(
+        "--allow",
+        metavar="CIDR",
+        action="append",
+        default=[],
+        help="a network that may reach the gateway's ports, such as 10.0.0.0/16 (nobody: sessions forward them)",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMachine:
+    """machine: its package is still to be made. notes: what is to be known of it."""
+
+    machine: Machine
+    notes: tuple[str, ...]
+
+
+def wanted(arguments: argparse.Namespace, document: Document, config: Config) -> WantedMachine:
+    """Raises: ConfigError, with one line for each option that is missing or does not do; OSError."""
+    looked = MachineOptions(arguments)
+    machine = looked.machine(document, config)
+    if looked.faults:
+        raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
+    return WantedMachine(machine, tuple(looked.notes))
+
+
+@dataclass(slots=True)
+class MachineOptions:
+    """As they are looked at. faults: all that is missing or malformed, each with where to get it."""
+
+    given: argparse.Namespace
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def machine(self, document: Document, config: Config) -> Machine:
+        region = self.fits("--region", self.given.region, REGION, "a region of AWS, such as us-east-1")
+        needs = self._needs(document, config)
+        device = device_of(needs)
+        made = f"`aws s3 mb s3://NAME --region {region or 'REGION'}` makes one"
+        profile: str = self.given.instance_profile
+        if profile:
+            may = "ask for sessions (AmazonSSMManagedInstanceCore), and read the bucket and the secrets"
+            self.fits("--instance-profile", profile, _PROFILE, "the name of an instance profile")
+            self.notes.append(f"the role in {profile} must be allowed to {may}: {PAGE} has a policy")
+        name, architecture = self._type(needs, device)
+        lock = self.lock(config, device)
+        return Machine(
+            name=named(self.given.name, config),
+            region=region,
+            subnet=self.subnets(1)[0],
+            bucket=self.fits("--bucket", self.given.bucket, _BUCKET, "the name of a bucket of S3", made),
+            instance_type=name,
+            architecture=architecture,
+            device=device,
+            config=config,
+            package=Sent(Path(), "", 0, ""),
+            wheel=self.wheel(),
+            lock=lock,
+            on_ray=bool(need_of_ray(config)[0]) or config.ray.address is not None,
+            volume_gib=self._volume(device),
+            allow=self._allowed(config),
+            secrets=self._secrets(config),
+            profile=profile,
+            spot=self.given.spot,
+        )
+
+    def fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
+        if value is None or not form.fullmatch(value):
+            found = "not given" if value is None else repr(value)
+            self.faults.append(": ".join(filter(None, (flag, found, f"expected {expected}", where))))
+        return value or ""
+
+    def subnets(self, most: int) -> tuple[str, ...]:
+        """At least one."""
+        found: list[str | None] = self.given.subnets or [None]
+        if len(found) > most:
+            self.faults.append(f"--subnet: {len(found)} of them: expected {most}, for one machine: leave out the others")
+        return tuple(
+            self.fits("--subnet", each, SUBNET, "subnet-ID", "`aws ec2 describe-subnets` shows them") for each in found
+        )
+
+    def memory_bytes(self) -> int | None:
+        given: str | None = self.given.memory
+        if given is None:
+            return None
+        self.fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")
+        return int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
+
+    def _needs(self, document: Document, config: Config) -> Needs:
+        """Of all of it; memory_bytes is 0 where it cannot be told."""
+        memory_bytes = self.memory_bytes()
+        sizes = artifact_sizes(document)
+        known = all(size is not None for each in sizes for size in each)
+        if memory_bytes is None and not known:
+            self.notes.append(
+                "what code loads cannot be told: whether the machine has memory for it was not looked at (--memory)"
+            )
+        return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
+
+    def _type(self, needs: Needs, device: Device) -> tuple[str, Architecture]:
+        given: str | None = self.given.instance_type
+        types, ask = bundled(), "`loadtest prices list` shows them"
+        name = (given or "").removeprefix(SAGEMAKER)
+        if name not in types.instances:
+            near = difflib.get_close_matches(name, types.instances, n=3, cutoff=0.5)
+            told = "not given" if given is None else repr(given)
+            expected = f"a type of the catalogue, such as {', '.join(near) or 'c7i.large'}"
+            self.faults.append(f"--instance-type: {told}: expected {expected}: {ask}")
+            return name, "amd64"
+        there = types.instances[name]
+        self.faults += map(str, of_machine(name, there, needs))
+        if (device, there.architecture) not in IMAGES:
+            self.faults.append(f"--instance-type: {name} is {there.architecture}: expected amd64, of which there is an image")
+        if needs.cores > there.vcpu:
+            self.notes.append(f"{name} has {there.vcpu} cores, and the sessions keep up to {needs.cores} busy")
+        return name, there.architecture
+
+    def wheel(self) -> Sent:
+        path: Path | None = self.given.wheel
+        expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
+        if path is None or not path.is_file() or not _WHEEL.fullmatch(path.name):
+            self.faults.append(f"--wheel: {'not given' if path is None else path}: expected {expected}")
+            return Sent(Path(), "", 0, "")
+        return sent(path, path.name)
+
+    def lock(self, config: Config, device: Device) -> Sent:
+        path: Path | None = self.given.lock
+        if path is not None and path.is_dir():
+            path /= f"requirements-{device}.lock"
+        if path is None or not path.is_file():
+            expected = f"a file of libraries with their hashes: docker/requirements-{device}.lock in the gateway's source"
+            self.faults.append(f"--lock: {'not given' if path is None else path}: expected {expected}")
+            return Sent(Path(), "", 0, "")
+        self.faults += map(str, lacking(config, path.read_text(encoding="utf-8"), neuron=device == "neuron"))
+        return sent(path, "requirements.lock")
+
+    def _volume(self, device: Device) -> int:
+        given: int | None = self.given.volume_gib
+        least = VOLUME_GIB[device]
+        if given is not None and given < least:
+            self.faults.append(f"--volume-gib: {given}: expected {least} or more: the image, and what is installed")
+        return least if given is None else given
+
+    def _allowed(self, config: Config) -> tuple[IPv4Network, ...]:
+        found = []
+        for text in self.given.allow:
+            try:
+                network = IPv4Network(text)
+            except ValueError as exc:
+                self.faults.append(f"--allow: {text!r}: {exc}: expected a network of IPv4, such as 10.0.0.0/16")
+                continue
+            if network.prefixlen < _LEAST_PREFIX:
+                expected = f"/{_LEAST_PREFIX} or narrower: for the world, put a load balancer in front of it"
+                self.faults.append(f"--allow: {text}: open to the world: expected {expected}")
+            found.append(network)
+        if found and config.server.access is None:
+            self.notes.append("whoever is in that network may ask anything: server.access asks for keys")
+        if found and config.server.tls is None:
+            self.notes.append("what is sent over that network is not encrypted: server.tls would")
+        return tuple(dict.fromkeys(found))
+
+    def _secrets(self, config: Config) -> dict[str, str]:
+        found: dict[str, str] = {}
+        needed = secrets_of(config)
+        for text in self.given.secrets:
+            name, _, source = text.partition("=")
+            if name not in needed:
+                expected = f"one of {', '.join(needed)}" if needed else "none: the configuration names no such file"
+                self.faults.append(f"--secret: {name}: expected {expected}")
+            elif not _SOURCE.fullmatch(source):
+                self.faults.append(f"--secret: {text}: expected NAME=secretsmanager:NAME or NAME=ssm:NAME")
+            found[name] = source
+        for name, key in needed.items():
+            if name not in found:
+                keep = f"`aws secretsmanager create-secret --name {name} --secret-string file://{name}` keeps it"
+                expected = f"{name}=secretsmanager:NAME or {name}=ssm:NAME, as {key} names a file"
+                self.faults.append(f"--secret: {name}: not given: expected {expected}: {keep}")
+        return found

@@ -1,0 +1,54 @@
+"""`gateway undeploy`: removes a deployment, and nothing else. Dry, until --yes."""
+
+import argparse
+import datetime
+
+from gateway.commands.deploy_options import add_deployed, deployed
+from gateway.deploying.calls import as_text
+from gateway.process.command_line import add_command
+from gateway.process.console import words
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add `undeploy` to the command line."""
+    command = add_command(
+        commands,
+        "undeploy",
+        "remove a deployment from AWS",
+        "gateway undeploy iris",
+        "gateway undeploy iris --yes",
+        more="Asks AWS what stands there of `gateway deploy sagemaker` or `ec2`, and prints the calls that remove it; with "
+        "--yes it makes them. Only what has the tag of this name is removed, and also what is left of a deployment that was "
+        "cut short.",
+    )
+    add_deployed(command)
+    command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
+    command.set_defaults(run=_undeploy)
+    return command
+
+
+def _undeploy(arguments: argparse.Namespace) -> int:
+    from gateway.aws.client import Aws
+    from gateway.aws.deployment import Deploying
+    from gateway.commands.all_standing import all_standing
+
+    name = deployed(arguments.name)
+    platform = Aws(arguments.region)
+    found = all_standing(platform, name, arguments.bucket)
+    for each in found.unseen:
+        words.warning("Not looked at: %s", each)
+    for each in found.untagged:
+        words.info("Left alone: %s, which has not the tag.", each)
+    calls = found.calls()
+    if found.nothing:
+        words.info("%s: nothing stands of it in %s.", name, platform.region)
+        return 0
+    for line in found.lines(datetime.datetime.now(tz=datetime.UTC)):
+        words.info("%s", line)
+    if not arguments.yes:
+        print(as_text(calls))
+        words.info("Nothing was removed: --yes makes these calls.")
+        return 0
+    Deploying(platform).remove(calls)
+    words.info("%s is removed from %s. What a container of SageMaker said stays in CloudWatch's logs.", name, platform.region)
+    return 0

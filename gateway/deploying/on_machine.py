@@ -1,0 +1,75 @@
+"""A configuration as a machine of its own has it: secrets where systemd puts them, its state where the service may write."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from backends import BACKENDS
+from gateway.config import Config
+from gateway.deploying.preflight import Obstacle
+from gateway.deploying.systemd_unit import CREDENTIALS, STATE
+from gateway.documents.faults import Fault
+from gateway.documents.reader import Document
+
+# Section and key of a file that is a secret, or belongs to one -> its name on the machine.
+_SECRETS: Final = {
+    ("tls", "certificate"): "tls.crt",
+    ("tls", "key"): "tls.key",
+    ("tls", "client_ca"): "client-ca.crt",
+    ("access", "keys"): "keys.yaml",
+}
+
+
+def secrets_of(config: Config) -> dict[str, str]:
+    """Names of the files that it reads as secrets -> the keys that name them."""
+    sections = {"tls": config.server.tls, "access": config.server.access}
+    return {
+        name: f"server.{section}.{key}"
+        for (section, key), name in _SECRETS.items()
+        if getattr(sections[section], key, None) is not None
+    }
+
+
+def unfit(document: Document, config: Config, *, reached: bool) -> Iterator[Fault]:
+    """What such a machine cannot serve. reached: from elsewhere."""
+    server = config.server
+    if server.access is not None and server.access.keys_variable is not None:
+        found = "a variable that the service does not have"
+        yield document.fault(("server", "access", "keys_variable"), found, remedy="name `keys` instead")
+    if reached:
+        for key in ("http_port", "grpc_port"):
+            if getattr(server, key) == 0:
+                found = "no port that could be opened in advance"
+                yield document.fault(("server", key), found, expected="a port, 1 to 65535, or null")
+    for number, model in enumerate(config.models):
+        for index, backend in enumerate(model.backends):
+            if backend.kind == "triton" and backend.shared_memory:
+                found = "a Triton elsewhere, which this machine's memory does not reach"
+                at = ("models", number, "backends", index, "shared_memory")
+                yield document.fault(at, found, remedy="leave it out")
+
+
+def moved(document: Document, instance_type: str) -> Document:
+    """The same, as it stands on the machine. Whose files are packed keep their paths."""
+    value: dict[str, Any] = document.value
+    given: Mapping[str, Any] = value.get("server") or {}
+    server = {key: part for key, part in given.items() if key != "run_dir"}
+    if server.get("state_dir"):
+        server["state_dir"] = f"{STATE}/state"
+    server.setdefault("instance_type", instance_type)
+    for (section, key), name in _SECRETS.items():
+        if isinstance(part := server.get(section), dict) and part.get(key) is not None:
+            server[section] = part | {key: f"{CREDENTIALS}/{name}"}
+    return replace(document, value=value | {"server": server})
+
+
+def lacking(config: Config, lock: str, *, neuron: bool) -> Iterator[Obstacle]:
+    """Libraries of its backends that the lock does not install. neuron: the machine's image brings PyTorch."""
+    named = {line.partition("==")[0].strip().lower() for line in lock.splitlines() if "==" in line}
+    kinds = {backend.kind for model in config.models for backend in model.backends}
+    for kind in sorted(kinds):
+        library = BACKENDS[kind].library[0]
+        brought = neuron and library.startswith("torch")
+        if library and not brought and not {library, f"{library}-gpu"} & named:
+            remedy = "docker/requirements-cuda.lock has PyTorch and ONNX Runtime, docker/locks.sh makes one of your own"
+            yield Obstacle("--lock", f"installs no {library}", f"it, for the backends of kind {kind}", remedy)

@@ -1,0 +1,119 @@
+"""A configuration on a Ray cluster of unlike nodes: the nodes each replica needs, and the application that is put onto them.
+
+What leads a replica to its node are resources: nodes that listen have `gateway_ingress`; a backend that runs in replicas of its
+own states what it takes, and a node of it has just that.
+"""
+
+import math
+import re
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any, Final
+
+from gateway.config import Backend
+from gateway.deploying.contents import Contents
+from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_of, of_ingress, of_replica
+from gateway.errors import ConfigError
+
+RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
+INGRESS: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
+DASHBOARD_PORT: Final = 8265
+AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
+HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
+# GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
+_PORTS: Final = frozenset((6379, 8080, DASHBOARD_PORT, AGENT_PORT, *range(10001, 20000)))
+_QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Nodes of one backend, each of which runs one replica of it. stated: the resources that it asks Ray for."""
+
+    name: str
+    backend: Backend
+    needs: Needs
+    least: int
+    most: int
+    stated: dict[str, float]
+
+
+def check_ports(held: Contents, instead: str) -> None:
+    """instead: what else would do. Raises: ConfigError."""
+    for key in ("http_port", "grpc_port"):
+        port = getattr(held.config.server, key)
+        if port in _PORTS:
+            raise ConfigError(f"server.{key}: {port}: Ray's own on its nodes: expected another, such as 8000{instead}")
+
+
+def ingress_needs(held: Contents, memory_bytes: int | None) -> Needs:
+    """Of a node that listens. memory_bytes: None: as it needs. Raises: ConfigError."""
+    return _with_ray(of_ingress(held.config, held.bytes, memory_bytes), memory_bytes)
+
+
+def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[str] = ()) -> list[ReplicaGroup]:
+    """Of all backends in replicas of their own. taken: names that others have. Raises: ConfigError."""
+    found: list[ReplicaGroup] = []
+    for model, sizes in zip(held.config.models, held.bytes, strict=True):
+        for backend, size in zip(model.backends, sizes, strict=True):
+            if backend.placement != "replicas":
+                continue
+            scaling = backend.autoscaling
+            least, most = (scaling.min_replicas, scaling.max_replicas) if scaling is not None else (backend.replicas,) * 2
+            needs = _with_ray(of_replica(model.name, backend, size, memory_bytes), memory_bytes)
+            plain = (
+                re.sub(r"[^a-z0-9]+", "-", f"{model.name}-{model.version}-{backend.label}".lower()).strip("-")[:36].rstrip("-")
+            )
+            used = {group.name for group in found}
+            names = chain([plain], (f"{plain}-{number}" for number in count(2)))
+            name = next(name for name in names if name not in taken and name not in used)
+            # An upgrade starts the new replica beside the old.
+            found.append(ReplicaGroup(name, backend, needs, least, most + (1 if backend.surge else 0), stated_by(backend)))
+    return found
+
+
+def application(held: Contents, ingress_replicas: int) -> dict[str, Any]:
+    """The Serve configuration: what it states as resources leads each replica to the nodes that were made for it."""
+    models = [
+        {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
+        for raw, model in zip(held.value["models"], held.config.models, strict=True)
+    ]
+    on_ingress = dict(held.config.server.ingress_resources) | {INGRESS: 0.001}
+    server = held.value["server"] | {"ingress_replicas": ingress_replicas, "ingress_resources": on_ingress}
+    return {
+        "proxy_location": "Disabled",
+        "logging_config": dict(_QUIET),
+        "applications": [
+            {
+                "name": held.config.ray.application,
+                "route_prefix": None,
+                "import_path": "gateway.app:build",
+                "args": held.value | {"server": server, "models": models},
+            }
+        ],
+    }
+
+
+def stated_by(backend: Backend) -> dict[str, float]:
+    """What it is to state. A node is the cores of what it embeds: of a GPU, Ray must know, which hides it from others."""
+    devices = {
+        key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count
+    }
+    if backend.placement == "embedded":
+        return devices | {key: value for key, value in backend.resources.items() if key != "num_cpus"}
+    cores = math.ceil(backend.resources.get("num_cpus", cores_of(backend)))
+    return devices | backend.resources | {"num_cpus": max(1, cores)}  # all that its node has: no second one fits beside it
+
+
+def _plain(label: str) -> str:
+    """Of the characters that names of nodes have."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")[:36].rstrip("-")
+
+
+def _placed(entry: dict[str, Any], backend: Backend) -> dict[str, Any]:
+    return entry | ({"resources": stated} if (stated := stated_by(backend)) else {})
+
+
+def _with_ray(needs: Needs, memory_bytes: int | None) -> Needs:
+    """Ray's processes on the node come on top, unless the memory was given."""
+    return needs if memory_bytes is not None else replace(needs, memory_bytes=needs.memory_bytes + GIB)

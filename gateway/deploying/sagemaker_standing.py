@@ -1,0 +1,156 @@
+"""What stands on SageMaker of one deployment: how it is removed, and what people are told of it. Pure."""
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.deploying.calls import Call
+from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
+from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
+from gateway.instances.facts import InstanceTypes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingEndpoint:
+    """status: as SageMaker calls it; reason: why it failed. types: what its configuration asks for, in that order.
+
+    running: type -> instances, as far as it is told; "": of a type that is not. created, changed: in UTC. by: who deployed it.
+    """
+
+    status: str
+    configuration: str
+    created: datetime.datetime
+    changed: datetime.datetime
+    types: tuple[str, ...]
+    running: dict[str, int]
+    wanted: int
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingScale:
+    """Bounds of its instances, and the requests a minute that each is to have; None: by another measure.
+
+    policies: what they are scaled by, as the parameters of put_scaling_policy.
+    """
+
+    least: int
+    most: int
+    per_minute: float | None
+    policies: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
+
+    untagged: what is called as ours would be, and is somebody else's.
+    """
+
+    name: str
+    region: str
+    endpoint: StandingEndpoint | None = None
+    scale: StandingScale | None = None
+    alarms: tuple[str, ...] = ()
+    configurations: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    objects: tuple[tuple[str, str], ...] = ()
+    untagged: tuple[str, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        found = (self.endpoint, self.scale, self.alarms, self.configurations, self.models, self.jobs, self.objects)
+        return not any(found)
+
+
+def removal(standing: Deployed) -> list[Call]:
+    """What costs goes first; nothing is removed while something that stands needs it."""
+    calls = []
+    for job in standing.jobs:
+        named = {"TransformJobName": job}
+        calls.append(Call("sagemaker", "stop_transform_job", named, f"Stop the job {job}", already="ValidationException"))
+        calls.append(Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=STOPPED_ANYHOW))
+    if standing.scale is not None:
+        target = scalable(standing.name)
+        calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more"))
+    if standing.endpoint is not None:
+        named = {"EndpointName": standing.name}
+        calls.append(Call("sagemaker", "delete_endpoint", named, f"Remove the endpoint {standing.name}, which costs"))
+        calls.append(until_gone(standing.name))
+    if standing.alarms:
+        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": [*standing.alarms]}, "Remove its alarms"))
+    for name in standing.configurations:
+        why = f"Remove the endpoint's configuration {name}"
+        calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why))
+    for name in standing.models:
+        calls.append(Call("sagemaker", "delete_model", {"ModelName": name}, f"Remove the model {name}"))
+    for bucket, key in standing.objects:
+        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, f"Remove the package s3://{bucket}/{key}"))
+    return calls
+
+
+def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
+    """Lines for people."""
+    endpoint = standing.endpoint
+    if endpoint is None:
+        yield f"{standing.name}: no endpoint in {standing.region}"
+    else:
+        age = now - endpoint.created
+        since = f"{endpoint.created:%Y-%m-%d %H:%M} UTC ({long(age)})"
+        yield f"{standing.name}: {endpoint.status} in {standing.region}, since {since}"
+        if endpoint.reason:
+            yield f"  reason: {endpoint.reason}"
+        yield f"  state: {endpoint.configuration}, by {endpoint.by}, changed {endpoint.changed:%Y-%m-%d %H:%M} UTC"
+        yield f"  instances: {_instances(endpoint)}"
+        if (scale := standing.scale) is not None:
+            by = f", at {scale.per_minute:g} requests a minute each" if scale.per_minute is not None else ""
+            yield f"  scaled: between {scale.least} and {scale.most}{by}"
+        yield from (f"  {line}" for line in _cost(standing, endpoint, types, age))
+    for what, names in (
+        ("jobs", standing.jobs),
+        ("configurations", standing.configurations),
+        ("models", standing.models),
+        ("alarms", standing.alarms),
+        ("packages", tuple(f"s3://{bucket}/{key}" for bucket, key in standing.objects)),
+    ):
+        if names:
+            yield f"  {what}: {', '.join(names)}"
+
+
+def _instances(endpoint: StandingEndpoint) -> str:
+    if not endpoint.types:
+        return "SageMaker's (serverless)"
+    running = ", ".join(f"{n} × {name or ' or '.join(endpoint.types)}" for name, n in endpoint.running.items() if n) or "none"
+    return running if sum(endpoint.running.values()) == endpoint.wanted else f"{running}; {endpoint.wanted} wanted"
+
+
+def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
+    """Of its instances, at the known prices. Of how many it had before, nobody keeps account."""
+    if not endpoint.types:
+        yield "cost: by request, as Cost Explorer tells"
+        return
+    prices = {name: hourly(name or endpoint.types[0], types) for name in endpoint.running}
+    if any(price is None for price in prices.values()):
+        yield "cost: the price of its type is not known here; Cost Explorer tells, by the tag serving-gateway:name"
+        return
+    now = sum(price.usd_per_hour * endpoint.running[name] for name, price in prices.items() if price is not None)
+    hours = age.total_seconds() / 3600
+    yield f"cost: {usd(now)} an hour now, {usd(now * HOURS_A_MONTH)} a month"
+    if standing.scale is None:
+        yield f"cost so far: about {usd(now * hours)}, had it always run as now"
+    else:
+        count = sum(endpoint.running.values()) or 1
+        least, most = (now / count * n * hours for n in (standing.scale.least, standing.scale.most))
+        yield f"cost so far: about {usd(now * hours)}, had it always run as now; {usd(least)} to {usd(most)}, as it is scaled"
+    yield "Cost Explorer has what is billed, by the tag serving-gateway:name, a day later"
+
+
+def long(age: datetime.timedelta) -> str:
+    minutes = max(0, round(age.total_seconds() / 60))
+    days, hours = minutes // 1440, minutes // 60 % 24
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"

@@ -1,0 +1,131 @@
+"""The calls that give an endpoint that stands another configuration: a new fleet beside the old one, which stays if that fails.
+
+The alarms are there before the traffic is shifted; SageMaker goes back to the old fleet by itself when one of them goes off.
+What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
+"""
+
+from typing import Any, Final
+
+from gateway.deploying.calls import ANY, Call, Until
+from gateway.deploying.sagemaker import (
+    READY,
+    VARIANT,
+    Hosting,
+    alarms_of,
+    endpoint_configuration,
+    listed,
+    logs_of,
+    model,
+    scalable,
+    scaling,
+    tags,
+)
+from gateway.deploying.sagemaker_standing import Deployed
+from gateway.deploying.sagemaker_ways import Asynchronous, Serverless, instances_of
+
+_ERRORS: Final = 0.01  # of the answers, in a minute
+_PERIOD_S: Final = 60
+_LATE_PERIODS: Final = 2  # a container that has just started may be late once
+_US_A_MS: Final = 1000  # CloudWatch has ModelLatency in microseconds
+_MOST_S: Final = 7200
+_SETTLED: Final = ("InService", *READY.failed)
+
+
+def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 300) -> list[Call]:
+    """stands: what is there; None: that is not known, and all is made. bake_s: how long the new fleet is watched.
+
+    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, that is made.
+    """
+    if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
+        return scaling(hosting) if stands.scale is None or not stands.scale.policies else []
+    made = [*model(hosting), endpoint_configuration(hosting)]
+    if stands is not None and hosting.state in stands.models:  # it was deployed before
+        made = made[-1:]
+    if stands is not None and hosting.state in stands.configurations:
+        made = made[:-1]
+    return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s), *scaling(hosting)]
+
+
+def _alarms(hosting: Hosting) -> list[Call]:
+    errors, late = alarms_of(hosting.name)
+    if isinstance(hosting.way, Asynchronous):
+        failures = {"MetricName": "InvocationFailures", "Statistic": "Sum", "Threshold": 0.0}
+        return [_alarm(hosting, errors, "any failed request", failures, 1, variant=False)]
+    share = {"MetricName": "Invocation5XXErrors", "Statistic": "Average", "Threshold": _ERRORS}
+    calls = [_alarm(hosting, errors, f"more than {_ERRORS:.0%} errors", share, 1)]
+    if hosting.limit_ms is not None:
+        p99 = {"MetricName": "ModelLatency", "ExtendedStatistic": "p99", "Threshold": hosting.limit_ms * _US_A_MS}
+        calls.append(_alarm(hosting, late, f"a p99 above {hosting.limit_ms:g} ms", p99, _LATE_PERIODS))
+    return calls
+
+
+def _alarm(hosting: Hosting, name: str, what: str, metric: dict[str, Any], periods: int, *, variant: bool = True) -> Call:
+    dimensions = {"EndpointName": hosting.name} | ({"VariantName": VARIANT} if variant else {})
+    asked = {
+        "AlarmName": name,
+        "AlarmDescription": f"Rolls an update of {hosting.name} back: {what}.",
+        "Namespace": "AWS/SageMaker",
+        **metric,
+        "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
+        "Period": _PERIOD_S,
+        "EvaluationPeriods": periods,
+        "ComparisonOperator": "GreaterThanThreshold",
+        "TreatMissingData": "notBreaching",  # nobody asks
+        "Tags": listed(tags(hosting)),
+    }
+    undo = Call("cloudwatch", "delete_alarms", {"AlarmNames": [name]}, f"Remove the alarm {name}")
+    return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back", undo=(undo,))
+
+
+def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
+    """While an endpoint is scaled it cannot be given another instance type."""
+    target = scalable(hosting.name)
+    undo = []
+    if stands is not None and (scale := stands.scale) is not None:
+        bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, "Tags": tags(hosting)}
+        undo.append(
+            Call("application-autoscaling", "register_scalable_target", {**target, **bounds}, "Scale it again as before")
+        )
+        undo += [
+            Call("application-autoscaling", "put_scaling_policy", {**policy}, "Scale it again by what it was")
+            for policy in scale.policies
+        ]
+    why = "Do not scale it meanwhile, if it is"
+    absent = "ObjectNotFoundException"
+    return Call("application-autoscaling", "deregister_scalable_target", target, why, undo=tuple(undo), already=absent)
+
+
+def _shift(hosting: Hosting, bake_s: int) -> list[Call]:
+    named = {"EndpointName": hosting.name}
+    alarms = [alarm.parameters["AlarmName"] for alarm in _alarms(hosting)]
+    policy = {
+        "TrafficRoutingConfiguration": _routing(hosting, bake_s),
+        "MaximumExecutionTimeoutInSeconds": _MOST_S,
+    }
+    asked = {
+        **named,
+        "EndpointConfigName": hosting.state,
+        # Scaled, it may have more instances by now than it begins with.
+        "RetainAllVariantProperties": bool(scaling(hosting)),
+        "DeploymentConfig": {
+            "BlueGreenUpdatePolicy": policy,
+            "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in alarms]},
+        },
+    }
+    question = ("sagemaker", "describe_endpoint", named)
+    settled = Call(*question, "Wait until it has settled", until=Until("EndpointStatus", _SETTLED, most_s=_MOST_S))
+    ready = Until(READY.key, READY.done, READY.failed, look=logs_of(hosting.name), most_s=_MOST_S, leave=True)
+    took = Until("EndpointConfigName", (hosting.state,), (ANY,), look=logs_of(hosting.name), keep=True)
+    return [
+        Call("sagemaker", "update_endpoint", asked, "Start the new fleet, and shift the traffic to it", undo=(settled,)),
+        Call(*question, "Wait for it", until=ready),
+        Call(*question, "See that it was not rolled back", until=took),
+    ]
+
+
+def _routing(hosting: Hosting, bake_s: int) -> dict[str, Any]:
+    """One instance first, where there are several: it may have half of them at most."""
+    instances = instances_of(hosting.way)
+    if isinstance(hosting.way, Serverless) or instances is None or instances.least < 2:
+        return {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": bake_s}
+    return {"Type": "CANARY", "CanarySize": {"Type": "INSTANCE_COUNT", "Value": 1}, "WaitIntervalInSeconds": bake_s}

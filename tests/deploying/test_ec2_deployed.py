@@ -1,0 +1,179 @@
+"""`gateway deploy ec2 --yes`, `status` and `undeploy`, with moto as AWS: what is made, what fails midway, and what is left.
+
+moto's images are others than AWS's, and its consoles say nothing: these two are replaced.
+"""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore.model import OperationModel
+from moto import mock_aws
+
+from gateway.aws.client import Aws
+from gateway.aws.machine_standing import machine_standing
+from gateway.cli import main
+from tests.deploying.planned_ec2 import BUCKET, IRIS, TYPE, files
+
+SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
+
+
+class OnMoto:
+    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.refuse: dict[str, str] = {}
+        self.says = SAID
+        session = botocore.session.Session()
+        session.set_credentials("of", "nobody")
+        session.set_config_variable("region", "us-east-1")
+        session.register("before-parameter-build.ec2.RunInstances", self._image)
+        session.register("before-call", self._call)
+        self.session = boto3.session.Session(botocore_session=session)
+
+    def _image(self, params: dict[str, Any], **_: Any) -> None:
+        assert params["ImageId"].startswith("resolve:ssm:/aws/service/")
+        params["ImageId"] = "ami-03cf127a"  # moto's first
+
+    def _call(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]] | None:
+        self.calls.append(model.name)
+        code = self.refuse.get(model.name)
+        if code is not None:
+            error = {"Error": {"Code": code, "Message": "as the test wants it"}}
+            return Answer(400), error | {"ResponseMetadata": {"HTTPStatusCode": 400}}
+        return (
+            (Answer(200), {"Output": base64.b64encode(self.says.encode()).decode()})
+            if model.name == "GetConsoleOutput"
+            else None
+        )
+
+
+class Answer:
+    def __init__(self, status_code: int) -> None:
+        self.status_code = status_code
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[OnMoto]:
+    """One for all tests, as its policies and botocore's models take a second to be read: each test leaves nothing in it."""
+    with mock_aws(config={"iam": {"load_aws_managed_policies": True}}):
+        found = OnMoto()
+        found.session.client("s3").create_bucket(Bucket=BUCKET)
+        yield found
+
+
+@pytest.fixture
+def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", moto.session)
+    monkeypatch.setattr("gateway.aws.deployment._ASK_AGAIN_S", 0)
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
+    moto.says = SAID
+    moto.refuse.clear()
+    return moto
+
+
+def typed(capsys: pytest.CaptureFixture[str], tmp_path: Any, *options: str, code: int = 0) -> str:
+    """`gateway deploy ec2 --yes`. Gives all that it says."""
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
+    place = ("--region", "us-east-1", "--subnet", subnet, "--bucket", BUCKET)
+    return said(capsys, "deploy", "ec2", str(IRIS), *TYPE, *place, *files(tmp_path), "--yes", *options, code=code)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    found = main([*words])
+    out, err = capsys.readouterr()
+    assert found == code, out + err
+    return out + err
+
+
+def nothing_stands() -> bool:
+    return machine_standing(Aws("us-east-1"), "iris", BUCKET).nothing
+
+
+@pytest.mark.slow
+def test_it_is_made_told_and_removed(aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    told = typed(capsys, tmp_path, "--allow", "10.0.0.0/16")
+    assert "iris: i-" in told
+    assert "  gateway: ready" in told
+    assert "  cost: 0.08925 USD an hour, 65.15 USD a month" in told
+    ec2 = boto3.client("ec2")
+    (instance,) = ec2.describe_instances()["Reservations"][0]["Instances"]
+    assert instance["MetadataOptions"]["HttpTokens"] == "required"
+    assert instance["IamInstanceProfile"]["Arn"].endswith("/gateway-iris")
+    (group,) = ec2.describe_security_groups(GroupNames=["gateway-iris"])["SecurityGroups"]
+    assert {rule["FromPort"] for rule in group["IpPermissions"]} == {8000, 8001}
+    again = typed(capsys, tmp_path, code=2)
+    assert "--name: iris: stands already: `gateway undeploy iris --region us-east-1" in again
+    assert "  files: s3://a.bucket/serving-gateway-ec2/iris/" in said(capsys, "status", "iris", "--region", "us-east-1")
+    assert "Nothing was removed" in said(capsys, "undeploy", "iris", "--region", "us-east-1")
+    assert not nothing_stands()
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+    assert boto3.client("iam").list_roles()["Roles"] == []
+    assert boto3.client("s3").list_objects_v2(Bucket=BUCKET).get("KeyCount") == 0
+    (ended,) = ec2.describe_instances(InstanceIds=[instance["InstanceId"]])["Reservations"][0]["Instances"]
+    assert ended["State"]["Name"] == "terminated"
+
+
+MAKING = (
+    "CreateSecurityGroup", "CreateRole", "PutRolePolicy", "AttachRolePolicy", "CreateInstanceProfile",
+    "AddRoleToInstanceProfile", "PutObject", "RunInstances",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", MAKING)
+def test_whichever_call_is_refused_nothing_is_left(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, failing: str
+) -> None:
+    aws.refuse[failing] = "UnauthorizedOperation"
+    told = typed(capsys, tmp_path, code=1)
+    assert "UnauthorizedOperation" in told
+    assert "nothing of it is left" in told or "Nothing was made" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_a_machine_whose_gateway_does_not_start_is_ended_and_says_why(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.says = "[ 9.0] cloud-init[9]: gateway-setup: failed: s3://a.bucket/x: SHA-256 1: expected 2\r\n"
+    told = typed(capsys, tmp_path, code=1)
+    assert "gateway-setup: failed: s3://a.bucket/x: SHA-256 1: expected 2" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_taken_back_is_named_with_the_command_that_removes_it(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.says = "gateway-setup: failed: x"
+    aws.refuse["TerminateInstances"] = "UnauthorizedOperation"
+    told = typed(capsys, tmp_path, code=1)
+    assert "Left are: ec2.run_instances" in told
+    assert "`gateway undeploy iris --region us-east-1 --bucket a.bucket --yes` removes" in told
+    del aws.refuse["TerminateInstances"]
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_somebody_else_has_called_so_is_left_alone(aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    ec2 = boto3.client("ec2")
+    vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+    group = ec2.create_security_group(GroupName="gateway-iris", Description="of somebody", VpcId=vpc)["GroupId"]
+    assert f"--name: iris: taken by the security group {group}, not of a gateway" in typed(capsys, tmp_path, code=2)
+    assert "Left alone: the security group" in said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    ec2.delete_security_group(GroupId=group)  # it is still there
+
+
+@pytest.mark.slow
+def test_who_may_not_look_at_ec2_hears_of_sagemaker_all_the_same(aws: OnMoto, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.refuse["DescribeInstances"] = "UnauthorizedOperation"
+    told = said(capsys, "status", "iris", "--region", "us-east-1", code=1)
+    assert "iris: no endpoint in us-east-1" in told
+    assert "not looked at: AWS: ec2.describe_instances: UnauthorizedOperation" in told

@@ -1,0 +1,464 @@
+"""`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.aws.client import Aws
+from gateway.aws.deployment import Deploying
+from gateway.cli import main
+from gateway.deploying.sagemaker import creation
+from gateway.errors import PlatformRefused
+from tests.deploying.fake_aws import LOST, FakeAws, Refused
+from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
+
+SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
+OBJECTS = ["put_object", "create_model", "create_endpoint_config", "create_endpoint"]
+MADE = [*OBJECTS, "register_scalable_target", "put_scaling_policy"]
+LISTING = {"s3:ListObjectsV2", "s3:HeadBucket"}  # of s3:ListBucket
+DENIED = Refused("AccessDeniedException", "User: arn:aws:iam::123456789012:user/me is not authorized to perform that")
+
+
+@pytest.fixture
+def aws() -> Iterator[FakeAws]:
+    with FakeAws().serving() as fake:
+        yield fake
+
+
+def said(capsys: pytest.CaptureFixture[str], *typed: str, code: int = 0) -> str:
+    """Standard output and standard error of a command."""
+    assert main([*typed]) == code
+    out, err = capsys.readouterr()
+    return out + err
+
+
+def deployed(capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> str:
+    return said(capsys, "deploy", "sagemaker", str(IRIS), *SCALED, *options, code=code)
+
+
+def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    told = deployed(capsys)
+    assert aws.changed == MADE
+    assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
+    assert "instances: 1 × ml.c7i.large" in told
+    assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
+    assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
+    assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it." in told
+
+
+def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    ((bucket, key),) = aws.objects
+    (model,) = aws.models.values()
+    assert model["PrimaryContainer"]["ModelDataUrl"] == f"s3://{bucket}/{key}"
+    assert aws.objects[bucket, key]["body"][:2] == b"\x1f\x8b"  # gzip
+
+
+def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--name", "iris-2")
+    others = aws.standing
+    deployed(capsys)
+    told = said(capsys, "undeploy", "iris")
+    assert "Nothing was removed: --yes makes these calls." in told
+    assert len(aws.standing) == 2 * len(others)
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == others
+    assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
+
+
+def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "iris: no endpoint in us-east-1" in said(capsys, "status", "iris", code=1)
+
+
+def test_what_has_another_tag_or_none_is_left_alone(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    for kind in (aws.models, aws.configurations, aws.endpoints):
+        for each in kind.values():
+            each["Tags"] = [{"Key": "serving-gateway:name", "Value": "other"}]
+    aws.targets.clear()
+    aws.objects.clear()
+    before = aws.standing
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "Left alone: the endpoint iris, which has not the tag." in told
+    assert aws.standing == before
+    assert "not ours: the endpoint iris" in said(capsys, "status", "iris", code=1)
+    assert "--name: iris: taken by the endpoint iris" in deployed(capsys, code=2)
+
+
+def test_a_name_that_stands_already_is_refused_before_anything_is_made(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    before = len(aws.changed)
+    assert (
+        "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it"
+        in deployed(capsys, code=2)
+    )
+    assert len(aws.changed) == before
+
+
+def test_what_is_printed_dry_is_what_is_called(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0
+    planned = [next(iter(call.items())) for call in yaml.safe_load(capsys.readouterr().out)]
+    deployed(capsys)
+    made = [(name, asked) for name, asked in aws.calls if name in MADE]
+    assert len(made) + 1 == len(planned)  # and one question
+    for (name, asked), (_, parameters) in zip(
+        made, (call for call in planned if not call[0].endswith("describe_endpoint")), strict=True
+    ):
+        asked.pop("Body", None), parameters.pop("Body", None)
+        assert asked == parameters, name
+
+
+@pytest.mark.parametrize("last", [*MADE[1:], "describe_endpoint"])
+def test_what_a_process_left_that_was_killed_undeploy_finds(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    def killed() -> None:
+        raise SystemExit
+
+    aws.before[last] = killed
+    with pytest.raises(SystemExit):
+        deployed(capsys)
+    assert aws.standing
+    if last != "create_model":  # the package alone is in nobody's way
+        assert "stands already" in deployed(capsys, code=2)
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize(
+    ("buckets", "told"),
+    [
+        ({}, "--bucket: my-models: there is no such bucket: `aws s3 mb s3://my-models --region us-east-1` makes it"),
+        ({"my-models": "eu-west-1"}, "--bucket: my-models: is in eu-west-1: expected one in us-east-1"),
+    ],
+)
+def test_a_bucket_that_does_not_do_is_refused_before_anything_is_made(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], buckets: dict[str, str], told: str
+) -> None:
+    aws.buckets = buckets
+    assert told in deployed(capsys, code=2)
+    assert aws.changed == []
+
+
+def test_a_quota_that_is_used_up_says_where_to_ask_for_more(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "The account-level service limit 'ml.c7i.large for endpoint usage' is 0 Instances"
+    aws.refuse["create_endpoint"] = Refused("ResourceLimitExceeded", message)
+    told = deployed(capsys, code=1)
+    assert f"ResourceLimitExceeded: {message}: ask for more in the console of Service Quotas" in told
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("failing", MADE)
+def test_whichever_call_is_refused_all_that_was_made_before_is_taken_back(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    aws.refuse[failing] = DENIED
+    told = deployed(capsys, code=1)
+    assert aws.standing == []
+    assert "AccessDeniedException" in told
+    assert "docs/deploy-sagemaker.md has the rights that it takes" in told
+    assert "nothing of it is left, and nothing of it costs." in told
+
+
+@pytest.mark.parametrize("failing", MADE)
+def test_whichever_answer_is_lost_what_may_have_been_made_is_taken_back_or_said(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    aws.refuse[failing] = LOST
+    told = deployed(capsys, code=1)
+    if failing == "put_object":  # may be an earlier deployment's
+        assert "Left are: s3.put_object: whether it did something is not known." in told
+        assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes them." in told
+        said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    else:
+        assert "nothing of it is left, and nothing of it costs." in told
+    assert aws.standing == []
+
+
+def test_what_somebody_else_makes_at_the_same_time_is_not_taken_from_him(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.before["create_endpoint"] = lambda: aws.endpoints.update(iris={"status": "Creating", "EndpointConfigName": "x"})
+    told = deployed(capsys, code=1)
+    assert "Left are: sagemaker.create_endpoint_config, which was made; sagemaker.create_model, which was made;" in told
+    assert aws.changed == OBJECTS
+
+
+@pytest.mark.parametrize("failing", ["delete_endpoint", "delete_endpoint_config", "delete_model", "delete_object"])
+def test_what_cannot_be_taken_back_is_named(aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str) -> None:
+    aws.refuse = {"register_scalable_target": DENIED, failing: DENIED}
+    told = deployed(capsys, code=1)
+    kind = failing.removeprefix("delete_")
+    made = "put_object" if kind == "object" else f"create_{kind}"
+    assert re.search(rf"Left are: .*{made}, as AWS: \w+\.{failing}: AccessDeniedException", told)
+    assert aws.standing
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+def test_an_endpoint_that_fails_says_why_and_is_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.becomes, aws.reason = "Failed", "The container did not pass the ping health check."
+    told = deployed(capsys, code=1)
+    assert "AWS: iris is Failed: The container did not pass the ping health check." in told
+    assert "/aws/sagemaker/Endpoints/iris" in told
+    assert aws.standing == []
+
+
+def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before["describe_endpoint"] = typed
+    told = deployed(capsys, code=130)
+    assert "Ended by Ctrl-C: what was made goes on, and costs. `gateway undeploy iris" in told
+    assert [name for name in aws.standing if "iris" in name]
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.refuse["create_model"] = DENIED
+    aws.refuse["delete_object"] = DENIED
+    deployed(capsys, code=1)
+    del aws.refuse["delete_object"]
+    deployed(capsys, code=1)
+    assert len(aws.objects) == 1  # of the first
+    assert aws.calls[-1][0] != "delete_object"
+
+
+UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large
+UPDATED = ["put_object", "create_model", "create_endpoint_config", "put_metric_alarm", "put_metric_alarm"]
+UPDATED = [*UPDATED, "deregister_scalable_target", "update_endpoint", "register_scalable_target", "put_scaling_policy"]
+
+
+def test_an_update_gives_the_endpoint_another_configuration_and_keeps_the_former(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    told = deployed(capsys, *UPDATE)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    assert f"Its former configuration, {former}, is kept, to go back to." in told
+    assert "instances: 1 × ml.c7i.large" in told  # pools: the first
+    assert len(aws.configurations) == len(aws.models) == len(aws.objects) == 2
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_going_back_to_the_former_configuration_makes_nothing_twice(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    deployed(capsys, *UPDATE)
+    deployed(capsys, "--update")
+    assert aws.endpoints["iris"]["EndpointConfigName"] == former
+    assert aws.changed[-len(UPDATED) + 3 :] == UPDATED[3:]
+    assert "there is nothing to change" in deployed(capsys, "--update", code=2)
+
+
+def test_an_update_that_is_rolled_back_says_why_and_leaves_all_as_it_was(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late"
+    told = deployed(capsys, *UPDATE, code=1)
+    assert f"iris has EndpointConfigName {next(iter(aws.configurations))}: One or more configured alarm(s) are in alarm" in told
+    assert "nothing of it is left" in told
+    assert aws.standing == before
+    assert aws.targets  # scaled as it was
+
+
+@pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
+def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    before, count = aws.standing, len(aws.calls)
+    aws.refuse[failing] = DENIED
+    told = deployed(capsys, *UPDATE, code=1)
+    if failing in ("register_scalable_target", "put_scaling_policy"):  # the endpoint has its new configuration by then
+        assert "What was made before is in use. `gateway status iris --region us-east-1` tells what runs" in told
+        assert "If it was scaled, the same --update scales it again." in told
+        aws.refuse.clear()
+        deployed(capsys, *UPDATE)
+        assert aws.policies
+    else:
+        assert aws.standing == before
+        assert "nothing of it is left" in told
+    assert count < len(aws.calls)
+
+
+def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    deployed(capsys)
+    aws.before["update_endpoint"] = lambda: aws.before.update(describe_endpoint=typed)
+    told = deployed(capsys, *UPDATE, code=130)
+    assert "`gateway status iris --region us-east-1` tells what runs" in told
+    assert not aws.targets
+    aws._describe_endpoint("iris")  # it goes on by itself
+    deployed(capsys, *UPDATE)
+    assert aws.changed[-2:] == ["register_scalable_target", "put_scaling_policy"]
+    assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
+
+
+def test_what_is_not_there_or_not_in_service_is_not_updated(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--update: there is no endpoint iris in us-east-1: leave --update out" in deployed(capsys, *UPDATE, code=2)
+    deployed(capsys)
+    aws.endpoints["iris"]["status"] = "RollingBack"
+    assert "--update: iris is RollingBack: expected InService" in deployed(capsys, *UPDATE, code=2)
+
+
+VARIANTS = {
+    "asynchronous": ("--instance-type", "m5.large", "--requests-per-second", "9"),
+    "serverless": ("--memory", "2Gi"),
+}
+JOB = ("--variant", "batch-transform", "--instance-type", "m5.large", "--input", "s3://my-models/in/")
+JOB = (*JOB, "--output", "s3://my-models/out/", "--yes")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_is_told_and_removed_like_the_first(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], variant: str
+) -> None:
+    typed = ("deploy", "sagemaker", str(IRIS), *PLACE, "--variant", variant, *VARIANTS[variant], "--yes")
+    told = said(capsys, *typed)
+    assert "iris: InService" in told
+    cost = {"asynchronous": "cost: 0.115 USD an hour now", "serverless": "cost: by request, as Cost Explorer tells"}
+    assert cost[variant] in told
+    assert ("scaled: between 1 and 2" in told) == (variant == "asynchronous")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_a_job_leaves_nothing_but_its_answers(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB)
+    assert re.search(r"iris-[0-9a-f]{12}: done; the answers are under s3://my-models/out\n", told)
+    assert aws.standing == []
+    assert [job["status"] for job in aws.jobs.values()] == ["Completed"]
+
+
+def test_a_job_beside_an_endpoint_of_its_name_takes_nothing_from_it(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB)
+    assert aws.standing == before
+
+
+def test_a_job_that_fails_says_why_and_leaves_nothing(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.becomes, aws.reason = "Failed", "ClientError: no file under s3://my-models/in/"
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=1)
+    assert "is Failed: ClientError: no file under s3://my-models/in/" in told
+    assert "/aws/sagemaker/TransformJobs" in told
+    assert aws.standing == []
+
+
+def test_a_job_that_runs_on_is_stopped_by_undeploy(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before["describe_transform_job"] = typed
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    assert "jobs: iris-" in said(capsys, "status", "iris")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+    assert [job["status"] for job in aws.jobs.values()] == ["Stopped"]
+
+
+class Time:
+    """Passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def carrying_out(aws: FakeAws, **changes: Any) -> Time:
+    """The plan, in time that is made."""
+    package = Path(__file__)  # any file
+    hosting = replace(HOSTING, package=replace(HOSTING.package, path=package), **changes)  # type: ignore[type-var]
+    time = Time()
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).carry_out(creation(hosting), remedy="`undeploy`")
+    return time
+
+
+def test_it_waits_until_the_endpoint_is_in_service_and_says_how_far_it_is(
+    aws: FakeAws, caplog: pytest.LogCaptureFixture
+) -> None:
+    aws.patience = 20
+    with caplog.at_level("INFO", logger="gateway.process.console"):
+        time = carrying_out(aws)
+    assert time.now_s == 20 * 15
+    assert [line for line in caplog.messages if "Creating" in line] == [f"iris is Creating, {n} min" for n in range(5)]
+
+
+def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) -> None:
+    aws.patience = 3
+    aws.refuse["describe_endpoint"] = LOST
+    aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
+    carrying_out(aws)
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws: FakeAws) -> None:
+    aws.patience, aws.busy = 250, True
+    with pytest.raises(PlatformRefused, match="iris is Creating for 60 min"):
+        carrying_out(aws)
+    assert aws.standing == []  # removed when it no longer was in progress
+
+
+def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.refuse["put_scaling_policy"] = LOST
+    deployed(capsys, "--name", "other", code=1)  # and takes it back
+    aws.before["describe_transform_job"] = lambda: (_ for _ in ()).throw(KeyboardInterrupt)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    said(capsys, "undeploy", "iris", "--yes")
+    page = (ROOT / "docs" / "deploy-sagemaker.md").read_text()
+    policy = re.search(r'title="deployer-policy.json"\n(.+?)```', page, re.DOTALL)
+    assert policy is not None
+    allowed = {action for statement in json.loads(policy[1])["Statement"] for action in statement["Action"]}
+    taken = {"iam:PassRole", "iam:CreateServiceLinkedRole", "sagemaker:AddTags", "s3:PutObjectTagging", "s3:GetObject"}
+    taken |= {"application-autoscaling:TagResource", "cloudwatch:TagResource", "s3:ListBucket"}
+    taken |= {"sagemaker:UpdateEndpointWeightsAndCapacities"}  # with which it is scaled
+    looked = [(service, operation) for service, operation in aws.asked if service not in ("ec2", "iam")]  # else it says so
+    taken |= {action for service, operation in looked if (action := f"{service}:{operation}") not in LISTING}
+    assert allowed == taken
+
+
+def test_without_boto3_it_is_said_what_to_install(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    told = "boto3 is not installed: expected it for AWS: pip install 'serving-gateway[aws]'"
+    assert told in deployed(capsys, code=2)
+    assert told in said(capsys, "status", "iris", code=2)
+    assert main(["deploy", "sagemaker", str(IRIS), *SCALED[:-1]]) == 0  # dry
+
+
+def test_an_account_without_credentials_is_told_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("AWS_EC2_METADATA_DISABLED", "true"), ("AWS_CONFIG_FILE", "/none"), ("HOME", "/none")):
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "no credentials: expected those of an account: `aws configure`" in deployed(capsys, code=2)

@@ -15,6 +15,7 @@ from backends.source import forget_code, load_object
 from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.configuring.check import check
+from gateway.documents.reader import read
 from gateway.errors import ConfigError
 
 CODE = """
@@ -81,9 +82,9 @@ def test_a_check_tells_of_another_file_and_runs_none_of_it(tmp_path: Path, sha25
         real = hashlib.sha256(CODE.encode()).hexdigest()
         assert f"another file: its SHA-256 is {real}" in told["models[0].backends[0].sha256"]
         with pytest.raises(ConfigError, match=f"sha256: .*another file: its SHA-256 is {real}"):
-            packed(_rewritten(config, {"models": [{"name": "m", "backends": [backend]}]}))
+            packed(read(_rewritten(config, {"models": [{"name": "m", "backends": [backend]}]})))
         backend["sha256"] = real
-        assert packed(_rewritten(config, {"models": [{"name": "m", "backends": [backend]}]})).files == {"model.py": path}
+        assert packed(read(_rewritten(config, {"models": [{"name": "m", "backends": [backend]}]}))).files == {"model.py": path}
     assert not path.with_suffix(".ran").exists()
 
 

@@ -37,9 +37,10 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.config import Batching
 from loadtest.commands.recommend import machine
+from loadtest.lab.driver import run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers import launcher_of
-from loadtest.lab.recommender import Lab, question_of, required_share, run_search
+from loadtest.lab.recommender import Lab, question_of, required_share
 from loadtest.measuring.generator import measure
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.candidates import CandidateSetup
@@ -281,7 +282,7 @@ async def _peak(spec: SearchSpec, candidate: CandidateSetup) -> Peak:
     """Raises: RuntimeError, if the candidate or the load generator fails."""
     began = time.monotonic()
     required = required_share(spec.slo)
-    lab = Lab(spec, launcher_of(spec.launcher), measure)
+    lab = Lab(spec, launcher_of(spec, load_catalogue()), measure)
 
     async def asked(experiment: Experiment) -> Event:
         event = await lab.answer(experiment)
@@ -314,7 +315,7 @@ async def _peak(spec: SearchSpec, candidate: CandidateSetup) -> Peak:
 
 async def _recommended(spec: SearchSpec, folder: Path) -> SearchOutcome:
     question = question_of(spec, paid=False)
-    lab = Lab(spec, launcher_of(spec.launcher), measure, runs=folder / "runs")
+    lab = Lab(spec, launcher_of(spec, load_catalogue()), measure, runs=folder / "runs")
     journal = Journal(folder / "journal.jsonl", question)
     try:
         return await run_search(question, lab, journal)

@@ -140,6 +140,7 @@ class LoadSpec:
     lengths: "17-32": only requests of files whose longest input among those of `pad` is so long; "": all.
     values: "NAME=LOW:HIGH" ranges for synthetic integer or float inputs.
     label: what tables and reports call this run.
+    sigv4: the AWS region for which requests to a SageMaker endpoint are signed; "": they are not.
     """
 
     target: str
@@ -164,6 +165,7 @@ class LoadSpec:
     lengths: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     label: str = ""
+    sigv4: str = ""
 
 
 @dataclass(frozen=True, slots=True)

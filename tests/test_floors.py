@@ -52,7 +52,7 @@ BACKENDS_MAY_IMPORT = {"gateway.wire.tensors", "gateway.errors"}
 # The pure floors, the simulator's real batcher, and how a command line looks and speaks.
 LOADTEST_MAY_IMPORT = (
     "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
-    "gateway.instances", "gateway.deploying", "gateway.batching", "gateway.process.console",
+    "gateway.instances", "gateway.deploying", "gateway.aws", "gateway.batching", "gateway.process.console",
     "gateway.process.command_line", "gateway.process.credentials",
 )  # fmt: skip
 
@@ -74,7 +74,7 @@ DOORS = {
     "jinja2": {"loadtest.reports.pages"},
     "opentelemetry": {"gateway.tracing.opentelemetry"},
     "boto3": {"gateway.aws.client", "loadtest.prices.live_prices"},
-    "botocore": {"gateway.aws.client", "loadtest.prices.live_prices"},
+    "botocore": {"gateway.aws.client", "loadtest.load.aws_keys", "loadtest.prices.live_prices"},
     "pyarrow": {"gateway.transform.storage", "gateway.transform.rows", "gateway.transform.writing"},
     "fsspec": {"gateway.transform.storage"},
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loadtest.lab.launchers.launcher import Launcher
-from loadtest.question.spec import SearchSpec
+from loadtest.question.spec import RefusedCandidate, SearchSpec
 from loadtest.search.budget import AGREE_MOST, agree_seconds, profile_seconds
 from loadtest.search.events import EXPECTED, Question
 from loadtest.search.next_load import FINALISTS, SHORTLIST
@@ -41,7 +41,7 @@ class PlannedAgreementTest:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load; of those, finalists up to
-    their peak. max_usd: the most it can cost; None: nothing is paid for.
+    their peak. max_usd: the most it can cost; None: nothing is paid for. refused: will not be started.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Plan:
     finalists: int
     start_seconds: float
     max_usd: float | None
+    refused: tuple[RefusedCandidate, ...]
     warnings: tuple[str, ...]
 
 
@@ -80,7 +81,8 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
     loaded = min(SHORTLIST, len(candidates))
     max_usd = None
     if launcher.paid:
-        dearest = max(candidate.usd_per_hour for candidate in candidates) * question.seconds / 3600
+        prices = sorted((candidate.usd_per_hour for candidate in candidates), reverse=True)
+        dearest = sum(prices[: question.parallel]) * question.seconds / 3600
         max_usd = dearest if question.max_usd is None else min(dearest, question.max_usd)
     return Plan(
         model=spec.model,
@@ -95,6 +97,7 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
         finalists=min(FINALISTS, loaded),
         start_seconds=launcher.start_s,
         max_usd=max_usd,
+        refused=spec.refused,
         warnings=tuple(spec.warnings),
     )
 
@@ -138,5 +141,8 @@ def show(plan: Plan, console: "Console") -> None:
         console.print(f"Costs at most ${plan.max_usd:.2f}.")
     else:
         console.print("Costs nothing: what is measured runs already, or runs here.")
+    for refused in plan.refused:
+        for reason in refused.reasons:
+            console.print(f"refused: {refused.name}: {reason}", style="yellow", markup=False)
     for line in plan.warnings:
         console.print(f"! {line}", style="yellow")

@@ -5,6 +5,7 @@ import asyncio
 import datetime
 import os
 import platform
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from loadtest.commands.interrupts import Interruption
     from loadtest.lab.launchers.launcher import Launcher
+    from loadtest.prices.catalogue import Catalogue
     from loadtest.question.spec import SearchSpec
     from loadtest.reports.recommendation import Recommendation
     from loadtest.search.events import Question
@@ -72,30 +74,37 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.commands.plan import plan_of
     from loadtest.commands.plan import show as show_plan
     from loadtest.lab.launchers import launcher_of
-    from loadtest.lab.recommender import question_of
+    from loadtest.lab.platform import with_requests
+    from loadtest.question.spec import without
     from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
     from loadtest.reports.forms import show, write_all
     from loadtest.reports.recommendation import to_json
+    from loadtest.wording import usd
 
     if arguments.json and arguments.openmetrics == STDOUT:
         raise UsageError("--json and --openmetrics: standard output takes one of them; name a FILE for the other")
     shown = credentials(arguments)
-    spec = _read(arguments, shown)
+    spec, catalogue = _read(arguments, shown)
     console = results(hidden=arguments.quiet or arguments.json or arguments.openmetrics == STDOUT)
-    launcher = launcher_of(spec.launcher, shown)
-    launcher.preflight(spec.candidates)
-    question = question_of(spec, paid=launcher.paid)
+    launcher = launcher_of(spec, catalogue, shown)
+    spec = without(spec, launcher.preflight(spec.candidates))
+    question = _question(spec, launcher)
     if launcher.paid and question.max_usd is None:
         show_plan(plan_of(spec, question, launcher, _today()), console)
         words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
         return ExitCode.USAGE
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
+    if launcher.paid:
+        spec = with_requests(spec, folder)
+        words.info("run %s: should this command be killed, end it with: %s", launcher.run_id, launcher.reaped_by)
     with interruption() as interrupted:
         try:
             found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted, shown))
         except asyncio.CancelledError:
             words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
+            if launcher.paid:
+                words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             return interrupted.exit_code
     written = write_all(found, folder)
     if arguments.openmetrics:
@@ -111,13 +120,13 @@ def _recommend(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     from loadtest.commands.plan import as_json, plan_of, show
     from loadtest.lab.launchers import launcher_of
-    from loadtest.lab.recommender import question_of
+    from loadtest.question.spec import without
     from loadtest.reports.consoles import results
 
-    spec = _read(arguments, credentials(arguments))
-    launcher = launcher_of(spec.launcher)
-    launcher.preflight(spec.candidates)
-    plan = plan_of(spec, question_of(spec, paid=launcher.paid), launcher, _today())
+    spec, catalogue = _read(arguments, credentials(arguments))
+    launcher = launcher_of(spec, catalogue)
+    spec = without(spec, launcher.preflight(spec.candidates))
+    plan = plan_of(spec, _question(spec, launcher), launcher, _today())
     if arguments.json:
         print(as_json(plan))
     else:
@@ -129,7 +138,17 @@ def _today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
-def _read(arguments: argparse.Namespace, shown: Credentials) -> "SearchSpec":
+def _question(spec: "SearchSpec", launcher: "Launcher") -> "Question":
+    from loadtest.lab.recommender import question_of
+
+    return question_of(spec, paid=launcher.paid, parallel=launcher.parallel, start_s=launcher.start_s)
+
+
+def _removed(launcher: "Launcher") -> str:
+    return f"this is left: {'; '.join(launcher.left_behind)}" if launcher.left_behind else "everything was removed"
+
+
+def _read(arguments: argparse.Namespace, shown: Credentials) -> "tuple[SearchSpec, Catalogue]":
     from gateway.instances.facts import BUNDLED
     from loadtest.lab.recommender import limited, price_by_metadata
     from loadtest.prices.catalogue import load_catalogue
@@ -141,7 +160,7 @@ def _read(arguments: argparse.Namespace, shown: Credentials) -> "SearchSpec":
     catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
     spec = read_search_spec(arguments.spec, catalogue)
     spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
-    return asyncio.run(price_by_metadata(spec, catalogue, shown))
+    return asyncio.run(price_by_metadata(spec, catalogue, shown)), catalogue
 
 
 async def _search(
@@ -154,8 +173,10 @@ async def _search(
     interrupted: "Interruption",
     shown: Credentials,
 ) -> "Recommendation":
+    from loadtest.lab.driver import extended, run_search
     from loadtest.lab.journal import Journal
-    from loadtest.lab.recommender import Lab, extended, run_search
+    from loadtest.lab.platform import with_platform
+    from loadtest.lab.recommender import Lab
     from loadtest.measuring.generator import measure
     from loadtest.reports.conclusion import build
     from loadtest.reports.display import Display
@@ -166,6 +187,7 @@ async def _search(
         console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / 'journal.jsonl'}")
     if arguments.resume:
         question = extended(question, journal.events)
+        launcher.purse.max_usd = question.max_usd
     names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
     display = Display(console, question, names, paid=launcher.paid)
     lab = Lab(
@@ -185,9 +207,12 @@ async def _search(
     try:
         with interrupted.calls(cancel):
             outcome = await run_search(question, lab, journal, on_step=display.on_step)
+        outcome = await with_platform(outcome, launcher)
     finally:
         display.clear()
         journal.close()
+    if launcher.left_behind:
+        outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
     now = datetime.datetime.now(datetime.UTC)
     return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
 

@@ -20,7 +20,9 @@ from backends.base import Tensors
 from gateway.errors import InvalidArgument
 from gateway.wire.tensors import tensor_from_bytes
 from loadtest.errors import TargetError
+from loadtest.load.aws_keys import AwsKeys
 from loadtest.load.payloads import Request, encode_body, grpc_requests, infer_path, tensors_of
+from loadtest.load.signing import signed_headers
 from loadtest.load.target import Address
 from loadtest.results import LoadSpec
 from loadtest.verdict.agreement import LEAST_INPUTS, agreement, described, difference, of_all
@@ -170,11 +172,17 @@ class _BlockingRestClient:
         self._headers = address.headers(spec)
         self._path = infer_path(spec, address, model)
         self._connection = address.http_connection(_LONGEST_S)
+        self._authority = address.authority
+        self._keys = AwsKeys.find() if spec.sigv4 else None
 
     def ask(self, request: Request) -> Tensors:
         body, headers = encode_body(self._spec, request.inputs, request.datatypes)
+        headers |= self._headers
+        if self._keys is not None:
+            keys = self._keys.current()
+            headers = signed_headers(self._path, {"Host": self._authority} | headers, body, self._spec.sigv4, keys)
         try:
-            self._connection.request("POST", self._path, body, headers | self._headers)
+            self._connection.request("POST", self._path, body, headers)
             response = self._connection.getresponse()
             answer = response.read(_MAX_ANSWER_BYTES + 1)
         except ConnectionError as exc:  # as a server may do with a connection that was idle

@@ -13,13 +13,14 @@ from typing import Final
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.search.events import Agreed, Event, Measured, Predicted, Profiled, Question
+from loadtest.search.events import Agreed, Entry, Measured, Paid, Predicted, Profiled, Question
 
-KINDS: Final[dict[str, type[Event]]] = {
+KINDS: Final[dict[str, type[Entry]]] = {
     "agreed": Agreed,
     "profiled": Profiled,
     "predicted": Predicted,
     "measured": Measured,
+    "paid": Paid,
 }
 FINISHED: Final = b'{"finished":true}\n'
 NAMES: Final = {kind: name for name, kind in KINDS.items()}
@@ -51,7 +52,7 @@ class Journal:
         if not lines:
             self._write(head)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Entry) -> None:
         self._write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
 
     def finish(self) -> None:
@@ -72,13 +73,14 @@ class Journal:
 
 def fingerprint(question: Question) -> str:
     """Equal for equal questions, whatever their budgets."""
-    return hashlib.sha256(msgspec.json.encode(replace(question, seconds=0.0, max_usd=None))).hexdigest()[:16]
+    asked = replace(question, seconds=0.0, max_usd=None, parallel=1, start_s=0.0)
+    return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
 
 
-def _read(line: bytes, path: Path, number: int) -> Event:
+def _read(line: bytes, path: Path, number: int) -> Entry:
     try:
         record = msgspec.json.decode(line)
-        event: Event = msgspec.convert(record["data"], KINDS[record["event"]], str_keys=True)
+        event: Entry = msgspec.convert(record["data"], KINDS[record["event"]], str_keys=True)
     except (msgspec.MsgspecError, KeyError, TypeError) as exc:
         raise UsageError(f"{path}: line {number} is no event: {exc}; --fresh starts anew") from exc
     return event

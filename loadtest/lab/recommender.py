@@ -1,14 +1,15 @@
-"""Drives a search: starts candidates, measures what the search asks for, writes the journal.
+"""Answers what a search asks for: has candidates started, and measures them.
 
-The search decides (search.py, pure), launchers start, the generator measures; this module waits.
+The search decides (loadtest.search, pure), launchers start, the generator measures, `loadtest.lab.driver` asks; here it waits.
 """
 
 import asyncio
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -18,10 +19,10 @@ from gateway.config import Batching, parse_config
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.answers import answers_of, compared, spread
-from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed
 from loadtest.lab.launchers.url import get_json, instance_type_of
 from loadtest.lab.profiling import BatchStatistics, ProfileFailed, batch_statistics, profile, slowdown
+from loadtest.lab.up import UpCandidates
 from loadtest.load.payloads import Request, distinct, length_of, read_requests
 from loadtest.load.target import Address
 from loadtest.measuring.generator_limit import generator_limit_rps
@@ -46,11 +47,8 @@ from loadtest.search.events import (
     Profile,
     Profiled,
     Question,
-    Spent,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
-from loadtest.search.standing import SearchOutcome
-from loadtest.search.strategy import search
 from loadtest.verdict.stalls import others_share
 
 Measure = Callable[..., Awaitable[RunResult]]
@@ -58,14 +56,18 @@ LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
 SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
 FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
 WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
+REMOVAL_S = 60.0  # of a candidate that is paid for, until it costs no more
 HARD_END_S = 20.0  # and so much after it whatever still waits
 QUIET_SHARE = 0.1  # of the cores: less other work than that disturbs no profile
 AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
 QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
 
 
-def question_of(spec: SearchSpec, *, paid: bool) -> Question:
-    """What the search needs to know of a spec whose candidates are all priced. paid: whether running them costs money."""
+def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: float = 0.0) -> Question:
+    """What the search needs to know of a spec whose candidates are all priced.
+
+    paid: whether running them costs money. parallel: how many may be up at once. start_s: of one that is paid for.
+    """
     assert spec.slo.tightest_ms is not None  # parse_search_spec refuses such an SLO
     entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
     return Question(
@@ -78,6 +80,8 @@ def question_of(spec: SearchSpec, *, paid: bool) -> Question:
         min_agreement=spec.min_agreement if spec.agreement_test else None,
         reference=spec.agreement_test.reference if spec.agreement_test else "",
         stand_ins=spec.agreement_test.stand_ins if spec.agreement_test else (),
+        parallel=parallel,
+        start_s=start_s if paid else 0.0,
     )
 
 
@@ -94,7 +98,7 @@ async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Crede
     candidates = []
     names: dict[str, str] = {}  # that change, as they begin with the instance type
     for candidate in spec.candidates:
-        if candidate.price is None:
+        if candidate.price is None and candidate.url:
             known = priced(candidate, await instance_type_of(candidate.url, shown), catalogue, spec.basis)
             names[candidate.name] = known.name
             candidate = known
@@ -108,9 +112,10 @@ async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Crede
 
 
 class Lab:
-    """Answers the search's experiments by measuring. Life: any number of `answer`, then close.
+    """Answers the search's experiments by measuring. Life: begin, any number of `answer`, then close.
 
-    One candidate runs at a time; it stays up until another is wanted. measure: `loadtest.measuring.generator.measure`.
+    Several may be answered at the same time; of their candidates as many are up as the launcher allows.
+    measure: `loadtest.measuring.generator.measure`.
     runs: where each run's full result is kept; None: nowhere. on_progress: told about twice a second how a load goes.
     shown: to candidates whose doors are locked, besides by measure.
     """
@@ -136,14 +141,29 @@ class Lab:
         self._profiles: dict[str, Profiled] = {}
         self._slowdown: dict[str, float] = {}
         self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
-        self._running: RunningCandidate | None = None
-        self._running_name = ""
+        self._up = UpCandidates(launcher)
+        self._earlier_usd = 0.0
         self._count = 0
         self._disturbed = False
         self._sizes: tuple[int, ...] = ()  # lengths of the payload's requests, once they were needed
 
     def __repr__(self) -> str:
-        return f"<Lab with {self._running_name or 'nothing'} running, {self._count} runs so far>"
+        return f"<Lab with {self._up!r}, {self._count} runs so far>"
+
+    def begin(self, *, spent_usd: float) -> None:
+        """spent_usd: by an earlier search, of the same money."""
+        self._earlier_usd = spent_usd
+        self._up = UpCandidates(self._launcher, spent_usd=spent_usd)
+
+    @property
+    def paid(self) -> bool:
+        """Whether running candidates costs money."""
+        return self._launcher.paid
+
+    @property
+    def paid_usd(self) -> float:
+        """What they have cost since it began, those included that are up."""
+        return self._launcher.purse.usd
 
     def remember(self, event: Event) -> None:
         """Take note of an event: predictions need profiles, and what was disturbed is measured again when it is quiet."""
@@ -166,7 +186,8 @@ class Lab:
             disturbed = not rps and self._profiles[candidate.group].disturbed
             return Predicted(experiment.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
         try:
-            async with asyncio.timeout(left_s + HARD_END_S if math.isfinite(left_s) else None):
+            end_s = min(left_s + HARD_END_S, self._payable_s())
+            async with asyncio.timeout(end_s if math.isfinite(end_s) else None):
                 if self._disturbed:
                     await self._quiet(min(QUIET_WAIT_S, left_s / 10))
                 if isinstance(experiment, Agree):
@@ -174,7 +195,8 @@ class Lab:
                 else:
                     event = await self._answer(experiment, candidate, left_s - (time.monotonic() - began_s))
         except (StartFailed, TimeoutError) as exc:
-            failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else "did not answer before the budget ended"
+            ended = "the money" if self._payable_s() <= 0 else "the budget"
+            failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else f"did not answer before {ended} ended"
             if isinstance(experiment, Agree):
                 event = Agreed(experiment.entrant, failure=failure)
             elif isinstance(experiment, Profile):
@@ -185,17 +207,32 @@ class Lab:
         self.remember(event)
         return event
 
+    def _payable_s(self) -> float:
+        """For so long the rest of the money pays for all that may be up, and for its removal."""
+        if not self.paid:
+            return math.inf
+        prices = sorted((candidate.usd_per_hour for candidate in self._candidates.values()), reverse=True)
+        dearest = sum(prices[: self._launcher.parallel])
+        purse = self._launcher.purse
+        if purse.max_usd is None:
+            return math.inf
+        return max(0.0, (purse.max_usd - self._earlier_usd - purse.usd) / dearest * 3600 - REMOVAL_S)
+
     async def _answer(self, experiment: Profile | Load, candidate: CandidateSetup, left_s: float) -> Profiled | Measured:
         start_s = time.monotonic()
-        running = await self._ensure(candidate)
-        start_s = time.monotonic() - start_s
-        before_ms = await self._kernel.time_ms(candidate.cpus)
-        if isinstance(experiment, Profile):
-            event: Profiled | Measured = await self._profile(experiment, candidate, running, left_s - start_s)
-        else:
-            event = await self._load(experiment, candidate, running, left_s - start_s)
-        after_ms = await self._kernel.time_ms(candidate.cpus)
+        async with self._up.held(candidate) as running:
+            start_s = time.monotonic() - start_s
+            before_ms = await self._reference_ms(candidate)
+            if isinstance(experiment, Profile):
+                event: Profiled | Measured = await self._profile(experiment, candidate, running, left_s - start_s)
+            else:
+                event = await self._load(experiment, candidate, running, left_s - start_s)
+            after_ms = await self._reference_ms(candidate)
         return replace(event, start_s=start_s, reference_ms=(before_ms + after_ms) / 2)
+
+    async def _reference_ms(self, candidate: CandidateSetup) -> float:
+        """What the reference kernel takes on the candidate's cores; 0 of those that are paid for, as they are elsewhere."""
+        return 0.0 if self.paid else await self._kernel.time_ms(candidate.cpus)
 
     async def _quiet(self, most_s: float) -> None:
         """Wait until other work leaves the machine alone, at most so long. What runs of ours is idle."""
@@ -207,20 +244,11 @@ class Lab:
                 return
 
     async def close(self) -> None:
-        await self._kernel.close()
-        if self._running is not None:
-            await self._running.stop()
-            self._running, self._running_name = None, ""
-
-    async def _ensure(self, candidate: CandidateSetup) -> RunningCandidate:
-        if self._running is not None and self._running_name == candidate.name and not self._running.failure():
-            return self._running
-        if self._running is not None:
-            await self._running.stop()
-            self._running = None
-        self._running = await self._launcher.start(candidate)
-        self._running_name = candidate.name
-        return self._running
+        """Stop everything."""
+        try:
+            await self._kernel.close()
+        finally:
+            await self._up.close()
 
     def _predict(self, candidate: CandidateSetup) -> tuple[float, str]:
         """The rate, and why it is 0."""
@@ -287,12 +315,13 @@ class Lab:
         stop = threading.Event()
         running: RunningCandidate | None = None
         try:
-            running = await self._ensure(_unhurried(candidate))
-            wanted = self._run_spec(running)
-            address = Address.of(wanted, self._shown)
-            return "", await asyncio.to_thread(
-                answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
-            )
+            # What is paid for is not started twice.
+            async with self._up.held(candidate if self.paid else _unhurried(candidate)) as running:
+                wanted = self._run_spec(running)
+                address = Address.of(wanted, self._shown)
+                return "", await asyncio.to_thread(
+                    answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
+                )
         except StartFailed as exc:
             return f"did not start: {exc}", []
         except LoadtestError as exc:
@@ -317,7 +346,8 @@ class Lab:
         address = Address.of(wanted, self._shown)
         lengths = self._lengths_of(self._candidates[experiment.entrant])
         try:
-            async with Meter(address.host, address.port) as meter:
+            # Work on this machine disturbs no candidate that is elsewhere.
+            async with Meter(address.host, address.port, wanted=not running.invocations) as meter:
                 began_ns = time.monotonic_ns()
                 found = await profile(
                     wanted,
@@ -337,6 +367,7 @@ class Lab:
 
     async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
         before = await self._batch_statistics(running)
+        began_at = datetime.now(UTC).isoformat(timespec="seconds")
         running.usage()
         wanted = replace(
             self._run_spec(running), rate_rps=experiment.rps, duration_s=experiment.seconds, label=experiment.entrant
@@ -385,6 +416,8 @@ class Lab:
             cpu_percent=usage.cpu_percent,
             memory_percent=usage.memory_percent,
             notes=result.reasons if not result.valid else result.warnings,
+            endpoint=running.name,
+            began_at=began_at if running.name else "",
             # The server does not tell how long its batches were.
             slowdown=1.0
             if self._lengths_of(candidate) is not None
@@ -393,9 +426,11 @@ class Lab:
 
     def _run_spec(self, running: RunningCandidate) -> LoadSpec:
         payload = self._spec.payload
+        target = running.invocations or (running.grpc if payload.protocol == "grpc" else running.rest)
         return LoadSpec(
-            target=running.grpc if payload.protocol == "grpc" else running.rest,
-            protocol=payload.protocol,
+            target=target,
+            protocol="invocations" if running.invocations else payload.protocol,
+            sigv4=running.sigv4,
             model=self._spec.model,
             seed=self._spec.seed,
             slo=self._spec.slo,
@@ -408,7 +443,9 @@ class Lab:
         )
 
     async def _batch_statistics(self, running: RunningCandidate) -> BatchStatistics:
-        """What the server has counted so far; nothing, if it keeps no statistics."""
+        """What the server has counted so far; nothing, if it keeps no statistics, or is asked for nothing but invocations."""
+        if running.invocations:
+            return BatchStatistics({})
         try:
             return batch_statistics(
                 await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats", self._shown)
@@ -420,51 +457,6 @@ class Lab:
         if self._runs is not None:
             self._runs.mkdir(parents=True, exist_ok=True)
             (self._runs / f"{self._count:03}.json").write_text(to_json(result))
-
-
-@dataclass(frozen=True, slots=True)
-class SearchStep:
-    """What a live display is told: before a measurement (event None) and after it. seconds, usd: spent so far."""
-
-    experiment: Experiment
-    event: Event | None
-    seconds: float
-    usd: float
-
-
-async def run_search(
-    question: Question, lab: Lab, journal: Journal, *, on_step: Callable[[SearchStep], None] = lambda step: None
-) -> SearchOutcome:
-    """The whole search, from where the journal stops. The journal is left open; the lab is closed in every case."""
-    spent = Spent(question)
-    for event in journal.events:
-        lab.remember(event)
-        spent.add(event)
-    steps = search(question, journal.events)
-    try:
-        experiment = next(steps)
-        while True:
-            on_step(SearchStep(experiment, None, spent.seconds, spent.usd))
-            event = await lab.answer(experiment, left_s=question.seconds - spent.seconds)
-            journal.append(event)
-            spent.add(event)
-            on_step(SearchStep(experiment, event, spent.seconds, spent.usd))
-            experiment = steps.send(event)
-    except StopIteration as stop:
-        journal.finish()
-        outcome: SearchOutcome = stop.value
-        return outcome
-    finally:
-        await lab.close()
-
-
-def extended(question: Question, events: Sequence[Event]) -> Question:
-    """The question with its budget on top of what these events have spent."""
-    spent = Spent(question)
-    for event in events:
-        spent.add(event)
-    usd = None if question.max_usd is None else question.max_usd + spent.usd
-    return replace(question, seconds=question.seconds + spent.seconds, max_usd=usd)
 
 
 def _unhurried(candidate: CandidateSetup) -> CandidateSetup:

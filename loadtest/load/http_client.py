@@ -98,8 +98,9 @@ class _HttpConnection(Dialled):
         client = self._client
         log = client.log
         self.index = index
+        request = client.requests[log.payload[index]]  # it may be signed here, which is send lag
         log.sent[index] = time.monotonic_ns() - client.start_ns
-        self._transport.write(client.requests[log.payload[index]])
+        self._transport.write(request)
         return True
 
     def give_up(self) -> None:

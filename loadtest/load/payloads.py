@@ -344,10 +344,9 @@ def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
 
 def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
     path = infer_path(spec, address, model)
-    host = f"[{address.host}]" if ":" in address.host else address.host
     fields = headers | address.headers(spec)
     if all(name.lower() != "host" for name in fields):
-        fields = {"Host": f"{host}:{address.port}", **fields}
+        fields = {"Host": address.authority, **fields}
     lines = [
         f"POST {path} HTTP/1.1",
         *(f"{name}: {value}" for name, value in fields.items()),

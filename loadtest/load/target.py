@@ -63,6 +63,12 @@ class Address:
         return cls(url.hostname, default_port if port is None else port, tls, path, shown)
 
     @property
+    def authority(self) -> str:
+        """As in a Host header: a scheme's own port is left out."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """Without its path."""
         return f"http{'s' * self.tls}://{self.host}:{self.port}"
@@ -147,7 +153,7 @@ def model_metadata(spec: LoadSpec, address: Address, model: str) -> dict[str, An
 
 def server_statistics(spec: LoadSpec, address: Address, model: str) -> ServerStatistics | None:
     """The server's totals for the model; None if it has no statistics extension (or does not answer)."""
-    if not model:
+    if not model or spec.sigv4:  # AWS lets nothing through but invocations
         return None
     try:
         if spec.protocol == "grpc":

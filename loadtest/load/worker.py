@@ -24,11 +24,15 @@ import numpy as np
 import uvloop
 
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
+from loadtest.load import signing
+from loadtest.load.aws_keys import FIRST_S, AwsKeys
+from loadtest.load.blocking import in_thread
 from loadtest.load.dialler import Dialler
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
 from loadtest.load.pacer import Pacer
 from loadtest.load.request_log import CUT, PENDING, REFUSED, RESET, TIMEOUT, UNSENT, RequestLog
+from loadtest.load.signing import SignedRequests
 
 _EXPIRY_PERIOD_S: Final = 0.02
 _HEARTBEAT_S: Final = 0.01
@@ -49,7 +53,7 @@ class SendingJob:
     requests: prepared bytes (HTTP requests, or gRPC messages), which the log's payload column numbers.
     first, step, end: an open loop dispatches first, first + step, …; a closed one fills first, first + 1, …; both below end.
     log_size: of the whole log.
-    users, think_ns: closed loop only; payloads of a closed loop are drawn in turn.
+    users, think_ns: closed loop only; payloads of a closed loop are drawn in turn. sigv4: as in LoadSpec.
     """
 
     grpc: bool
@@ -70,6 +74,7 @@ class SendingJob:
     users: int = 0
     think_ns: tuple[int, ...] = ()
     shown: Credentials = NOTHING_SHOWN
+    sigv4: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ class LoadSender:
         self._over = asyncio.Event()  # nothing more will be dispatched, and nothing is outstanding; or a fault
         self._fault = ""
         self._locked = ""
+        self._keys: AwsKeys | None = None
         self._priority = _Priority()
         self._lags_ms: list[float] = []
         self._began: _Clocks
@@ -147,6 +153,9 @@ class LoadSender:
         """Do ahead what would else be send lag: look up names, open connections, collect garbage."""
         await self._dialler.look_up()
         job = self._job
+        if job.sigv4 and isinstance(self._client, HttpClient):
+            self._keys = await in_thread(AwsKeys.find, timeout_s=FIRST_S)
+            self._client.requests = SignedRequests(job.requests, job.sigv4, self._keys.current)
         # A handshake of TLS takes a millisecond of this loop, 17 times what a connection takes: none while it sends.
         wanted = job.users or (job.connections if job.tls else int(job.rate_rps * _PREOPENED_S) + 1)
         await self._client.open(wanted)
@@ -166,6 +175,7 @@ class LoadSender:
         heartbeat = loop.create_task(self._heartbeat())
         stopped = loop.create_task(stop.wait())
         over = loop.create_task(self._over.wait())
+        kept = loop.create_task(self._keep_keys())
         if self._job.users:
             loop.call_later(max(0, start_ns - time.monotonic_ns()) / 1e9, self._admit_users)
         elif self._next < self._end:
@@ -182,7 +192,7 @@ class LoadSender:
             self._stopped = True
             self._sent_all = self._sent_all or _Clocks.now()
             pacer.close()
-            tasks = (sweep, heartbeat, stopped, over)
+            tasks = (sweep, heartbeat, stopped, over, kept)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -210,6 +220,10 @@ class LoadSender:
         """Instead of `run`."""
         await self._client.close()
 
+    async def _keep_keys(self) -> None:
+        if self._keys is not None and self._keys.ends:
+            await self._keys.keep()
+
     def _break(self, fault: BaseException) -> None:
         """Something that cannot happen has: end the run, and say so."""
         self._fault = self._fault or f"{type(fault).__name__}: {fault}"
@@ -217,7 +231,9 @@ class LoadSender:
 
     def _locked_out(self, status: int, words: str) -> None:
         """Nothing that comes would fare better: end the run."""
-        self._locked = self._locked or (self._job.shown.refusal(status, told(words)) if status else words)
+        if status:
+            words = signing.refusal(status, words) if self._job.sigv4 else self._job.shown.refusal(status, told(words))
+        self._locked = self._locked or words
         self._over.set()
 
     def _dispatch(self) -> None:

@@ -23,9 +23,11 @@ import numpy as np
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
 from loadtest.load import live_log, payloads, target
+from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import NotAnswered, in_thread
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import looks
 from loadtest.measuring.looks import Looker
@@ -87,6 +89,8 @@ async def measure(
     if address.tls:
         shown.context()  # what is wrong with its files is told here
     try:
+        if spec.sigv4:
+            await _unless(stop, in_thread(AwsKeys.find, timeout_s=FIRST_S))  # each sending process finds its own
         model, requests = await _unless(stop, in_thread(_prepare, spec, address, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
@@ -172,6 +176,8 @@ def check(spec: LoadSpec) -> None:
     for name, text in spec.headers:
         if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
             raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
+    if spec.sigv4:
+        check_signed(spec)
 
 
 def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:
@@ -315,6 +321,7 @@ class _LoadRun:
             step=count,
             log_size=size,
             shown=self._address.shown,
+            sigv4=spec.sigv4,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]

@@ -109,9 +109,11 @@ class Meter:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.end()
-        if self._file is not None:
-            self._file.close()
+        try:
+            await self.end()
+        finally:  # also of who is cancelled meanwhile
+            if self._file is not None:
+                self._file.close()
 
     async def end(self) -> None:
         """Have it write down the rest and end. A second call does nothing."""

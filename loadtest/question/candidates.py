@@ -18,7 +18,7 @@ from gateway.instances.facts import Price, PriceBasis
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.numerics import full_precision, numerics_of
-from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SpecFile, UrlLauncher
+from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SageMakerLauncher, SpecFile, UrlLauncher
 from loadtest.results import SloSpec
 from loadtest.wording import counted
 
@@ -35,7 +35,9 @@ class CandidateSetup:
     full_precision: whether it computes with the model's own floats; None if that cannot be known.
     document: the gateway configuration that serves it; empty for a server that already runs.
     cpus: the cores it is pinned to; empty: all.
-    price: None only for a `url` candidate whose instance type is still to be asked from the server.
+    price: None for a `url` candidate whose instance type is still to be asked from the server, and where none is known of one
+    that is to be launched, which `preflight` refuses.
+    artifact_bytes: of the model's file; None if it is no single file.
     """
 
     name: str
@@ -53,6 +55,7 @@ class CandidateSetup:
     max_count: int | None = None
     numerics: str = ""
     full_precision: bool | None = None
+    artifact_bytes: int | None = None
 
     @property
     def usd_per_hour(self) -> float:
@@ -71,9 +74,14 @@ class _PricedInstance:
     """Where a candidate runs, and for how much."""
 
     instance_type: str
-    price: Price
+    price: Price | None
     basis: str
     cpus: tuple[int, ...]
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """The key of a backend that says so."""
+        return {} if self.price is None else {"usd_per_hour": self.price.usd_per_hour}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,23 @@ class Expansion:
         return found
 
     def _instance(self, instance_type: str) -> _PricedInstance:
+        if self._launched:
+            return self._launched_instance(instance_type)
         price, basis = self._price(instance_type)
         return _PricedInstance(instance_type, price, basis, self._cpus(instance_type))
+
+    @property
+    def _launched(self) -> bool:
+        """On a machine that is paid for: what cannot work there, `preflight` tells of each candidate."""
+        return isinstance(self.file.launcher, SageMakerLauncher)
+
+    def _launched_instance(self, instance_type: str) -> _PricedInstance:
+        if not instance_type:
+            raise UsageError(f"{self.at}: instances: missing, expected the types to launch, such as [c7i.xlarge]")
+        own = self.wanted.usd_per_hour is not None
+        known = self.file.basis in self.catalogue.instance(instance_type).prices
+        price, basis = self._price(instance_type) if own or known else (None, self.file.basis)
+        return _PricedInstance(instance_type, price, basis, ())
 
     def _running(self) -> list[CandidateSetup]:
         faults: list[str] = []
@@ -120,7 +143,7 @@ class Expansion:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:
             faults.append(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
-        price, basis, instance_type = None, self.file.price, ""
+        price, basis, instance_type = None, self.file.basis, ""
         if self.wanted.instances or self.wanted.usd_per_hour is not None:
             instance_type = self.wanted.instances[0] if self.wanted.instances else ""
             price, basis = collect(faults, "", partial(self._price, instance_type)) or (None, basis)
@@ -173,7 +196,7 @@ class Expansion:
         if not instance_type:
             raise UsageError(f"{self.at}: no price: name `instances`, or set `usd_per_hour` and `price_source`")
         try:
-            return self.catalogue.price(instance_type, self.file.price), self.file.price
+            return self.catalogue.price(instance_type, self.file.basis), self.file.basis
         except UsageError as exc:
             raise UsageError(f"{self.at}: instances: {exc}") from exc
 
@@ -200,7 +223,7 @@ class Expansion:
                     **self.model,
                     "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
                     "batching": {**self.model.get("batching", {}), **batching},
-                    "backends": [{**backend, **own, "usd_per_hour": instance.price.usd_per_hour}],
+                    "backends": [{**backend, **own, **instance.costs}],
                 }
             ]
         }
@@ -233,10 +256,11 @@ class Expansion:
             max_count=self.wanted.max_count,
             numerics=numerics_of(parsed.kind, options),
             full_precision=full_precision(parsed.kind, options),
+            artifact_bytes=_size(options.get("model")),
         )
 
     def _check_device(self, instance_type: str, device: str) -> None:
-        if not instance_type or device == "cpu":
+        if not instance_type or device == "cpu" or self._launched:
             return
         accelerator = self.catalogue.instance(instance_type).accelerator
         needs = "nvidia" if device.startswith("cuda") else "aws"
@@ -249,7 +273,9 @@ class Expansion:
         if not Path(model).exists():
             raise UsageError(f"{self.at}: backend: no file {model!r}; paths count from the spec's folder")
         size_gib = Path(model).stat().st_size / (1 << 30)
-        if instance_type and size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
+        if self._launched or not instance_type:
+            return
+        if size_gib > (memory_gib := self.catalogue.instance(instance_type).memory_gib):
             raise UsageError(f"{self.at}: {model} has {size_gib:.1f} GiB, {instance_type} only {memory_gib:g} GiB of memory")
 
     def _check_code(self, kind: str, options: dict[str, Any]) -> None:
@@ -261,6 +287,11 @@ class Expansion:
             mistake = mistakes[0]
             told = "; ".join(filter(None, (mistake.found, mistake.expected and f"expected {mistake.expected}", mistake.remedy)))
             raise UsageError(f"{self.at}: backend.model: {model!r}: {told}; paths count from the spec's folder")
+
+
+def _size(model: object) -> int | None:
+    """Of a model that is one file."""
+    return Path(model).stat().st_size if isinstance(model, str) and ":" not in model and Path(model).is_file() else None
 
 
 def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalogue) -> list[str]:

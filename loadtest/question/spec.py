@@ -5,8 +5,8 @@ Everything that can be known to be wrong is found here, with one line per fault,
 
 import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,17 @@ from loadtest.errors import UsageError
 from loadtest.load.payloads import distinct, read_requests
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
-from loadtest.question.spec_file import BudgetSpec, LocalLauncher, PayloadSpec, SpecFile, UrlLauncher, read_file, validated
+from loadtest.question.preflight import Refusals
+from loadtest.question.spec_file import (
+    AnyLauncher,
+    BudgetSpec,
+    PayloadSpec,
+    SageMakerLauncher,
+    SpecFile,
+    UrlLauncher,
+    read_file,
+    validated,
+)
 from loadtest.results import SloSpec
 from loadtest.search.events import EXPECTED
 from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
@@ -45,8 +55,19 @@ class AgreementTest:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedCandidate:
+    """One that is not started, as it cannot work. reasons: a sentence each."""
+
+    name: str
+    instance_type: str
+    backend: str
+    settings: dict[str, Any]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SearchSpec:
-    """A checked spec. warnings: what is odd about it but not wrong.
+    """A checked spec. warnings: what is odd about it but not wrong. refused: candidates that were among its own.
 
     min_agreement: what a candidate's answers must reach; None: they may be anything. agreement_test: None, if none is needed.
     pad: as in LoadSpec: how requests of different lengths are joined.
@@ -57,7 +78,7 @@ class SearchSpec:
     slo: SloSpec
     target_rps: float | None
     basis: PriceBasis
-    launcher: LocalLauncher | UrlLauncher
+    launcher: AnyLauncher
     payload: PayloadSpec
     candidates: tuple[CandidateSetup, ...]
     budget: BudgetSpec
@@ -66,6 +87,30 @@ class SearchSpec:
     min_agreement: float | None = MIN_AGREEMENT
     agreement_test: AgreementTest | None = None
     pad: tuple[str, ...] = ()
+    refused: tuple[RefusedCandidate, ...] = ()
+
+
+def without(spec: SearchSpec, refusals: Refusals) -> SearchSpec:
+    """The spec without candidates that cannot work. Raises: UsageError, if nobody is left, or none that others' answers are
+    compared with.
+    """
+    kept = tuple(candidate for candidate in spec.candidates if not refusals.get(candidate.name))
+    refused = tuple(
+        RefusedCandidate(c.name, c.instance_type, c.backend, c.settings, tuple(map(str, refusals[c.name])))
+        for c in spec.candidates
+        if c not in kept
+    )
+    if not kept:
+        lines = (f"{spec.source}: {c.name}: {reason}" for c in refused for reason in c.reasons)
+        raise UsageError("\n".join((f"{spec.source}: candidates: none can work where it is to be launched", *lines)))
+    test = spec.agreement_test
+    if test is not None and test.reference != EXPECTED:
+        names = {candidate.name for candidate in kept}
+        able = [name for name in (test.reference, *test.stand_ins) if name in names]
+        if not able:
+            raise UsageError(f"{spec.source}: agreement.reference: {test.reference!r} cannot work: name another")
+        test = replace(test, reference=able[0], stand_ins=tuple(able[1:]))
+    return replace(spec, candidates=kept, refused=refused, agreement_test=test)
 
 
 def read_search_spec(path: Path, catalogue: Catalogue) -> SearchSpec:
@@ -109,6 +154,8 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
     if isinstance(file.launcher, UrlLauncher) and file.payload.protocol == "grpc":
         faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
+    if isinstance(file.launcher, SageMakerLauncher):
+        faults += [f"{source}: {line}" for line in _of_endpoints(file, model)]
     agreement_test: AgreementTest | None = None
     doubts: list[str] = []
     if model is not None and not bad & {"slo", "payload", "agreement"}:
@@ -123,7 +170,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         model=model["name"],
         slo=slo,
         target_rps=file.target_rps,
-        basis=file.price,
+        basis=file.basis,
         launcher=file.launcher,
         payload=file.payload,
         candidates=tuple(candidates),
@@ -134,6 +181,34 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         agreement_test=agreement_test,
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
+
+
+def _of_endpoints(file: SpecFile, model: dict[str, Any] | None) -> Iterator[str]:
+    """What no endpoint of SageMaker can do, whichever candidate it is of."""
+    if file.payload.protocol == "grpc":
+        yield "payload.protocol: grpc: an endpoint is asked over HTTP: expected rest-json or rest-binary"
+    if model is not None and not file.payload.files and not model.get("inputs"):
+        yield "payload.files: missing: an endpoint does not tell what its model takes: name some, or declare its `inputs`"
+    if file.price not in (None, "sagemaker"):
+        yield f"price: {file.price}: an endpoint costs SageMaker's price: expected sagemaker"
+    wanted = file.launcher
+    assert isinstance(wanted, SageMakerLauncher)
+    for key, (value, pattern, expected) in {
+        "role_arn": (
+            wanted.role_arn,
+            r"arn:aws[a-z-]*:iam::\d{12}:role/.+",
+            "a role, such as arn:aws:iam::123456789012:role/NAME",
+        ),
+        "bucket": (wanted.bucket, r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of a bucket of S3 for packages"),
+        "region": (wanted.region, r"[a-z]{2,}(-[a-z]+)+-\d+", "a region of AWS, such as us-east-1"),
+    }.items():
+        if not re.fullmatch(pattern, value):
+            yield f"launcher.{key}: {f'{value!r}: ' if value else 'missing, '}expected {expected}"
+    if not wanted.images:
+        such = "{uri: 123456789012.dkr.ecr.us-east-1.amazonaws.com/gateway:cpu}"
+        yield f"launcher.images: missing, expected at least one, such as {such}"
+    if bool(wanted.subnets) != bool(wanted.security_groups):
+        yield "launcher: expected subnets and security_groups, or neither: SageMaker takes them together"
 
 
 def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:

@@ -67,6 +67,37 @@ class UrlLauncher(_Section):
     kind: Literal["url"]
 
 
+class ImageSpec(_Section):
+    """A container image of the gateway in Amazon ECR. cuda: of the libraries in it; "" where it has none."""
+
+    uri: str
+    architecture: Literal["amd64", "arm64"] = "amd64"
+    device: Literal["cpu", "cuda", "neuron"] = "cpu"
+    cuda: str = ""
+
+
+class SageMakerLauncher(_Section):
+    """An endpoint of SageMaker for each candidate, with one instance.
+
+    role_arn: what the container may do. bucket: for the packages. ami: InferenceAmiVersion; "": the family's own. parallel: how
+    many may be up at once. start_timeout_s: from its creation until it is in service.
+    """
+
+    kind: Literal["sagemaker"]  # what is wrong of the others, `loadtest.question.spec` says
+    role_arn: str = ""
+    bucket: str = ""
+    images: tuple[ImageSpec, ...] = ()
+    region: str = "us-east-1"
+    ami: str = ""
+    subnets: tuple[str, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    parallel: int = Field(default=1, ge=1, le=20)
+    start_timeout_s: float = Field(default=1800.0, gt=0, le=7200)
+
+
+AnyLauncher = LocalLauncher | UrlLauncher | SageMakerLauncher
+
+
 class CandidateSpec(_Section):
     """One line of candidates: instances × settings, on one backend.
 
@@ -100,13 +131,18 @@ class SpecFile(_Section):
     gateway: str | None = None
     slo: Any  # read by _slo, which has its own messages
     target_rps: float | None = Field(default=None, gt=0)
-    price: PriceBasis = "ec2"
-    launcher: Annotated[LocalLauncher | UrlLauncher, Field(discriminator="kind")]
+    price: PriceBasis | None = None
+    launcher: Annotated[AnyLauncher, Field(discriminator="kind")]
     payload: PayloadSpec = PayloadSpec()
     agreement: AgreementSpec = AgreementSpec()
     candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
     budget: BudgetSpec = BudgetSpec()
     seed: int = 0
+
+    @property
+    def basis(self) -> PriceBasis:
+        """Of the prices: as the file says, else what its launcher costs."""
+        return self.price or ("sagemaker" if isinstance(self.launcher, SageMakerLauncher) else "ec2")
 
 
 def read_file(path: Path) -> Document:

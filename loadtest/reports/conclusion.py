@@ -36,7 +36,7 @@ from loadtest.reports.recommendation import (
 from loadtest.reports.states import RecommendationState
 from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
 from loadtest.search.curves import FrontPoint, cliff, curve, front
-from loadtest.search.events import Agreed, Question
+from loadtest.search.events import Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
@@ -120,6 +120,7 @@ def build(
         pareto_agreement=_pareto_agreement(reports),
         min_agreement=question.min_agreement,
         reference=outcome.reference,
+        refused=spec.refused,
     )
     if state == "not proven":
         words, command = headline.needed(found, outcome.needed_seconds, out)
@@ -321,7 +322,7 @@ def _aws(candidate: CandidateSetup, standing: Standing, fleet: Fleet | None) -> 
             CostPerHour=candidate.usd_per_hour,
             CostPerInference=cost_per_inference(candidate.usd_per_hour, rate * 60),
             MaxInvocations=int(rate * 60),
-            ModelLatency=run.mean_ms if run.queue_ms is None or run.compute_ms is None else run.queue_ms + run.compute_ms,
+            ModelLatency=_model_latency_ms(run),
             CpuUtilization=run.cpu_percent,
             MemoryUtilization=run.memory_percent,
         ),
@@ -331,6 +332,12 @@ def _aws(candidate: CandidateSetup, standing: Standing, fleet: Fleet | None) -> 
         ),
         ModelConfiguration=ModelConfiguration(settings),
     )
+
+
+def _model_latency_ms(run: Measured) -> float:
+    if run.model_latency_ms is not None:
+        return run.model_latency_ms
+    return run.mean_ms if run.queue_ms is None or run.compute_ms is None else run.queue_ms + run.compute_ms
 
 
 def _aws_order(standing: Standing) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from loadtest.lab.recommender import SearchStep
+    from loadtest.lab.driver import SearchStep
     from loadtest.measuring.progress import Progress
     from loadtest.search.events import Event, Experiment, Question
 

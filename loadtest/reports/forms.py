@@ -205,6 +205,11 @@ def table(found: "Recommendation") -> str:
         measured = tuple(getattr(metrics, name) if metrics else None for name in METRICS)
         called = (c.name, c.status, c.letter, found.state, c.instance_type, c.backend, settings)
         writer.writerow((*called, *price, *rates, agreed, *measured, c.out))
+    for refused in found.refused:
+        settings = ";".join(f"{key}={value}" for key, value in refused.settings.items())
+        empty = (None,) * (len(f"CostPerHour {prices} {rates_and_costs}".split()) + len(METRICS))
+        named = (refused.name, "refused", "", found.state, refused.instance_type, refused.backend, settings)
+        writer.writerow((*named, *empty, "; ".join(refused.reasons)))
     return out.getvalue()
 
 
@@ -230,8 +235,13 @@ def junit(found: "Recommendation") -> str:
         else:
             skipped += 1
             ElementTree.SubElement(case, "skipped", message=told)
+    for refused in found.refused:
+        skipped += 1
+        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.question.candidates", name=refused.name)
+        ElementTree.SubElement(case, "skipped", message="; ".join(refused.reasons))
     counts = {kind: str(int(signal.junit == kind[:-1])) for kind in ("failures", "errors")}
-    suite.attrib |= {"tests": str(1 + len(found.candidates)), **counts, "skipped": str(skipped)}
+    tests = 1 + len(found.candidates) + len(found.refused)
+    suite.attrib |= {"tests": str(tests), **counts, "skipped": str(skipped)}
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -112,7 +112,8 @@ def price_reservation(types: str, price: PriceReport) -> str:
 
 def reservations(found: Recommendation) -> list[str]:
     """What to keep in mind, each with what to do where something can be done."""
-    return [lettered(found, line) for line in (*found.warnings, *found.notes)]
+    refused = [f"refused before it was paid for: {each.name}: {reason}" for each in found.refused for reason in each.reasons]
+    return [*refused, *(lettered(found, line) for line in (*found.warnings, *found.notes))]
 
 
 def lettered(found: Recommendation, text: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from loadtest.errors import ExitCode, UsageError
 from loadtest.prices.fleet import Fleet
+from loadtest.question.spec import RefusedCandidate
 from loadtest.reports.states import SIGNALS, RecommendationState
 from loadtest.search.curves import Cliff, CurvePoint, FrontPoint
 from loadtest.search.events import Measured, Timing
@@ -105,7 +106,8 @@ class EnvironmentParameter:
 class RecommendationMetrics:
     """AWS's names and units: USD, invocations per minute, milliseconds, percent. None: not to be seen from here.
 
-    ModelLatency: mean of the server's queue and compute at MaxInvocations; the client's mean, if the server tells nothing.
+    ModelLatency: SageMaker's own mean at MaxInvocations; elsewhere the server's queue and compute, or the client's mean, if the
+    server tells nothing.
     """
 
     CostPerHour: float
@@ -176,7 +178,8 @@ class Recommendation:
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
     pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
     min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
-    with: a candidate's name, or "the expected answers"; "" if nothing was compared.
+    with: a candidate's name, or "the expected answers"; "" if nothing was compared. refused: were not started, as they cannot
+    work where they were to be launched.
     """
 
     created_at: str
@@ -218,6 +221,7 @@ class Recommendation:
     pareto_agreement: tuple[FrontPoint, ...] = ()
     min_agreement: float | None = None
     reference: str = ""
+    refused: tuple[RefusedCandidate, ...] = ()
     schema: str = SCHEMA
 
     @property

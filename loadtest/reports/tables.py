@@ -94,6 +94,8 @@ def runs(found: Recommendation) -> list[Column]:
             ("p50 ms", True, lambda pair: _measured(pair[1], pair[1].p50_ms)),
             ("p95 ms", True, lambda pair: _measured(pair[1], pair[1].p95_ms)),
             ("p99 ms", True, lambda pair: _measured(pair[1], pair[1].p99_ms)),
+            ("ModelLatency ms", True, lambda pair: _platforms(pair[1].model_latency_ms)),
+            ("OverheadLatency ms", True, lambda pair: _platforms(pair[1].overhead_latency_ms)),
             ("goodput/s", True, lambda pair: _measured(pair[1], pair[1].goodput_rps)),
             ("errors", True, lambda pair: percent(pair[1].error_rate) if pair[1].error_rate else ""),
             ("blocks", True, lambda pair: str(len(pair[1].blocks)) if pair[1].blocks else ""),
@@ -118,6 +120,10 @@ def table(rows: Iterable[Row], columns: Sequence[Cells[Row]]) -> list[Column]:
     listed = list(rows)
     made = (Column(heading, numeric, tuple(cell(row) for row in listed)) for heading, numeric, cell in columns)
     return [column for column in made if any(column.cells)]
+
+
+def _platforms(value: float | None) -> str:
+    return "" if value is None else figures(value)
 
 
 def _claimed(candidate: CandidateReport) -> str:

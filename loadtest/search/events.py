@@ -36,6 +36,7 @@ class Question:
     reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
     stand_ins: entrants that take its place, in this order, where it cannot be asked.
     min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
+    parallel: how many entrants may be up at once. start_s: what a start of a paid one usually takes, until one was seen.
     """
 
     entrants: tuple[Entrant, ...]
@@ -48,6 +49,8 @@ class Question:
     min_agreement: float | None = None
     reference: str = ""
     stand_ins: tuple[str, ...] = ()
+    parallel: int = 1
+    start_s: float = 0.0
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
@@ -104,6 +107,16 @@ Experiment = Agree | Profile | Predict | Load
 
 
 @dataclass(frozen=True, slots=True)
+class Volley:
+    """Experiments on different entrants that may be done at the same time, the most wanted first.
+
+    Answered by their events, in the order in which they ended.
+    """
+
+    experiments: tuple[Agree | Profile | Load, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Mean time the model took for `rows` while `concurrency` ran at once. spread: standard deviation of its logarithm."""
 
@@ -119,6 +132,8 @@ class Agreed:
 
     agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
     statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
+    overlap_s: of `seconds`, what another event's hold already. beside_usd: what was paid since the event before, beyond this
+    entrant's own `seconds`: others that were up, or were removed; below 0, if less was paid than those cost.
     """
 
     entrant: str
@@ -127,6 +142,8 @@ class Agreed:
     statistic: str = ""
     seconds: float = 0.0
     failure: str = ""
+    overlap_s: float = 0.0
+    beside_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +153,7 @@ class Profiled:
 
     reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
     start_s: of `seconds`, what its start took; 0 if it was up. disturbed: other work had much of its cores.
+    overlap_s, beside_usd: as in `Agreed`.
     """
 
     group: str
@@ -147,6 +165,8 @@ class Profiled:
     reference_ms: float = 0.0
     start_s: float = 0.0
     disturbed: bool = False
+    overlap_s: float = 0.0
+    beside_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +194,9 @@ class Measured:
     disturbed: it was other work. failure: the target died or did not start.
     seconds: of the budget, start of the candidate included. batch_rows: rows of a batch -> how many were executed.
     slowdown: how much longer batches took than by the group's profile. p99_low_ms, p99_high_ms: 95 % interval; 0: not known.
-    reference_ms, start_s: as in `Profiled`.
+    reference_ms, start_s: as in `Profiled`. overlap_s, beside_usd: as in `Agreed`.
+    endpoint, began_at: what the platform calls the candidate, and when it was loaded (ISO 8601), to ask it for its figures:
+    model_latency_ms, overhead_latency_ms are its means; None: it has none.
     """
 
     entrant: str
@@ -204,6 +226,12 @@ class Measured:
     disturbed: bool = False
     reference_ms: float = 0.0
     start_s: float = 0.0
+    overlap_s: float = 0.0
+    beside_usd: float = 0.0
+    endpoint: str = ""
+    began_at: str = ""
+    model_latency_ms: float | None = None
+    overhead_latency_ms: float | None = None
 
     @property
     def requests(self) -> int:
@@ -215,7 +243,16 @@ class Measured:
         return sum(met for _, met in self.blocks) / self.requests if self.requests else None
 
 
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """What was paid when no event followed that could say so: for what was removed at the end, or when the search was ended."""
+
+    usd: float
+
+
 Event = Agreed | Profiled | Predicted | Measured
+Entry = Event | Paid
+"""What a journal holds."""
 
 
 class Spent:
@@ -228,8 +265,16 @@ class Spent:
         by_sessions = sorted(question.entrants, key=lambda entrant: entrant.sessions)
         self._profiled = {entrant.group: entrant.name for entrant in by_sessions}  # on the widest of each group
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Entry) -> None:
+        if isinstance(event, Paid):
+            self.usd += event.usd
+            return
         self.seconds += event.seconds
         if not isinstance(event, Predicted):  # then nothing runs that would cost money
-            name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
-            self.usd += event.seconds / 3600 * self._prices[name]
+            self.seconds -= event.overlap_s
+            self.usd += self.own_usd(event) + event.beside_usd
+
+    def own_usd(self, event: Agreed | Profiled | Measured) -> float:
+        """What the event's entrant costs in its seconds."""
+        name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
+        return event.seconds / 3600 * self._prices[name]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from loadtest.search.budget import decisive_seconds, verify_seconds
-from loadtest.search.events import SEARCHING, Agreed, Entrant, Event, Measured, Predicted, Profiled, Question, Spent
+from loadtest.search.events import SEARCHING, Agreed, Entrant, Entry, Measured, Paid, Predicted, Profiled, Question, Spent
 from loadtest.search.standing import Standing
 
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
@@ -18,7 +18,7 @@ class Knowledge:
     standings: by entrant. profiles: by group. agreed: by entrant, as far as its answers were compared.
     """
 
-    def __init__(self, question: Question, events: Sequence[Event]) -> None:
+    def __init__(self, question: Question, events: Sequence[Entry]) -> None:
         """events: of an earlier search for the same candidates, oldest first; nothing of it runs any more."""
         self.question = question
         self.standings = {
@@ -27,15 +27,17 @@ class Knowledge:
         self.profiles: dict[str, Profiled] = {}
         self.agreed: dict[str, Agreed] = {}
         self.spent = Spent(question)
-        self.start_s = 0.0  # what the last start took, as far as it is known
-        self._up = ""  # the entrant that runs
+        self.start_s = question.start_s  # what the last start took, as far as it is known
+        self._up: dict[str, None] = {}  # the entrants that run, the last one that was asked for behind
         for event in events:
             self.take(event)
-        self._up = ""
+        self._up.clear()
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Entry) -> None:
         """Add an event to what is known."""
         self.spent.add(event)
+        if isinstance(event, Paid):
+            return
         if isinstance(event, Profiled):
             self.profiles[event.group] = event
             members = [s for s in self.standings.values() if s.entrant.group == event.group]
@@ -46,7 +48,7 @@ class Knowledge:
         standing = self.standings[event.entrant]
         if isinstance(event, Agreed):
             self.agreed[event.entrant] = event
-            self._up = event.entrant
+            self._is_up(event.entrant, True)
             return
         if isinstance(event, Predicted):
             standing.predictions.append(event)
@@ -62,8 +64,15 @@ class Knowledge:
             standing.out = event.failure
 
     def _started(self, entrant: Entrant, event: Profiled | Measured) -> None:
-        self._up = "" if event.failure else entrant.name
+        self._is_up(entrant.name, not event.failure)
         self.start_s = event.start_s or self.start_s
+
+    def _is_up(self, name: str, up: bool) -> None:
+        self._up.pop(name, None)
+        if up:
+            self._up[name] = None
+        while len(self._up) > self.question.parallel:
+            del self._up[next(iter(self._up))]
 
     def carry_over_bias(self) -> None:
         """Correct the predictions of entrants that have no bracket by what the others' brackets say of theirs."""
@@ -121,14 +130,14 @@ class Knowledge:
     def left_seconds(self) -> float:
         return max(0.0, self.question.seconds - self.spent.seconds)
 
-    def payable_seconds(self, entrant: Entrant) -> float:
-        """For so long the rest of the money pays; infinite, if none is spent."""
+    def payable_seconds(self, entrant: Entrant, *, besides_usd_per_hour: float = 0.0) -> float:
+        """For so long the rest of the money pays; infinite, if none is spent. besides: what runs at the same time."""
         if self.question.max_usd is None:
             return math.inf
-        return (self.question.max_usd - self.spent.usd) / entrant.usd_per_hour * 3600
+        return (self.question.max_usd - self.spent.usd) / (entrant.usd_per_hour + besides_usd_per_hour) * 3600
 
-    def affords(self, seconds: float, entrant: Entrant) -> bool:
-        return seconds <= min(self.left_seconds(), self.payable_seconds(entrant))
+    def affords(self, seconds: float, entrant: Entrant, *, besides_usd_per_hour: float = 0.0) -> bool:
+        return seconds <= min(self.left_seconds(), self.payable_seconds(entrant, besides_usd_per_hour=besides_usd_per_hour))
 
     def reserved_seconds(self) -> float:
         """For the last two runs; nothing, while no rate is proven: that comes first."""
@@ -136,7 +145,7 @@ class Knowledge:
 
     def start_seconds(self, standing: Standing) -> float:
         """What its start will take; nothing, if it runs."""
-        return 0.0 if self._up == standing.entrant.name else self.start_s
+        return 0.0 if standing.entrant.name in self._up else self.start_s
 
     def decisive_seconds(self, rps: float) -> float:
         """As `budget.decisive_seconds`, for this question's SLO."""

@@ -30,13 +30,7 @@ HURRIED = 0.6  # of a decisive trial's time: what is tried while no rate is prov
 def next_load(known: Knowledge) -> Load | None:
     """None if there is nothing left to do, or no time for it."""
     known.carry_over_bias()
-    ranked = sorted((s for s in known.contenders if s.estimated_rps and not known.is_unmeasurable(s)), key=known.cost)
-    shortlist = [
-        standing
-        for place, standing in enumerate(ranked[:SHORTLIST])
-        # The runner-up is measured too: else how far it is behind is a guess.
-        if place < FINALISTS or known.cost(ranked[0]) / known.cost(standing) >= KEEP_ABOVE
-    ]
+    shortlist = _shortlist(known)
     return (
         _again(known, shortlist)
         or _scout(known, shortlist)
@@ -49,6 +43,24 @@ def next_load(known: Knowledge) -> Load | None:
     )
 
 
+def first_loads(known: Knowledge) -> list[Load]:
+    """A short run each of those that may be the cheapest, where several can be up at once: none of them has seen load."""
+    if known.question.parallel == 1:
+        return []
+    known.carry_over_bias()
+    found: list[Load] = []
+    per_hour, seconds = 0.0, scout_seconds(known.question)
+    for standing in _shortlist(known)[: known.question.parallel]:
+        asked = known.start_seconds(standing) + seconds
+        if not standing.runs and known.affords(asked, standing.entrant, besides_usd_per_hour=per_hour):
+            rps = LOAD_FACTOR * standing.estimated_rps
+            purpose: Purpose = "peak" if seconds >= known.decisive_seconds(rps) else "round"
+            if load := load_of(known, standing, rps, seconds, purpose):
+                found.append(load)
+                per_hour += standing.entrant.usd_per_hour
+    return found
+
+
 def load_of(
     known: Knowledge, standing: Standing, rps: float, seconds: float, purpose: Purpose, *, decide: bool = True
 ) -> Load | None:
@@ -58,6 +70,16 @@ def load_of(
     if seconds < LEAST_SECONDS:
         return None
     return Load(standing.entrant.name, min(rps, standing.ceiling_rps), seconds, purpose, decide)
+
+
+def _shortlist(known: Knowledge) -> list[Standing]:
+    ranked = sorted((s for s in known.contenders if s.estimated_rps and not known.is_unmeasurable(s)), key=known.cost)
+    return [
+        standing
+        for place, standing in enumerate(ranked[:SHORTLIST])
+        # The runner-up is measured too: else how far it is behind is a guess.
+        if place < FINALISTS or known.cost(ranked[0]) / known.cost(standing) >= KEEP_ABOVE
+    ]
 
 
 def _again(known: Knowledge, shortlist: list[Standing]) -> Load | None:

@@ -1,8 +1,8 @@
 """Which measurement next: the search of docs/loadtest.md, as a generator that waits for nothing.
 
-It yields one `Experiment`, is sent the `Event` that answers it, and returns the `SearchOutcome`. It reads no clock and no file
-and draws no random number: what is known decides what is asked next. So a search is tested against a simulated laboratory in no
-time, and one that was interrupted, or proved nothing yet, goes on from the events it is given.
+It yields one `Experiment` (or a `Volley` of them), is sent the `Event` that answers it, and returns the `SearchOutcome`. It
+reads no clock and no file and draws no random number: what is known decides what is asked next. So a search is tested against
+a simulated laboratory in no time, and one that was interrupted, or proved nothing yet, goes on from the events it is given.
 
 Agreement with the reference -> profile t(n, k) per group -> predict each candidate -> loads, as long as time allows
 (`next_load`) -> overload and recovery of the winner.
@@ -12,19 +12,35 @@ import math
 from collections.abc import Generator, Sequence
 
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
-from loadtest.search.events import EXPECTED, Agree, Agreed, Entrant, Event, Experiment, Predict, Profile, Question
+from loadtest.search.events import (
+    EXPECTED,
+    Agree,
+    Agreed,
+    Entrant,
+    Entry,
+    Event,
+    Experiment,
+    Load,
+    Predict,
+    Profile,
+    Question,
+    Volley,
+)
 from loadtest.search.knowledge import Knowledge, widest
-from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, load_of, next_load
+from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
-Steps = Generator[Experiment, Event, None]
+Asked = Experiment | Volley
+Answered = Event | tuple[Event, ...]
+Steps = Generator[Asked, Answered, None]
 
 
-def search(question: Question, known: Sequence[Event] = ()) -> Generator[Experiment, Event, SearchOutcome]:
-    """Run the whole search. Send each event in answer to the experiment before it.
+def search(question: Question, known: Sequence[Entry] = ()) -> Generator[Asked, Answered, SearchOutcome]:
+    """Run the whole search. Send each event in answer to the experiment before it; those of a volley together.
 
+    A volley is asked for only where the question allows several entrants to be up.
     known: what an earlier search for the same candidates found, oldest first; it counts as if it had been asked for here, and
     its time and money as spent.
     """
@@ -43,10 +59,13 @@ class _Search:
         self._reference = known.question.reference
         self._notes: list[str] = []
 
-    def run(self) -> Generator[Experiment, Event, SearchOutcome]:
+    def run(self) -> Generator[Asked, Answered, SearchOutcome]:
         yield from self._agree()
         yield from self._profile()
         yield from self._predict()
+        if len(loads := first_loads(self._known)) > 1:
+            yield from self._ask_all(loads)
+            yield from self._predict()
         while load := next_load(self._known):
             yield from self._ask(load)
             yield from self._predict()
@@ -58,7 +77,20 @@ class _Search:
         return self._outcome()
 
     def _ask(self, experiment: Experiment) -> Steps:
-        self._known.take((yield experiment))
+        event = yield experiment
+        assert not isinstance(event, tuple)  # as a volley is answered
+        self._known.take(event)
+
+    def _ask_all(self, experiments: Sequence[Agree | Profile | Load]) -> Steps:
+        """At the same time, as far as the question allows it."""
+        if self._question.parallel == 1 or len(experiments) == 1:
+            for experiment in experiments:
+                yield from self._ask(experiment)
+            return
+        events = yield Volley(tuple(experiments))
+        assert isinstance(events, tuple)
+        for event in events:
+            self._known.take(event)
 
     # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
 
@@ -70,6 +102,7 @@ class _Search:
         for entrant in self._question.entrants:
             groups.setdefault(entrant.numerics or entrant.name, []).append(entrant)
         reference = yield from self._settle_reference()
+        yield from self._compare_all([widest(entrants) for entrants in groups.values()])
         for entrants in groups.values():
             asked = widest(entrants)
             known = (self._known.standings[entrant.name].agreement for entrant in entrants)
@@ -83,7 +116,7 @@ class _Search:
                 standing.agreement = event
                 standing.out = standing.out or misses(event, self._question.min_agreement)
 
-    def _settle_reference(self) -> Generator[Experiment, Event, Agreed | None]:
+    def _settle_reference(self) -> Generator[Asked, Answered, Agreed | None]:
         """Ask the reference, or whoever stands in for it; the last of them, if all fail. None: the requests bring answers."""
         if self._reference == EXPECTED:
             return None
@@ -102,7 +135,21 @@ class _Search:
             self._notes.append(f"the reference {event.entrant} {told}")
         return event
 
-    def _compare(self, entrant: Entrant) -> Generator[Experiment, Event, Agreed]:
+    def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
+        """At the same time, where the question allows it; what is left is compared one by one."""
+        known, seconds = self._known, agree_seconds(self._known.left_seconds())
+        new = [entrant for entrant in entrants if entrant.name not in known.agreed]
+        parallel = self._question.parallel
+        for at in range(0, len(new) if parallel > 1 else 0, parallel):
+            together, per_hour = [], 0.0
+            for entrant in new[at : at + parallel]:
+                if known.affords(seconds + known.start_s, entrant, besides_usd_per_hour=per_hour):
+                    together.append(Agree(entrant.name, self._reference, seconds))
+                    per_hour += entrant.usd_per_hour
+            if len(together) > 1:
+                yield from self._ask_all(together)
+
+    def _compare(self, entrant: Entrant) -> Generator[Asked, Answered, Agreed]:
         known = self._known
         if entrant.name not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
@@ -117,16 +164,25 @@ class _Search:
         for standing in known.contenders:
             groups.setdefault(standing.entrant.group, []).append(standing)
         seconds = profile_seconds(self._question, max(1, len(groups)))
-        for group, members in groups.items():
-            if group in known.profiles:
-                continue
-            asked = widest(standing.entrant for standing in members)
-            rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
-            if known.affords(seconds + known.start_s, asked):
-                yield from self._ask(Profile(asked.name, group, rows, asked.sessions, seconds))
-            else:
-                for standing in members:
-                    standing.out = "the budget did not reach it"
+        parallel = self._question.parallel
+        left = {group: members for group, members in groups.items() if group not in known.profiles}
+        if parallel > 1:  # who is cheap is started first, and answers first
+            left = dict(sorted(left.items(), key=lambda each: each[1][0].entrant.usd_per_hour))
+        while left:
+            together: list[Profile] = []
+            per_hour = 0.0
+            for group in list(left)[:parallel]:
+                members = left.pop(group)
+                asked = widest(standing.entrant for standing in members)
+                rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
+                if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
+                    together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
+                    per_hour += asked.usd_per_hour
+                else:
+                    for standing in members:
+                        standing.out = "the budget did not reach it"
+            if together:
+                yield from self._ask_all(together)
 
     def _predict(self) -> Steps:
         for standing in self._known.contenders:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadtest.lab.recommender import SearchStep
+from loadtest.lab.driver import SearchStep
 from loadtest.measuring.progress import Progress
 from loadtest.reports.display import ERASE, Display
 from loadtest.search.events import (

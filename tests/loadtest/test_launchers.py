@@ -16,7 +16,7 @@ from loadtest.lab.launchers.local import Local
 from loadtest.lab.launchers.url import Url, get_json, instance_type_of
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.candidates import CandidateSetup
-from loadtest.question.spec_file import LocalLauncher, UrlLauncher
+from loadtest.question.spec_file import UrlLauncher
 from tests.loadtest.examples import example_spec
 
 CORE = min(os.sched_getaffinity(0))
@@ -170,6 +170,8 @@ def test_cores_that_are_not_there_are_refused_before_the_start(candidate: Candid
 
 
 def test_the_spec_chooses_the_launcher() -> None:
-    assert isinstance(launcher_of(LocalLauncher(kind="local")), Local)
-    assert isinstance(launcher_of(UrlLauncher(kind="url")), Url)
-    assert not launcher_of(LocalLauncher(kind="local")).paid
+    catalogue = load_catalogue()
+    spec = example_spec(catalogue)
+    assert isinstance(launcher_of(spec, catalogue), Local)
+    assert isinstance(launcher_of(dataclasses.replace(spec, launcher=UrlLauncher(kind="url")), catalogue), Url)
+    assert not launcher_of(spec, catalogue).paid

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 
 from loadtest.errors import TargetError, UsageError
+from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
+from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import StartFailed, Usage
-from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, SearchStep, limited, question_of, required_share, run_search
+from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of, required_share
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
+from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.search.events import Load, Measured, Profile, Profiled
@@ -37,6 +41,7 @@ def spec(catalogue: Catalogue) -> SearchSpec:
 class FakeRunning:
     rest = "http://127.0.0.1:9"  # nobody listens: no statistics
     grpc = "127.0.0.1:9"
+    invocations = sigv4 = ""
 
     def __init__(self, launcher: "FakeLauncher", name: str) -> None:
         self._launcher = launcher
@@ -55,15 +60,22 @@ class FakeRunning:
 class FakeLauncher:
     paid = False
     start_s = 0.0
+    parallel = 1
+    purse = Purse()
+    run_id = reaped_by = ""
 
     def __init__(self) -> None:
+        self.left_behind: list[str] = []
         self.running: set[str] = set()
         self.started: list[str] = []
         self.broken: set[str] = set()
         self.died: dict[str, str] = {}
 
-    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
-        return
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
+        return {}
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        return [None] * len(windows)
 
     async def start(self, candidate: CandidateSetup) -> FakeRunning:
         if candidate.name in self.broken:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.errors import LoadtestError
+from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
+from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
+from loadtest.question.preflight import Refusals
 
 
 class StartFailed(LoadtestError):
@@ -24,10 +27,15 @@ class RunningCandidate(Protocol):
     """A candidate that answers requests.
 
     rest: base address (`http://host:port`). grpc: `host:port`, or `grpcs://host:port`; "" if it has none.
+    invocations: the URL of one that takes nothing else; "" of all others. sigv4: for which region of AWS its requests are
+    signed; "" if they are not. name: what AWS calls it.
     """
 
     rest: str
     grpc: str
+    invocations: str
+    sigv4: str
+    name: str
 
     def failure(self) -> str:
         """Why it no longer runs; "" while it does."""
@@ -41,17 +49,32 @@ class RunningCandidate(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts candidates, one at a time.
+    """Starts candidates.
 
     paid: each started candidate costs its price per hour, so that nothing is started without a limit in dollars.
-    start_s: how long a start usually takes, for the plan.
+    start_s: how long a start usually takes, for the plan. parallel: how many may be up at once. purse: what those that are paid
+    for cost. left_behind: what could not be removed. run_id, reaped_by: what all that is paid for is tagged with, and the
+    command that removes it; "", where nothing is.
     """
 
     paid: bool
     start_s: float
+    parallel: int
+    purse: Purse
+    left_behind: list[str]
 
-    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
-        """Refuse what cannot work (quota, contract, missing cores) before anything is started. Raises: UsageError."""
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def reaped_by(self) -> str: ...
+
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
+        """What cannot work, by the candidate's name, before anything is started. Raises: UsageError, if it is the spec."""
+        ...
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        """What the platform measured itself, of each; None, where it has no figures."""
         ...
 
     async def start(self, candidate: CandidateSetup) -> RunningCandidate:

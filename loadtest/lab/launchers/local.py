@@ -14,8 +14,11 @@ import psutil
 import yaml
 
 from loadtest.errors import UsageError
+from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
+from loadtest.question.preflight import Refusals
 
 STOP_TIMEOUT_S = 15.0
 READY = "gateway ready"
@@ -43,17 +46,25 @@ class Local:
 
     paid = False
     start_s = 8.0
+    parallel = 1
+    purse = Purse()
+    left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
+    run_id = reaped_by = ""
 
     def __init__(self, *, start_timeout_s: float, nice: int = 0, gateway: Sequence[str] = ()) -> None:
         self._start_timeout_s = start_timeout_s
         self._nice = nice
         self._gateway = tuple(gateway) or (sys.executable, "-m", "gateway.cli", "serve", "--no-ray")
 
-    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         here = os.sched_getaffinity(0)
         for candidate in candidates:
             if missing := sorted(set(candidate.cpus) - here):
                 raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
+        return {}
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        return [None] * len(windows)
 
     async def start(self, candidate: CandidateSetup) -> "RunningLocal":
         folder = tempfile.TemporaryDirectory(prefix="loadtest-")
@@ -86,8 +97,7 @@ class Local:
 class RunningLocal:
     """A gateway process and what it started."""
 
-    rest = ""
-    grpc = ""
+    rest = grpc = invocations = sigv4 = name = ""
 
     def __init__(
         self,

@@ -9,8 +9,11 @@ from typing import Any
 from gateway.errors import GatewayError
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
+from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
+from loadtest.question.preflight import Refusals
 
 TIMEOUT_S = 5.0
 
@@ -20,12 +23,19 @@ class Url:
 
     paid = False
     start_s = 0.0
+    parallel = 1
+    purse = Purse()
+    left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
+    run_id = reaped_by = ""
 
     def __init__(self, shown: Credentials = NOTHING_SHOWN) -> None:
         self._shown = shown
 
-    def preflight(self, candidates: Sequence[CandidateSetup]) -> None:
-        return  # whether a server is there shows when it is asked
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
+        return {}  # whether a server is there shows when it is asked
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        return [None] * len(windows)
 
     async def start(self, candidate: CandidateSetup) -> "RunningUrl":
         try:
@@ -38,7 +48,7 @@ class Url:
 class RunningUrl:
     """A server that is not ours: nothing to see of its machine, nothing to stop."""
 
-    grpc = ""
+    grpc = invocations = sigv4 = name = ""
 
     def __init__(self, rest: str) -> None:
         self.rest = rest

@@ -1,0 +1,205 @@
+"""Candidates on SageMaker: an endpoint each, made as `gateway deploy sagemaker` makes it, and removed on every way out.
+
+A start that fails, is throttled, or is interrupted removes what it had made. What a process that was killed leaves behind has
+tags with an expiry, and `loadtest reap` finds it.
+"""
+
+import asyncio
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from gateway.config import parse_config
+from gateway.deploying.calls import Call
+from gateway.deploying.sagemaker import Hosting, PackedModel
+from gateway.deploying.sagemaker_ways import Instances, RealTime
+from gateway.process.console import words
+from loadtest.errors import LoadtestError
+from loadtest.lab.launchers.aws.door import Aws, AwsRefused, seen_through
+from loadtest.lab.launchers.aws.endpoints import LOGS, Run, calls_of
+from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window, latencies
+from loadtest.lab.launchers.aws.packing import Pack, packed
+from loadtest.lab.launchers.aws.removal import NotRemoved, pieces_of, quotas_of, remove
+from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.prices.catalogue import Catalogue
+from loadtest.prices.purse import Purse
+from loadtest.question.candidates import CandidateSetup
+from loadtest.question.preflight import Account, Image, Place, Refusals, device_of, image_for, reasons
+from loadtest.question.spec_file import BudgetSpec, SageMakerLauncher
+from loadtest.search.budget import LEAST_SECONDS
+
+START_S: Final = 420.0  # of an endpoint with one CPU instance, as users report it; measured anew by the first start
+_POLL_S: Final = 10.0
+_LAST_LINES: Final = 3
+
+
+class SageMaker:
+    """Starts an endpoint per candidate. aws, pack, clock, now: what only tests override."""
+
+    paid = True
+    start_s = START_S
+
+    def __init__(
+        self,
+        wanted: SageMakerLauncher,
+        catalogue: Catalogue,
+        budget: BudgetSpec,
+        *,
+        aws: Aws | None = None,
+        pack: Pack = packed,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._wanted = wanted
+        self._catalogue = catalogue
+        self._budget = budget
+        self._aws = aws or Aws(wanted.region)
+        self._images = [Image(image.uri, image.architecture, image.device, image.cuda) for image in wanted.images]
+        self._pack = pack
+        self._number = 0
+        self.left_behind: list[str] = []
+        self.parallel = wanted.parallel
+        self.purse = Purse(budget.usd, clock=clock)
+        self._run = Run.lasting(secrets.token_hex(4), now(), budget.minutes * 60)
+
+    def __repr__(self) -> str:
+        return f"<SageMaker run {self._run.id} in {self._aws.region}, {self._number} starts, {self.purse!r}>"
+
+    @property
+    def run_id(self) -> str:
+        return self._run.id
+
+    @property
+    def reaped_by(self) -> str:
+        """The command that removes what this run leaves behind, if it is killed."""
+        return f"loadtest reap {self._run.id} --region {self._aws.region} --bucket {self._wanted.bucket} --yes"
+
+    def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
+        account = Account(self._aws.region, quotas=asyncio.run(quotas_of(self._aws)))
+        place = Place(account, self._images, self._wanted.ami, self.start_s + LEAST_SECONDS, self._budget.usd)
+        return {candidate.name: reasons(candidate, self._catalogue, place) for candidate in candidates}
+
+    async def start(self, candidate: CandidateSetup) -> "RunningEndpoint":
+        self._number += 1
+        name = self._run.named(self._number)
+        with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
+            hosting = self._hosting(name, candidate, await self._pack(candidate.document, Path(folder), self._wanted.bucket))
+            try:
+                await self._create(hosting, candidate)
+            except BaseException as exc:
+                last_words = await seen_through(self._given_up(hosting, asked=isinstance(exc, StartFailed)))
+                if isinstance(exc, LoadtestError):
+                    raise StartFailed(f"{exc}{last_words}") from exc
+                raise
+        return RunningEndpoint(self, hosting)
+
+    async def removed(self, hosting: Hosting) -> None:
+        """Remove an endpoint and all that belongs to it. What cannot be removed is told, and kept in `left_behind`."""
+        try:
+            await remove(self._aws, pieces_of(hosting))
+        except NotRemoved as exc:
+            self.left_behind.append(f"{exc}: `{self.reaped_by}` tries again")
+            words.error("loadtest: %s", self.left_behind[-1])
+        finally:
+            self.purse.end(hosting.name)
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        return await latencies(self._aws, windows)
+
+    def _hosting(self, name: str, candidate: CandidateSetup, package: PackedModel) -> Hosting:
+        backend = parse_config(candidate.document, source=candidate.name).models[0].backends[0]
+        image, _ = image_for(self._catalogue.instance(candidate.instance_type), backend, self._images)
+        if image is None:
+            raise StartFailed("no image fits it")  # preflight refuses it
+        ami = self._wanted.ami if device_of(backend) == "cuda" else ""
+        instances = Instances((f"ml.{candidate.instance_type.removeprefix('ml.')}",), 1, 1, ami)
+        return Hosting(
+            name=name,
+            region=self._aws.region,
+            image=image.uri,
+            role_arn=self._wanted.role_arn,
+            package=package,
+            way=RealTime(instances),
+            subnets=self._wanted.subnets,
+            security_groups=self._wanted.security_groups,
+        )
+
+    async def _create(self, hosting: Hosting, candidate: CandidateSetup) -> None:
+        """Raises: AwsRefused, StartFailed."""
+        for call in calls_of(hosting, self._run.tags_of(candidate.name)):
+            if call.until is not None:
+                await self._wait(call)
+                continue
+            if call.operation == "create_endpoint":
+                self.purse.begin(hosting.name, candidate.usd_per_hour)
+            try:
+                await self._aws.change(call.service, call.operation, **call.parameters)
+            except AwsRefused as exc:
+                if not call.already or exc.code != call.already:
+                    raise
+
+    async def _wait(self, call: Call) -> None:
+        until = call.until
+        assert until is not None
+        timeout_s = self._wanted.start_timeout_s
+        for _ in range(max(1, int(timeout_s / _POLL_S))):
+            answer = await self._aws.call(call.service, call.operation, **call.parameters)
+            state = answer.get(until.key)
+            if state in until.done:
+                return
+            if state in until.failed:
+                raise StartFailed(f"{until.key} {state}: {answer.get(until.reason) or 'it does not say why'}")
+            await self._aws.pause(_POLL_S)
+        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}")
+
+    async def _given_up(self, hosting: Hosting, *, asked: bool) -> str:
+        """Its last words, if they are asked for; then it is removed."""
+        last_words = await self._last_words(hosting.name) if asked else ""
+        await self.removed(hosting)
+        return last_words
+
+    async def _last_words(self, name: str) -> str:
+        """The last lines of its log, as the end of a message."""
+        group = LOGS + name
+        try:
+            streams = await self._aws.call("logs", "describe_log_streams", logGroupName=group, limit=1, descending=True)
+            stream = streams["logStreams"][0]["logStreamName"]
+            told = await self._aws.call(
+                "logs", "get_log_events", logGroupName=group, logStreamName=stream, limit=_LAST_LINES, startFromHead=False
+            )
+        except (AwsRefused, LookupError):
+            return ""
+        lines = " / ".join(event["message"].strip() for event in told["events"])
+        return f": {lines}" if lines else ""
+
+
+class RunningEndpoint:
+    """An endpoint in service: asked for nothing but invocations, which are signed."""
+
+    rest = grpc = ""
+
+    def __init__(self, launcher: SageMaker, hosting: Hosting) -> None:
+        self._launcher = launcher
+        self._hosting = hosting
+        self._stopped = False
+        self.name = hosting.name
+        self.sigv4 = hosting.region
+        self.invocations = f"https://runtime.sagemaker.{hosting.region}.amazonaws.com/endpoints/{hosting.name}/invocations"
+
+    def __repr__(self) -> str:
+        return f"<RunningEndpoint {self.name}{' stopped' * self._stopped}>"
+
+    def failure(self) -> str:
+        return ""  # what ends it is seen by its answers
+
+    def usage(self) -> Usage:
+        return Usage()
+
+    async def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            await seen_through(self._launcher.removed(self._hosting))

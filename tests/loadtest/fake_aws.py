@@ -1,0 +1,110 @@
+"""AWS for a launcher's tests: moto behind the launcher's own door, with faults on request and time that only its pauses spend.
+
+What crosses the door is boto3, so that each call's parameters pass botocore's own validators. `dies_at`: the n-th call is the
+last that reaches AWS, before or after it took effect, as when the process is killed: neither it nor any later one is answered.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+from moto import mock_aws
+
+from gateway.deploying.sagemaker import PackedModel
+from loadtest.lab.launchers.aws.door import Aws, AwsRefused, Boto
+
+REGION: Final = "us-east-1"
+BUCKET: Final = "models-of-tests"
+ROLE: Final = "arn:aws:iam::123456789012:role/endpoint"
+IMAGE: Final = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/gateway:cpu"
+
+_BOTO: Final = Boto(REGION)  # its clients serve all tests: to make one takes a tenth of a second
+
+Fault = Callable[[str, Mapping[str, Any]], "dict[str, Any] | None"]
+
+
+class Killed(BaseException):
+    """The process is dead: nothing that it still does reaches anybody."""
+
+
+class FakeAws:
+    """Life: within `moto`. fault: is shown each call, and may answer instead of AWS, or raise."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.calls: list[str] = []
+        self.fault: Fault = lambda operation, parameters: None
+        self.dies_at: int | None = None
+        self.takes_effect = True
+        self.dead = False
+        self.on_pause: Callable[[], None] = lambda: None
+
+    @property
+    def door(self) -> Aws:
+        return Aws(REGION, asked=self._ask, pause=self._pause)
+
+    @property
+    def living_door(self) -> Aws:
+        """Of another process."""
+        return Aws(REGION, asked=_BOTO, pause=self._pause)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.on_pause()
+        if self.dead:
+            raise Killed
+        await asyncio.sleep(0)
+
+    def _ask(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        if self.dead:
+            raise Killed
+        self.calls.append(operation)
+        dies = self.dies_at is not None and len(self.calls) >= self.dies_at
+        if dies and not self.takes_effect:
+            self.dead = True
+            raise Killed
+        answer = self.fault(operation, parameters) or _BOTO(service, operation, parameters)
+        if dies:
+            self.dead = True
+            raise Killed
+        return answer
+
+    def answer(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """As AWS would answer another process."""
+        answered = _BOTO(service, operation, parameters)
+        return {key: value for key, value in answered.items() if key not in ("ResponseMetadata", "Body")}
+
+    def left(self) -> list[str]:
+        """All that is there of any run."""
+        client = boto3.client("sagemaker", region_name=REGION)
+        found = [each["EndpointName"] for each in client.list_endpoints()["Endpoints"]]
+        found += [each["EndpointConfigName"] for each in client.list_endpoint_configs()["EndpointConfigs"]]
+        found += [each["ModelName"] for each in client.list_models()["Models"]]
+        objects = boto3.client("s3", region_name=REGION).list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        groups = boto3.client("logs", region_name=REGION).describe_log_groups()["logGroups"]
+        return [*found, *(each["Key"] for each in objects), *(each["logGroupName"] for each in groups)]
+
+
+@contextmanager
+def moto() -> Iterator[None]:
+    """An account with a bucket and nothing else."""
+    with mock_aws():
+        boto3.client("s3", region_name=REGION).create_bucket(Bucket=BUCKET)
+        yield
+
+
+async def packed(document: Mapping[str, Any], folder: Path, bucket: str) -> PackedModel:
+    """Without a process: any archive does."""
+    archive = folder / "model.tar.gz"
+    archive.write_bytes(b"an archive")
+    return PackedModel(archive, archive.stat().st_size, 64 * "ab", bucket)
+
+
+def refused(code: str, message: str) -> AwsRefused:
+    return AwsRefused(f"sagemaker: {code}: {message}", code)

@@ -94,6 +94,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
         show_plan(plan_of(spec, question, launcher, _today()), console)
         words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
         return ExitCode.USAGE
+    launcher.admit()
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     if launcher.paid:
         spec = with_requests(spec, folder)

@@ -35,6 +35,7 @@ from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult, SloSpec, to_json
 from loadtest.search.events import (
     EXPECTED,
+    NOT_STARTED,
     Agree,
     Agreed,
     Entrant,
@@ -196,7 +197,7 @@ class Lab:
                     event = await self._answer(experiment, candidate, left_s - (time.monotonic() - began_s))
         except (StartFailed, TimeoutError) as exc:
             ended = "the money" if self._payable_s() <= 0 else "the budget"
-            failure = f"did not start: {exc}" if isinstance(exc, StartFailed) else f"did not answer before {ended} ended"
+            failure = f"{NOT_STARTED}: {exc}" if isinstance(exc, StartFailed) else f"did not answer before {ended} ended"
             if isinstance(experiment, Agree):
                 event = Agreed(experiment.entrant, failure=failure)
             elif isinstance(experiment, Profile):
@@ -323,7 +324,7 @@ class Lab:
                     answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
                 )
         except StartFailed as exc:
-            return f"did not start: {exc}", []
+            return f"{NOT_STARTED}: {exc}", []
         except LoadtestError as exc:
             return (running.failure() if running else "") or str(exc), []
         finally:

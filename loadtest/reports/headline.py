@@ -10,6 +10,7 @@ from typing import Final
 from loadtest.prices.costs import HOURS_PER_MONTH
 from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.reports.states import SIGNALS
+from loadtest.search.events import NOT_STARTED
 from loadtest.search.standing import agreement_text
 from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
 
@@ -45,7 +46,8 @@ def headline(found: Recommendation, *, command: bool = True) -> str:
         return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
     remedy = "Stop what else runs here, or leave the load generator a core of its own, and run it again"
     if not found.generator_limited and (failed := _reference_failed(found)):
-        return f"nothing can be said about {slo}: no answers could be compared with the reference's: {failed}. {remedy}"
+        told = f"nothing can be said about {slo}: no answers could be compared with the reference's: {failed}"
+        return told if NOT_STARTED in failed else f"{told}. {remedy}"
     unknown = [candidate for candidate in found.candidates if candidate.name in found.generator_limited]
     letters = ", ".join(candidate.letter for candidate in unknown) or "any candidate"
     why = f"{letters} could not be measured on this machine"

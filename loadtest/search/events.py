@@ -12,6 +12,7 @@ Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
+NOT_STARTED = "did not start"  # how failures begin of what was never up
 
 
 @dataclass(frozen=True, slots=True)

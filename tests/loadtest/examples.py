@@ -105,14 +105,14 @@ def invalid() -> Recommendation:
     return told(spec, replace(outcome, winner=None, runner_up=None, verified=None))
 
 
-def incomparable() -> Recommendation:
-    """The reference did not answer, so that nothing was compared, and nothing measured."""
+def incomparable(why: str = "did not answer") -> Recommendation:
+    """Why the reference was not to be asked, so that nothing was compared, and nothing measured."""
     spec = example_spec()
     outcome = example_outcome(spec)
     reference = spec.candidates[0].name
     standings = []
     for standing in outcome.standings:
-        failure = "did not answer" if standing.entrant.name == reference else f"cannot be compared: {reference} did not answer"
+        failure = why if standing.entrant.name == reference else f"cannot be compared: {reference} {why}"
         agreed = Agreed(standing.entrant.name, failure=failure)
         standings.append(Standing(standing.entrant, standing.required, standing.limit_ms, agreement=agreed, out=failure))
     silent = replace(outcome, standings=tuple(standings), winner=None, runner_up=None, verified=None, reference=reference)

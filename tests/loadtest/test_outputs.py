@@ -20,7 +20,7 @@ from loadtest.reports.headline import Fact, facts, headline, lettered, needed, q
 from loadtest.reports.recommendation import Recommendation, to_json
 from loadtest.reports.states import SIGNALS
 from loadtest.search.standing import SearchOutcome
-from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, told
+from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, incomparable, told
 from tests.loadtest.simulated_lab import Truth
 
 pytestmark = pytest.mark.slow  # whole searches are simulated
@@ -355,6 +355,9 @@ def test_a_busy_machine_is_said_to_be_busy() -> None:
 def test_nothing_is_concluded_where_the_reference_did_not_answer() -> None:
     assert "no answers could be compared with the reference's: " in headline(example("incomparable"))
     assert headline(example("incomparable")).count("did not answer") == 1
+    assert "Stop what else runs here" in headline(example("incomparable"))
+    # A quieter machine does not help what was never up.
+    assert headline(incomparable("did not start: no such image")).endswith("A did not start: no such image")
 
 
 def test_a_candidate_that_was_never_tried_leaves_the_answer_open() -> None:

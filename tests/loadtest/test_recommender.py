@@ -74,6 +74,9 @@ class FakeLauncher:
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         return {}
 
+    def admit(self) -> None:
+        return
+
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
 

@@ -1,9 +1,11 @@
 """A whole search over endpoints of SageMaker, on moto: whatever goes wrong, nothing is left behind, and its cost is known."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import boto3
 import pytest
 
 from loadtest.commands.reap import reap
-from loadtest.errors import UsageError
+from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import FINISHED, Journal
 from loadtest.lab.launchers.aws.door import AwsRefused
@@ -369,6 +371,20 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     assert aws.left() == []
 
 
+def test_what_was_refused_from_the_first_call_on_leaves_nothing_to_tell_of(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        raise refused("AccessDenied", f"not authorized to perform {operation}")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    outcome = asyncio.run(search.run())
+    assert outcome.standings[0].out.endswith("AccessDenied: not authorized to perform put_object")
+    assert set(aws.calls) == {"put_object"}
+    assert search.launcher.left_behind == []
+
+
 # What the platform measured.
 
 
@@ -404,6 +420,30 @@ def test_candidates_that_cannot_work_are_refused_before_anything_is_made(aws: Fa
     found = {name.split()[0]: [each.field for each in reasons] for name, reasons in launcher.preflight(spec.candidates).items()}
     assert found == {"c5.large": [], "c7g.large": ["architecture"], "c8i.xlarge": ["instances", "price"]}
     assert not [call for call in aws.calls if not call.startswith("list_")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (refused("404", "Not Found"), f"launcher.bucket: {BUCKET}: there is no such bucket: `aws s3 mb s3://{BUCKET} --region"),
+        ({"BucketRegion": "eu-central-1"}, f"{BUCKET}: is in eu-central-1: expected one in launcher.region {REGION}"),
+        (AwsRefused("AWS: s3.head_bucket: no credentials: expected those of an account"), "no credentials: expected those of"),
+        ({"BucketRegion": REGION}, ""),
+    ],
+)
+def test_a_search_begins_only_where_its_bucket_is_and_may_be_asked(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path, answer: AwsRefused | dict[str, Any], told: str
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(answer, AwsRefused):
+            raise answer
+        return answer
+
+    aws.fault = fault
+    launcher = Search(aws, catalogue, tmp_path).launcher
+    with pytest.raises(LoadtestError, match=re.escape(told)) if told else contextlib.nullcontext():
+        launcher.admit()
+    assert set(aws.calls) == {"head_bucket"}
 
 
 @pytest.mark.parametrize(

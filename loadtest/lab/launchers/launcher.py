@@ -73,6 +73,10 @@ class Launcher(Protocol):
         """What cannot work, by the candidate's name, before anything is started. Raises: UsageError, if it is the spec."""
         ...
 
+    def admit(self) -> None:
+        """See that what is paid for can be begun. Raises: LoadtestError, with what lacks; nothing was made."""
+        ...
+
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         """What the platform measured itself, of each; None, where it has no figures."""
         ...

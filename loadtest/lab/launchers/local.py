@@ -63,6 +63,9 @@ class Local:
                 raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
         return {}
 
+    def admit(self) -> None:
+        return
+
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
 

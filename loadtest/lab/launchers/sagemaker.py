@@ -23,7 +23,7 @@ from loadtest.lab.launchers.aws.door import Aws, AwsRefused, seen_through
 from loadtest.lab.launchers.aws.endpoints import LOGS, Run, calls_of
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window, latencies
 from loadtest.lab.launchers.aws.packing import Pack, packed
-from loadtest.lab.launchers.aws.removal import NotRemoved, pieces_of, quotas_of, remove
+from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, check_bucket, made_by, pieces_of, quotas_of, remove
 from loadtest.lab.launchers.launcher import StartFailed, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
@@ -83,24 +83,28 @@ class SageMaker:
         place = Place(account, self._images, self._wanted.ami, self.start_s + LEAST_SECONDS, self._budget.usd)
         return {candidate.name: reasons(candidate, self._catalogue, place) for candidate in candidates}
 
+    def admit(self) -> None:
+        asyncio.run(check_bucket(self._aws, self._wanted.bucket))
+
     async def start(self, candidate: CandidateSetup) -> "RunningEndpoint":
         self._number += 1
         name = self._run.named(self._number)
+        made: list[Piece] = []
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
             hosting = self._hosting(name, candidate, await self._pack(candidate.document, Path(folder), self._wanted.bucket))
             try:
-                await self._create(hosting, candidate)
+                await self._create(hosting, candidate, made)
             except BaseException as exc:
-                last_words = await seen_through(self._given_up(hosting, asked=isinstance(exc, StartFailed)))
+                last_words = await seen_through(self._given_up(hosting, made, asked=isinstance(exc, StartFailed)))
                 if isinstance(exc, LoadtestError):
                     raise StartFailed(f"{exc}{last_words}") from exc
                 raise
         return RunningEndpoint(self, hosting)
 
-    async def removed(self, hosting: Hosting) -> None:
-        """Remove an endpoint and all that belongs to it. What cannot be removed is told, and kept in `left_behind`."""
+    async def removed(self, hosting: Hosting, pieces: Sequence[Piece]) -> None:
+        """Remove what is there of an endpoint. What cannot be removed is told, and kept in `left_behind`."""
         try:
-            await remove(self._aws, pieces_of(hosting))
+            await remove(self._aws, pieces)
         except NotRemoved as exc:
             self.left_behind.append(f"{exc}: `{self.reaped_by}` tries again")
             words.error("loadtest: %s", self.left_behind[-1])
@@ -128,19 +132,24 @@ class SageMaker:
             security_groups=self._wanted.security_groups,
         )
 
-    async def _create(self, hosting: Hosting, candidate: CandidateSetup) -> None:
-        """Raises: AwsRefused, StartFailed."""
+    async def _create(self, hosting: Hosting, candidate: CandidateSetup, made: list[Piece]) -> None:
+        """made: takes what is there, or may be. Raises: AwsRefused, StartFailed."""
         for call in calls_of(hosting, self._run.tags_of(candidate.name)):
             if call.until is not None:
                 await self._wait(call)
                 continue
             if call.operation == "create_endpoint":
                 self.purse.begin(hosting.name, candidate.usd_per_hour)
+            pieces = made_by(call.operation, hosting)
+            made += pieces
             try:
                 await self._aws.change(call.service, call.operation, **call.parameters)
             except AwsRefused as exc:
-                if not call.already or exc.code != call.already:
-                    raise
+                if call.already and exc.code == call.already:
+                    continue
+                if exc.code:  # else nobody knows whether it was done
+                    del made[len(made) - len(pieces) :]
+                raise
 
     async def _wait(self, call: Call) -> None:
         until = call.until
@@ -156,10 +165,10 @@ class SageMaker:
             await self._aws.pause(_POLL_S)
         raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}")
 
-    async def _given_up(self, hosting: Hosting, *, asked: bool) -> str:
+    async def _given_up(self, hosting: Hosting, made: Sequence[Piece], *, asked: bool) -> str:
         """Its last words, if they are asked for; then it is removed."""
         last_words = await self._last_words(hosting.name) if asked else ""
-        await self.removed(hosting)
+        await self.removed(hosting, made)
         return last_words
 
     async def _last_words(self, name: str) -> str:
@@ -202,4 +211,4 @@ class RunningEndpoint:
     async def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            await seen_through(self._launcher.removed(self._hosting))
+            await seen_through(self._launcher.removed(self._hosting, pieces_of(self._hosting)))

@@ -34,6 +34,9 @@ class Url:
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         return {}  # whether a server is there shows when it is asked
 
+    def admit(self) -> None:
+        return
+
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.sagemaker import Hosting, PackedModel
-from loadtest.errors import LoadtestError
+from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 from loadtest.lab.launchers.aws.endpoints import LOGS, OURS, TAG_RUN, due, run_in
 
@@ -35,12 +35,22 @@ class NotRemoved(LoadtestError):
     """Something is left, and may cost money."""
 
 
+def made_by(operation: str, hosting: Hosting) -> list[Piece]:
+    """What a call of its creation makes."""
+    if operation == "put_object" and isinstance(hosting.package, PackedModel):
+        return [Piece("package", hosting.key, hosting.package.bucket)]
+    made = {
+        "create_model": [Piece("model", hosting.state)],
+        "create_endpoint_config": [Piece("configuration", hosting.state)],
+        "create_endpoint": [Piece("endpoint", hosting.name), Piece("logs", LOGS + hosting.name)],
+    }
+    return made.get(operation, [])
+
+
 def pieces_of(hosting: Hosting) -> list[Piece]:
-    """All that a start may have made, whether or not it came so far."""
-    found = [Piece("endpoint", hosting.name), Piece("configuration", hosting.state), Piece("model", hosting.state)]
-    if isinstance(hosting.package, PackedModel):
-        found.append(Piece("package", hosting.key, hosting.package.bucket))
-    return [*found, Piece("logs", LOGS + hosting.name)]
+    """All that it consists of."""
+    operations = ("put_object", "create_model", "create_endpoint_config", "create_endpoint")
+    return [piece for operation in operations for piece in made_by(operation, hosting)]
 
 
 async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
@@ -149,3 +159,17 @@ async def quotas_of(aws: Aws) -> dict[str, int] | None:
     except AwsRefused:
         return None
     return found or None
+
+
+async def check_bucket(aws: Aws, bucket: str) -> None:
+    """The first call of a search, so it tells of credentials as well. Raises: UsageError; AwsRefused."""
+    try:
+        found = await aws.call("s3", "head_bucket", Bucket=bucket)
+    except AwsRefused as exc:
+        if exc.missing:
+            made = f"`aws s3 mb s3://{bucket} --region {aws.region}` makes it"
+            raise UsageError(f"launcher.bucket: {bucket}: there is no such bucket: {made}") from exc
+        raise
+    there = found.get("BucketRegion", aws.region)
+    if there != aws.region:
+        raise UsageError(f"launcher.bucket: {bucket}: is in {there}: expected one in launcher.region {aws.region}")

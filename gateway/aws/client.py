@@ -62,6 +62,10 @@ class Aws:
         self.region: str = found
         self._client = session.client
 
+    def address(self, service: str) -> str:
+        """Where a service of this region is asked: as its partition, the profile and the environment have it."""
+        return str(self._of(service).meta.endpoint_url)
+
     def call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         with ExitStack() as opened:
             sent = {
@@ -82,14 +86,17 @@ class Aws:
             else:
                 return
 
+    def _of(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._client(service, region_name=self.region, config=self._config)
+        return self._clients[service]
+
     def _ask(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
 
         what = f"AWS: {service}.{operation}"
         try:
-            if service not in self._clients:
-                self._clients[service] = self._client(service, region_name=self.region, config=self._config)
-            answer: dict[str, Any] = getattr(self._clients[service], operation)(**parameters)
+            answer: dict[str, Any] = getattr(self._of(service), operation)(**parameters)
             return answer
         except ClientError as exc:
             reason = str(exc.response.get("Error", {}).get("Code", ""))

@@ -90,6 +90,7 @@ class SageMaker:
         self._number += 1
         name = self._run.named(self._number)
         made: list[Piece] = []
+        runtime = await asyncio.to_thread(self._aws.address, "sagemaker-runtime")
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
             hosting = self._hosting(name, candidate, await self._pack(candidate.document, Path(folder), self._wanted.bucket))
             try:
@@ -99,7 +100,7 @@ class SageMaker:
                 if isinstance(exc, LoadtestError):
                     raise StartFailed(f"{exc}{last_words}") from exc
                 raise
-        return RunningEndpoint(self, hosting)
+        return RunningEndpoint(self, hosting, runtime)
 
     async def removed(self, hosting: Hosting, pieces: Sequence[Piece]) -> None:
         """Remove what is there of an endpoint. What cannot be removed is told, and kept in `left_behind`."""
@@ -191,13 +192,13 @@ class RunningEndpoint:
 
     rest = grpc = ""
 
-    def __init__(self, launcher: SageMaker, hosting: Hosting) -> None:
+    def __init__(self, launcher: SageMaker, hosting: Hosting, runtime: str) -> None:
         self._launcher = launcher
         self._hosting = hosting
         self._stopped = False
         self.name = hosting.name
         self.sigv4 = hosting.region
-        self.invocations = f"https://runtime.sagemaker.{hosting.region}.amazonaws.com/endpoints/{hosting.name}/invocations"
+        self.invocations = f"{runtime}/endpoints/{hosting.name}/invocations"
 
     def __repr__(self) -> str:
         return f"<RunningEndpoint {self.name}{' stopped' * self._stopped}>"

@@ -71,6 +71,13 @@ class Aws:
         self._asked = asked or Boto(region)
         self.pause = pause
 
+    def address(self, service: str) -> str:
+        """Where boto3 would ask a service. From any thread; blocks for a tenth of a second. Raises: AwsRefused."""
+        try:
+            return platform.Aws(self.region).address(service)
+        except GatewayError as exc:
+            raise AwsRefused(exc.message) from exc
+
     async def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Ask. Raises: AwsRefused."""
         pause_s = _FIRST_PAUSE_S

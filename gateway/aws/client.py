@@ -1,5 +1,6 @@
 """AWS by boto3, which is an extra: every call of every service goes through here, and its errors become ours."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Final, Protocol
@@ -52,6 +53,7 @@ class Aws:
         # A part of an upload may take its time; whether a call that is not answered was done is not known, so few are repeated.
         self._config = Config(connect_timeout=10, read_timeout=120, retries={"mode": "standard", "total_max_attempts": 4})
         self._clients: dict[str, Any] = {}
+        logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells of each credential and each address that it finds
         try:
             session = boto3.DEFAULT_SESSION or boto3.session.Session()
             found = region or session.region_name

@@ -4,6 +4,7 @@ What is not known (a quota that nobody may ask, a model whose size shows when it
 candidate shares, such as a role that is missing, is the spec's, and no candidate's.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from gateway.deploying import needs
 from gateway.deploying.needs import GIB
 from gateway.deploying.preflight import AMIS, NEURON, Device, bare, registry
 from gateway.instances.facts import InstanceType
+from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup
 from loadtest.wording import counted, usd
@@ -84,6 +86,15 @@ class Place:
     ami: str = ""
     least_s: float = 0.0
     max_usd: float | None = None
+
+
+def check_time(minutes: float, least_s: float) -> None:
+    """least_s: of a start and one short run. Raises: UsageError."""
+    if minutes * 60 < least_s:
+        raise UsageError(
+            f"budget.minutes: {minutes:g}: expected at least {math.ceil(least_s / 60)}, here or as --budget-minutes: "
+            f"a start and one short run take about {least_s / 60:.0f}"
+        )
 
 
 def reasons(candidate: CandidateSetup, catalogue: Catalogue, place: Place) -> tuple[Reason, ...]:

@@ -15,7 +15,7 @@ from loadtest.lab.launchers.url import Url
 from loadtest.lab.recommender import question_of
 from loadtest.prices.catalogue import Catalogue, Price, load_catalogue
 from loadtest.question.candidates import CandidateSetup
-from loadtest.question.preflight import AMIS, Account, Image, Place, Reason, reasons
+from loadtest.question.preflight import AMIS, Account, Image, Place, Reason, check_time, reasons
 from loadtest.question.spec import without
 from loadtest.reports.forms import junit, markdown, render, table
 from tests.loadtest.examples import NOW, example_outcome, example_spec, told
@@ -271,3 +271,9 @@ def test_where_nobody_is_left_every_reason_is_told(catalogue: Catalogue) -> None
         without(spec, {each.name: (Reason("quota", "0", "room for 1"),) for each in spec.candidates})
     assert str(raised.value).count("quota: 0, expected room for 1") == 4
     assert "none can work where it is to be launched" in str(raised.value)
+
+
+def test_a_budget_that_no_start_fits_into_is_refused_with_what_it_takes() -> None:
+    check_time(8, 424.0)
+    with pytest.raises(UsageError, match=r"budget\.minutes: 5: expected at least 8, .* take about 7"):
+        check_time(5, 424.0)

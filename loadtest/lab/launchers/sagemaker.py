@@ -28,7 +28,7 @@ from loadtest.lab.launchers.launcher import StartFailed, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
-from loadtest.question.preflight import Account, Image, Place, Refusals, device_of, image_for, reasons
+from loadtest.question.preflight import Account, Image, Place, Refusals, check_time, device_of, image_for, reasons
 from loadtest.question.spec_file import BudgetSpec, SageMakerLauncher
 from loadtest.search.budget import LEAST_SECONDS
 
@@ -79,8 +79,10 @@ class SageMaker:
         return f"loadtest reap {self._run.id} --region {self._aws.region} --bucket {self._wanted.bucket} --yes"
 
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
+        least_s = self.start_s + LEAST_SECONDS
+        check_time(self._budget.minutes, least_s)
         account = Account(self._aws.region, quotas=asyncio.run(quotas_of(self._aws)))
-        place = Place(account, self._images, self._wanted.ami, self.start_s + LEAST_SECONDS, self._budget.usd)
+        place = Place(account, self._images, self._wanted.ami, least_s, self._budget.usd)
         return {candidate.name: reasons(candidate, self._catalogue, place) for candidate in candidates}
 
     def admit(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import shtab
 import uvloop
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from backends.digests import digest
 from gateway.config import Config, ModelSection
@@ -129,16 +129,17 @@ def _digest(config: Config) -> str:
 
 
 class _Progress:
-    """Counts rows, and says how far it is: by a line that is redrawn in a terminal, else by one every ten seconds."""
+    """Counts rows, and says how far it is: by a bar in a terminal, else by a line every ten seconds."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._rows = self.bad = 0
         self._begun_s = self._told_s = time.monotonic()
         console = Console(stderr=True, highlight=False)
         self._redrawn = console.is_terminal and not console.is_dumb_terminal and not quiet
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not self._redrawn)
-        self._task = self._bar.add_task("reading", total=None)
+        self._share = 0.0
+        self._task = self._bar.add_task("reading", total=1.0)
 
     def __enter__(self) -> "_Progress":
         self._bar.start()
@@ -147,15 +148,16 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def add(self, rows: int, bad: int) -> None:
-        """A chunk is done."""
+    def add(self, rows: int, bad: int, share: float) -> None:
+        """A chunk is done. share: of the input, that was read for it and those before it."""
         self._rows += rows
         self.bad += bad
-        self._bar.update(self._task, description=self.told())
+        self._share = max(self._share, share)
+        self._bar.update(self._task, completed=self._share, description=self.told())
         now_s = time.monotonic()
         if not self._redrawn and now_s - self._told_s >= _TOLD_EVERY_S:
             self._told_s = now_s
-            words.info("%s", self.told())
+            words.info("%.0f %%, %s", 100 * self._share, self.told())
 
     def told(self) -> str:
         took_s = time.monotonic() - self._begun_s

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.errors import ConfigError
-from gateway.transform.storage import FoundFile, Store
+from gateway.transform.storage import PACKED, FoundFile, Store
 
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
 
@@ -34,17 +34,37 @@ class Unread(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Rows that are worked on together. first: the number of its first row, counted from 0 over all files."""
+    """Rows that are worked on together.
+
+    first: the number of its first row, counted from 0 over all files. read_bytes: of the files, with it and all before it.
+    """
 
     number: int
     first: int
     rows: list[Row | Unread]
+    read_bytes: int
+
+
+class _Place:
+    """How far the files are read. A reader tells by `read_bytes` how far it is in its own."""
+
+    def __init__(self) -> None:
+        self._before_bytes = 0
+        self.read_bytes: Callable[[], int] = int
+
+    @property
+    def bytes(self) -> int:
+        return self._before_bytes + self.read_bytes()
+
+    def ended(self, file: FoundFile) -> None:
+        self._before_bytes += file.size_bytes
+        self.read_bytes = int
 
 
 def format_of(path: str) -> str:
     """jsonl, csv, txt or parquet, by a name's ending. Raises: ConfigError."""
     name = path.rpartition("/")[2].lower()
-    for packed in (".gz", ".bz2", ".zst", ".lz4"):
+    for packed in PACKED:
         name = name.removesuffix(packed)
     ending = {"ndjson": "jsonl"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
     if ending not in _READ:
@@ -58,7 +78,8 @@ def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Calla
     skip: told a chunk's number; whether its rows are not wanted: it is left out then. Raises: ConfigError, for a file that is
     not as its name says; OSError.
     """
-    rows = (row for seen in files for row in _READ[format_of(seen.path)](store.beside(seen.path)))
+    place = _Place()
+    rows = _rows(store, files, place)
     number = 0
     while True:
         taken = islice(rows, most_rows)
@@ -68,14 +89,20 @@ def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Calla
             found = list(taken)
             more = len(found)
             if found:
-                yield Chunk(number, number * most_rows, found)
+                yield Chunk(number, number * most_rows, found, place.bytes)
         if more < most_rows:
             return
         number += 1
 
 
-def _lines(store: Store) -> Iterator[bytes]:
-    with store.stream() as file:
+def _rows(store: Store, files: Sequence[FoundFile], place: _Place) -> Iterator[Row | Unread]:
+    for file in files:
+        yield from _READ[format_of(file.path)](store.beside(file.path), place)
+        place.ended(file)
+
+
+def _lines(store: Store, place: _Place) -> Iterator[bytes]:
+    with store.unpacked() as (file, place.read_bytes):
         rest = b""
         while data := file.read(1 << 20):
             *lines, rest = (rest + data).split(b"\n")
@@ -84,9 +111,9 @@ def _lines(store: Store) -> Iterator[bytes]:
             yield rest
 
 
-def _json_lines(store: Store) -> Iterator[Row | Unread]:
+def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
     decode = msgspec.json.Decoder().decode
-    for line in _lines(store):
+    for line in _lines(store, place):
         if not line.strip():
             continue
         try:
@@ -97,17 +124,17 @@ def _json_lines(store: Store) -> Iterator[Row | Unread]:
             yield value if isinstance(value, dict) else {BARE: value}
 
 
-def _text(store: Store) -> Iterator[Row | Unread]:
-    for line in _lines(store):
+def _text(store: Store, place: _Place) -> Iterator[Row | Unread]:
+    for line in _lines(store, place):
         try:
             yield {BARE: line.removesuffix(b"\r").decode()}
         except UnicodeDecodeError as exc:
             yield Unread(f"no UTF-8: {exc}", _shown(line))
 
 
-def _csv(store: Store) -> Iterator[Row | Unread]:
+def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
     """Its first line has the names. All cells are text; an empty one is left out."""
-    with store.stream() as file:
+    with store.unpacked() as (file, place.read_bytes):
         text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
         reader = csv.reader(text)
         names = next(reader, [])
@@ -134,13 +161,17 @@ def _csv(store: Store) -> Iterator[Row | Unread]:
                 yield row
 
 
-def _parquet(store: Store) -> Iterator[Row | Unread]:
+def _parquet(store: Store, place: _Place) -> Iterator[Row | Unread]:
+    opened = store.open()
     try:
-        file = pq.ParquetFile(store.open())
+        file = pq.ParquetFile(opened)
     except pa.ArrowInvalid as exc:
         raise ConfigError(f"{store.path}: no Parquet file: {exc}") from exc
+    size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
+    place.read_bytes = lambda: size * read_rows // of_rows
     with file:
         for batch in file.iter_batches(512):
+            read_rows += len(batch)
             columns = [_values(column) for column in batch.columns]
             names = batch.schema.names
             for cells in zip(*columns, strict=True):
@@ -170,7 +201,7 @@ def _shown(line: bytes) -> str:
     return text if len(line) <= 200 else f"{text}…"
 
 
-_READ: Final[dict[str, Callable[[Store], Iterator[Row | Unread]]]] = {
+_READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Unread]]]] = {
     "jsonl": _json_lines, "csv": _csv, "txt": _text, "parquet": _parquet,
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ closed.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import IO, Any, Final, NamedTuple, Self
@@ -19,6 +19,8 @@ except ImportError as exc:
     raise ConfigError(f"pyarrow cannot be imported ({exc}): pip install 'serving-gateway[batch]'") from exc
 
 _GLOB: Final = frozenset("*?[")
+PACKED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+"""How a name ends -> how Arrow calls the packing."""
 
 
 class FoundFile(NamedTuple):
@@ -88,8 +90,22 @@ class Store(NamedTuple):
         return self.files.open_input_file(self.path)  # type: ignore[no-any-return]
 
     def stream(self) -> IO[bytes]:
-        """To read from its beginning; what is packed by gzip or the like, as its name says, is unpacked."""
-        return self.files.open_input_stream(self.path, compression="detect")  # type: ignore[no-any-return]
+        """To read from its beginning, as it is."""
+        return self.files.open_input_stream(self.path, compression=None)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def unpacked(self) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+        """To read from its beginning: what is packed by gzip or the like, as its name says, is unpacked.
+
+        With it comes how far it is read, in bytes as they are in the store.
+        """
+        with self.open() as file:
+            packing = next((PACKED[ending] for ending in PACKED if self.path.lower().endswith(ending)), None)
+            if packing is None:
+                yield file, file.tell
+            else:
+                with pa.CompressedInputStream(file, packing) as opened:
+                    yield opened, file.tell
 
     @contextmanager
     def written(self) -> Iterator[IO[bytes]]:

@@ -118,9 +118,11 @@ class RowsWork:
         spec: ModelSpec,
         asker: Asker,
         done: set[int],
-        told: Callable[[int, int], None],
+        told: Callable[[int, int, float], None],
     ) -> None:
-        """told: rows that are finished, and how many of them are bad, chunk by chunk; from any thread."""
+        """told: rows that are finished, how many of them are bad, and how much of the input was read for them and those before
+        them, as a share; chunk by chunk, as they end.
+        """
         self._job = job
         self._source = source
         self._files = files
@@ -128,6 +130,7 @@ class RowsWork:
         self._asker = asker
         self._done = done
         self._told = told
+        self._bytes = max(1, sum(file.size_bytes for file in job.inputs))
 
     async def run(self) -> None:
         """Finish every chunk, and join them. Raises: ConfigError, Unavailable, OSError; what is done stays then."""
@@ -160,7 +163,7 @@ class RowsWork:
         if first and not self._done and all(isinstance(answer, str) for answer in answers):
             raise ConfigError(f"none of the first {len(answers)} rows has an answer; the first: {answers[0]}")
         bad = await asyncio.to_thread(self._write, chunk, answers)
-        self._told(len(answers), bad)
+        self._told(len(answers), bad, chunk.read_bytes / self._bytes)
 
     def _write(self, chunk: Chunk, answers: Sequence[Answer | str]) -> int:
         """Gives how many are bad."""

@@ -14,7 +14,7 @@ from gateway.transform.rows import Chunk
 from tests.simulation import SimulatedClock, run_simulated
 
 SPEC = ModelSpec("", (TensorSpec("x", "FP32", (-1, 2)),), (TensorSpec("y", "FP32", (-1, 2)),), 4)
-CHUNK = Chunk(0, 0, [{"x": [float(number), 1.0]} for number in range(10)])
+CHUNK = Chunk(0, 0, [{"x": [float(number), 1.0]} for number in range(10)], 0)
 
 
 def test_a_model_that_is_busy_is_asked_again() -> None:

@@ -1,4 +1,5 @@
-"""The candidates that are up: each is started when it is first asked for, at most so many at once.
+"""The candidates that are up: each is started when it is first asked for, at most so many at once as the launcher and the
+account's quotas allow.
 
 Who is idle for longer than a start takes is stopped: to start it again costs no more than to let it wait. Who is cheapest is
 asked first, where several are ready; one at a time is asked, as the load generator is one.
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed
+from loadtest.lab.launchers.launcher import Launcher, Quota, RunningCandidate, StartFailed
 from loadtest.question.candidates import CandidateSetup
 from loadtest.wording import usd
 
@@ -27,8 +28,8 @@ class UpCandidates:
         self._spent_usd = spent_usd
         self._up: dict[str, RunningCandidate] = {}  # the one that was asked last behind
         self._held: set[str] = set()
-        self._leaving: set[str] = set()  # they are being stopped, and take their place until then
-        self._left = asyncio.Event()  # one of them has
+        self._taking: dict[str, Quota | None] = {}  # whoever starts, is up, or is being stopped: of the quotas
+        self._changed = asyncio.Event()  # one was stopped, or is held no longer
         self._idle_since_s: dict[str, float] = {}
         self._turns = _Turns()
 
@@ -47,6 +48,7 @@ class UpCandidates:
         finally:
             self._held.discard(name)
             self._idle_since_s[name] = time.monotonic()
+            self._changed.set()
 
     async def close(self) -> None:
         """Stop all of them, at the same time."""
@@ -62,16 +64,33 @@ class UpCandidates:
         if running is not None:
             await self._stop(name)
         await self._stop_idle()
-        while len(self._up.keys() | self._held | self._leaving) > self._launcher.parallel:
-            idle = next((other for other in self._up if other not in self._held), None)
+        quota = self._launcher.quota(candidate)
+        while (crowd := self._crowd(name, quota)) is not None:
+            idle = next((other for other in self._up if other in crowd and other not in self._held), None)
             if idle is not None:
                 await self._stop(idle)
             else:
-                self._left.clear()
-                await self._left.wait()
+                self._changed.clear()
+                await self._changed.wait()
         self._check_money(candidate)
-        self._up[name] = await self._launcher.start(candidate)
+        self._taking[name] = quota
+        try:
+            self._up[name] = await self._launcher.start(candidate)
+        except BaseException:
+            del self._taking[name]
+            self._changed.set()
+            raise
         return self._up[name]
+
+    def _crowd(self, name: str, quota: Quota | None) -> set[str] | None:
+        """Of whom one has to go before another can start; None, if there is room."""
+        others = self._taking.keys() - {name}
+        if len(others) >= self._launcher.parallel:
+            return others
+        if quota is None:
+            return None
+        shared = {other: of.takes for other in others if (of := self._taking[other]) and of.name == quota.name}
+        return set(shared) if shared and sum(shared.values()) + quota.takes > quota.most else None
 
     def _check_money(self, candidate: CandidateSetup) -> None:
         if not self._launcher.paid:
@@ -90,14 +109,12 @@ class UpCandidates:
         await asyncio.gather(*map(self._stop, idle))
 
     async def _stop(self, name: str) -> None:
-        running = self._up[name]
-        self._leaving.add(name)
-        del self._up[name]
+        running = self._up.pop(name)
         try:
             await running.stop()
         finally:
-            self._leaving.discard(name)
-            self._left.set()
+            del self._taking[name]
+            self._changed.set()
 
 
 class _Turns:

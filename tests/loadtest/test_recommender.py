@@ -10,7 +10,7 @@ from loadtest.errors import TargetError, UsageError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of, required_share
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
@@ -76,6 +76,9 @@ class FakeLauncher:
 
     def admit(self) -> None:
         return
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        return None
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)

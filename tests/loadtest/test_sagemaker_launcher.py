@@ -27,6 +27,7 @@ from loadtest.lab.journal import FINISHED, Journal
 from loadtest.lab.launchers.aws.door import AwsRefused
 from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
 from loadtest.lab.launchers.aws.removal import left_over
+from loadtest.lab.launchers.launcher import Quota
 from loadtest.lab.launchers.sagemaker import SageMaker
 from loadtest.lab.platform import with_platform, with_requests
 from loadtest.lab.recommender import Lab, question_of
@@ -420,6 +421,9 @@ def test_candidates_that_cannot_work_are_refused_before_anything_is_made(aws: Fa
     found = {name.split()[0]: [each.field for each in reasons] for name, reasons in launcher.preflight(spec.candidates).items()}
     assert found == {"c5.large": [], "c7g.large": ["architecture"], "c8i.xlarge": ["instances", "price"]}
     assert not [call for call in aws.calls if not call.startswith("list_")]
+    assert [launcher.quota(each) for each in spec.candidates] == [
+        Quota(f"ml.{name}", most, 1) for name, most in zip(quotas, (2, 1, 1), strict=True)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.launchers.launcher import StartFailed
+from loadtest.lab.launchers.launcher import Quota, StartFailed
 from loadtest.lab.up import UpCandidates
 from loadtest.prices.catalogue import Price
 from loadtest.prices.purse import Purse
@@ -26,6 +26,10 @@ class PaidLauncher(FakeLauncher):
         self.parallel = parallel
         self.purse = Purse(max_usd, clock=lambda: 0.0)
         self.most = 0
+        self.quotas: dict[str, Quota] = {}
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        return self.quotas.get(candidate.name)
 
     async def start(self, candidate: CandidateSetup) -> FakeRunning:
         await asyncio.sleep(0)
@@ -61,6 +65,30 @@ def test_no_more_are_up_than_may_be_and_the_idle_one_makes_room() -> None:
     asyncio.run(scenario())
     assert launcher.most == 2
     assert launcher.running == set()
+
+
+def test_a_quota_that_is_taken_holds_back_those_of_its_kind_until_one_of_them_has_left() -> None:
+    launcher = PaidLauncher(3)
+    launcher.start_s = 3600.0
+    launcher.purse.max_usd = None
+    a, b, c = candidates(3)
+    launcher.quotas = {a.name: Quota("ml.c7i.large", 4, 3), b.name: Quota("ml.c7i.large", 4, 2)}
+    together: list[set[str]] = []
+
+    async def scenario() -> None:
+        up = UpCandidates(launcher)
+
+        async def ask(candidate: CandidateSetup) -> None:
+            async with up.held(candidate):
+                together.append(set(launcher.running))
+
+        await asyncio.gather(ask(a), ask(b), ask(c))
+        await up.close()
+
+    asyncio.run(scenario())
+    assert sorted(launcher.started) == ["c0", "c1", "c2"]
+    assert {"c0", "c2"} in together
+    assert not any({"c0", "c1"} <= running for running in together)
 
 
 def test_who_is_idle_for_longer_than_a_start_takes_is_stopped_when_another_is_asked() -> None:

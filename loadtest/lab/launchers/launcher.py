@@ -23,6 +23,15 @@ class Usage:
     memory_percent: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What all candidates together may take of something. takes: of it, one candidate."""
+
+    name: str
+    most: float
+    takes: float
+
+
 class RunningCandidate(Protocol):
     """A candidate that answers requests.
 
@@ -75,6 +84,10 @@ class Launcher(Protocol):
 
     def admit(self) -> None:
         """See that what is paid for can be begun. Raises: LoadtestError, with what lacks; nothing was made."""
+        ...
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        """Of the account, as far as `preflight` has seen it; None: nothing is known to hold it back."""
         ...
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:

@@ -15,7 +15,7 @@ import yaml
 
 from loadtest.errors import UsageError
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
@@ -65,6 +65,9 @@ class Local:
 
     def admit(self) -> None:
         return
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        return None
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)

@@ -24,7 +24,7 @@ from loadtest.lab.launchers.aws.endpoints import LOGS, Run, calls_of
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window, latencies
 from loadtest.lab.launchers.aws.packing import Pack, packed
 from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, check_bucket, made_by, pieces_of, quotas_of, remove
-from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
@@ -61,6 +61,7 @@ class SageMaker:
         self._images = [Image(image.uri, image.architecture, image.device, image.cuda) for image in wanted.images]
         self._pack = pack
         self._number = 0
+        self._quotas: dict[str, int] | None = None
         self.left_behind: list[str] = []
         self.parallel = wanted.parallel
         self.purse = Purse(budget.usd, clock=clock)
@@ -81,9 +82,13 @@ class SageMaker:
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         least_s = self.start_s + LEAST_SECONDS
         check_time(self._budget.minutes, least_s)
-        account = Account(self._aws.region, quotas=asyncio.run(quotas_of(self._aws)))
-        place = Place(account, self._images, self._wanted.ami, least_s, self._budget.usd)
+        self._quotas = asyncio.run(quotas_of(self._aws))
+        place = Place(Account(self._aws.region, quotas=self._quotas), self._images, self._wanted.ami, least_s, self._budget.usd)
         return {candidate.name: reasons(candidate, self._catalogue, place) for candidate in candidates}
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        name = _hosted(candidate)
+        return None if self._quotas is None or name not in self._quotas else Quota(name, self._quotas[name], 1)
 
     def admit(self) -> None:
         asyncio.run(check_bucket(self._aws, self._wanted.bucket))
@@ -123,7 +128,7 @@ class SageMaker:
         if image is None:
             raise StartFailed("no image fits it")  # preflight refuses it
         ami = self._wanted.ami if device_of(backend) == "cuda" else ""
-        instances = Instances((f"ml.{candidate.instance_type.removeprefix('ml.')}",), 1, 1, ami)
+        instances = Instances((_hosted(candidate),), 1, 1, ami)
         return Hosting(
             name=name,
             region=self._aws.region,
@@ -187,6 +192,11 @@ class SageMaker:
             return ""
         lines = " / ".join(event["message"].strip() for event in told["events"])
         return f": {lines}" if lines else ""
+
+
+def _hosted(candidate: CandidateSetup) -> str:
+    """Its type, as SageMaker calls it."""
+    return f"ml.{candidate.instance_type.removeprefix('ml.')}"
 
 
 class RunningEndpoint:

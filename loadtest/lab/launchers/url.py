@@ -10,7 +10,7 @@ from gateway.errors import GatewayError
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import StartFailed, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
@@ -36,6 +36,9 @@ class Url:
 
     def admit(self) -> None:
         return
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        return None
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)

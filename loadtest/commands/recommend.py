@@ -5,10 +5,11 @@ import asyncio
 import datetime
 import os
 import platform
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from loadtest.question.spec import SearchSpec
     from loadtest.reports.recommendation import Recommendation
     from loadtest.search.events import Question
+
+T = TypeVar("T")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -208,14 +211,26 @@ async def _search(
     try:
         with interrupted.calls(cancel):
             outcome = await run_search(question, lab, journal, on_step=display.on_step)
-        outcome = await with_platform(outcome, launcher)
     finally:
         display.clear()
         journal.close()
+    outcome = await unless_interrupted(with_platform(outcome, launcher), interrupted, outcome)
     if launcher.left_behind:
         outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
     now = datetime.datetime.now(datetime.UTC)
     return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
+
+
+async def unless_interrupted(work: Coroutine[Any, Any, T], interrupted: "Interruption", otherwise: T) -> T:
+    """What it gives; `otherwise`, if the user will not wait for it."""
+    task = asyncio.ensure_future(work)
+
+    def cancel() -> None:
+        task.cancel()
+
+    with interrupted.calls(cancel):
+        await asyncio.wait((task,))
+    return otherwise if task.cancelled() else task.result()
 
 
 def machine() -> str:

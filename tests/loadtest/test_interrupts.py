@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from loadtest.commands.interrupts import interruption
+from loadtest.commands.recommend import unless_interrupted
 from loadtest.errors import UsageError
 from loadtest.load import live_log
 from loadtest.measuring.generator_limit import null_server
@@ -63,6 +64,16 @@ def test_an_idle_uvloop_wakes_for_one() -> None:
                 await called.wait()
 
     uvloop.run(scenario())
+
+
+def test_what_comes_after_a_search_is_skipped_and_its_result_kept() -> None:
+    async def scenario() -> None:
+        with interruption() as found:
+            assert await unless_interrupted(asyncio.sleep(0, "found"), found, "otherwise") == "found"
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+            assert await unless_interrupted(asyncio.sleep(60, "found"), found, "otherwise") == "otherwise"
+
+    asyncio.run(scenario())
 
 
 def test_in_another_thread_nothing_is_taken_over() -> None:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gateway.deploying.sagemaker import VARIANT
+from gateway.process.console import words
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 
 _METRICS: Final = ("ModelLatency", "OverheadLatency")  # microseconds
@@ -42,6 +43,11 @@ async def latencies(aws: Aws, windows: Sequence[Window]) -> list[PlatformLatency
     """Of each, in their order; None, where there are no figures, or this may not be asked. Waits for those that are late."""
     found: list[PlatformLatency | None] = [None] * len(windows)
     for look in range(_LOOKS if windows else 0):
+        if look == 1:
+            most_s = (_LOOKS - 1) * _LATE_S
+            words.info(
+                "SageMaker's own figures are late: waiting for %.0f s at most, which cost nothing; Ctrl-C skips them", most_s
+            )
         if look:
             await aws.pause(_LATE_S)
         missing = [place for place, each in enumerate(found) if each is None]

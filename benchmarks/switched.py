@@ -1,48 +1,51 @@
 """What the ring of `gateway why` and traces cost: server CPU per request of `linear`, switched on and off within one process.
 
-    python -m benchmarks.switched --with neither ring traces both --rounds 20 [--protocol grpc] [--processes 3]
+    python -m benchmarks.switched --with neither both --rounds 700 [--protocol grpc] [--processes 2]
     python -m benchmarks.switched --with neither again slowed     that the measurement is right
 
 Two processes of one configuration differ by more than these cost: where their memory lies, how strings hash, what else the
-machine does meanwhile. So here one process serves, over sockets, and between two blocks of requests, while nothing is asked, the
-lane gets a batcher that records, or one that does not, and the edges get a sampler, or none: what the gateway itself gives them
-when it is made. A round asks one block of each, in an order that is drawn; figures are ratios to the first within a round.
+machine does meanwhile; and one process is a fifth slower for seconds at a time. So here one process serves, over sockets, and
+ten times a second, while nothing is asked, the lane gets a batcher that records, or one that does not, and the edges get a
+sampler, or none: what the gateway itself gives them when it is made. A round asks one block of each, in an order that is drawn.
 
-Counted is the process's own CPU time, all its threads and the kernel's work for it, from a block's first request until all of
-its spans are with the collector. So nothing that a block causes is left out or falls on another, but for at most 255 events
-that the next block of a kind packs. `REQUESTS` requests make as many spans as leave at once; blocks of other lengths send some
-that are not full, which is charged to traces. Some requests before each block are not counted: the interpreter learns the types
-that it meets anew.
+Counted is the process's own CPU time, all its threads and the kernel's work for it. Told is the ratio of the sums to those of
+the first kind, with a 95 % interval from rounds drawn anew (bootstrap). Nothing is left out. What sends spans begins when there
+are as many as leave at once, so it begins in a block with traces, and that block lasts until the message has been taken. The
+ring packs in blocks that fill it: up to 255 events wait for the next block of the kind. Some requests before each block are not
+counted: the interpreter learns the types that it meets anew.
 
-What both have, as the exporter is there in either, is told as well: the CPU time of the process while nobody asks, beside that
-of one without.
+--idle: what both have, as the exporter is there in either: the CPU time of the process while nobody asks, beside that of one
+without.
 
 again: a second batcher that does not record, so its ratio must be 1. slowed: one that spends `SPENT_NS` more on each request.
 """
 
 import argparse
 import asyncio
+import os
 import random
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
+import numpy as np
 import uvloop
 
-from benchmarks.before_after import ASKING, Client, Locks, interval
-from benchmarks.stations import WITH, all_sent, collecting, ingress_of
+from benchmarks.before_after import ASKING, Client, Locks
+from benchmarks.stations import WITH, collecting, ingress_of
 from gateway.batching.batcher import Batcher
 from gateway.types import InferRequest
 
 KINDS: Final = (*WITH, "again", "slowed")
-REQUESTS: Final = 25_600
+REQUESTS: Final = 1_000
 SPENT_NS: Final = 2_000
 _EVERY: Final = 10  # requests that are slowed at once: to read a thread's clock takes long, too
 _IDLE_S: Final = 10.0
+_DRAWN: Final = 2000
+# Spans leave when they are many, as they do where all requests are served so; a twentieth of the time would be the timer's.
+_ENVIRONMENT: Final = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
 
 
 class Slowed(Batcher):
@@ -67,6 +70,7 @@ class Switch:
         self._lane = ingress.repository.model("linear", "").lanes[0]
         self._edges = [ingress._http.handler._endpoints, ingress._grpc._endpoints]
         self._sampler = self._edges[0].sampler
+        self._exporter = ingress._tracer.close.__self__
         recorded = self._lane.batcher
         settings = recorded.ring.settings
         policy, told = type(recorded.policy), recorded.service.to_dict()
@@ -80,6 +84,14 @@ class Switch:
             batcher.service.restore(told)
         self._batchers = {"again": again, "slowed": slowed, "ring": recorded, "both": recorded}
         self._plain = plain
+
+    async def sent(self) -> None:
+        """Wait while spans are being sent."""
+        exporter = self._exporter
+        while exporter._due.is_set() or exporter._put - exporter._taken >= exporter._settings.sent_spans or exporter._sending:
+            await asyncio.sleep(0.0005)
+        assert not exporter.failed, exporter.spans()
+        assert not exporter.dropped, exporter.spans()
 
     def to(self, kind: str) -> None:
         """While nothing is asked."""
@@ -97,11 +109,11 @@ async def _serve(which: str, collector: str) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     print(ports.http, ports.grpc, flush=True)
     while line := (await lines.readline()).decode().strip():
-        if line != "used":
-            assert switch is not None
-            switch.to(line)
-        await all_sent(ingress)
-        print(time.process_time_ns(), flush=True)
+        if switch is not None:
+            await switch.sent()
+            if line != "used":
+                switch.to(line)
+        print(time.process_time_ns(), time.thread_time_ns(), flush=True)
     await ingress.drain()
 
 
@@ -113,6 +125,7 @@ class Server:
             [sys.executable, "-m", "benchmarks.switched", "--serve", which, "--collector", collector],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=os.environ | _ENVIRONMENT,
             text=True,
         )
         http, grpc = self._read().split()
@@ -123,26 +136,26 @@ class Server:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def told(self, line: str) -> int:
-        """Say it, and get the CPU time so far, in ns, once all spans are sent."""
+    def told(self, line: str) -> np.ndarray:
+        """Say it, and get the CPU time so far, in us: (all of it, the event loop's thread)."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return int(self._read())
+        return np.array(self._read().split(), float) / 1e3
 
-    def block(self, kind: str, requests: int) -> float:
-        """CPU time of each request, in us."""
+    def block(self, kind: str, requests: int) -> np.ndarray:
+        """CPU time of each request, likewise."""
         self.told(kind)
-        self.ask(requests // 20)
-        before_ns = self.told("used")
+        self.ask(requests // 10)
+        before = self.told("used")
         self.ask(requests)
-        return (self.told("used") - before_ns) / requests / 1e3
+        return (self.told("used") - before) / requests
 
     def idle(self) -> float:
         """CPU time of each second in which nobody asks, in us."""
-        before_ns = self.told("used")
+        before = self.told("used")
         time.sleep(_IDLE_S)
-        return (self.told("used") - before_ns) / _IDLE_S / 1e3
+        return float((self.told("used") - before)[0] / _IDLE_S)
 
     def stop(self) -> None:
         self._process.communicate()
@@ -151,7 +164,7 @@ class Server:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--with", dest="kinds", nargs="+", choices=KINDS, default=["neither", "both"])
-    parser.add_argument("--rounds", type=int, default=20, help="of each process")
+    parser.add_argument("--rounds", type=int, default=300, help="of each process")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of a block")
     parser.add_argument("--protocol", choices=sorted(ASKING), default="rest-json")
@@ -164,8 +177,9 @@ def main() -> None:
     if arguments.serve:
         uvloop.run(_serve(arguments.serve, arguments.collector))
         return
+    kinds = arguments.kinds
     draw = random.Random(arguments.seed)
-    costs: dict[str, list[float]] = {kind: [] for kind in arguments.kinds}
+    processes = []
     with ExitStack() as running:
         collector = running.enter_context(collecting())
 
@@ -176,36 +190,38 @@ def main() -> None:
 
         for number in range(arguments.processes):
             server = started("both")
-            for kind in arguments.kinds:  # until the ring is full, and what is learned of times is
-                server.block(kind, arguments.requests // 2)
-            for _ in range(arguments.rounds):
-                for kind in draw.sample(arguments.kinds, len(arguments.kinds)):
-                    costs[kind].append(server.block(kind, arguments.requests))
-            own = {kind: cost[-arguments.rounds :] for kind, cost in costs.items()}
-            _print(f"process {number + 1}", own)
-        _print("all", costs)
+            costs = np.empty((arguments.rounds, len(kinds), 2))
+            for kind in kinds:  # until what is learned of times is
+                server.block(kind, 5 * arguments.requests)
+            for cost in costs:
+                for index in draw.sample(range(len(kinds)), len(kinds)):
+                    cost[index] = server.block(kinds[index], arguments.requests)
+            processes.append(costs)
+            _print(f"process {number + 1}", kinds, costs)
+        if len(processes) > 1:
+            _print("all", kinds, np.concatenate(processes))
         if arguments.idle:
             both, neither = started("both").idle(), started("neither").idle()
             print(f"while nobody asks: both {both:.0f} us a second, neither {neither:.0f}")
 
 
-def _print(what: str, costs: dict[str, list[float]]) -> None:
-    (first, base), *others = costs.items()
-    print(f"{what}: {len(base)} blocks of each; {first} {statistics.mean(base):.2f} us a request", flush=True)
-    for kind, cost in others:
-        print(f"  {kind:8} ratio {_compared(base, cost, _ratio, 4)}; more by {_compared(base, cost, _more, 2)} us", flush=True)
-
-
-def _compared(base: Sequence[float], cost: Sequence[float], how: Callable[[float, float], float], digits: int) -> str:
-    return interval([how(each, one) for one, each in zip(base, cost, strict=True)], digits)
-
-
-def _ratio(cost: float, base: float) -> float:
-    return cost / base
-
-
-def _more(cost: float, base: float) -> float:
-    return cost - base
+def _print(what: str, kinds: list[str], costs: np.ndarray) -> None:
+    """costs: (rounds, kinds, all of it and the loop's)."""
+    rounds = len(costs)
+    drawn = np.random.default_rng(0).integers(rounds, size=(_DRAWN, rounds))
+    means = costs.mean(axis=0)
+    resampled = np.stack([costs[one].mean(axis=0)[:, 0] for one in drawn])
+    ratios = resampled / resampled[:, :1]
+    print(f"{what}: {rounds} blocks of each; {kinds[0]} {means[0, 0]:.2f} us a request", flush=True)
+    for index, kind in enumerate(kinds[1:], 1):
+        ratio = means[index, 0] / means[0, 0]
+        least, most = np.percentile(ratios[:, index], (2.5, 97.5))
+        more, on_loop = means[index] - means[0]
+        print(
+            f"  {kind:8} ratio {ratio:.4f}, 95 % interval {least:.4f} to {most:.4f}; more by {more:.2f} us, "
+            f"of which {on_loop:.2f} on the loop's thread",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

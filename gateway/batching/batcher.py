@@ -10,9 +10,9 @@ what waits. Nothing here waits or reads a clock.
 """
 
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -91,6 +91,8 @@ class Batcher:
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
+        self._events: list[Any] | deque[Any] | None = None  # gets what is to be recorded of arrivals; None: nothing is
+        self._number: Callable[[object], int] = id  # by which they are known there
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -172,44 +174,72 @@ class Batcher:
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
         Raises: Overloaded, if they would not do or it would be late; DeadlineExceeded; TooLarge, for too many rows in one.
         """
-        rows = request.rows if self._batched else 1
-        if rows > self._max_request_rows:
-            raise TooLarge(
-                f"model '{request.model}': {rows} rows in one request, expected at most {self._max_request_rows} (half of "
-                f"batching.max_queue_rows {self._max_queue_rows}, but one batch at least)"
-            )
-        state = self._state
-        slo_ns = self._slo_ns
-        if slo_ns is None or request.deadline_ns is not None:
-            deadline_ns = deadline_of(request, slo_ns, reserved_ns)
-        else:
-            deadline_ns = request.arrival_ns + slo_ns - reserved_ns
-        if deadline_ns < now_ns:
-            raise _too_late(request, deadline_ns, now_ns)
-        if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
-            raise Overloaded(
-                f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
-                f"{self._max_queue_rows}",
-                self._retry_after_s(),
-            )
-        # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
-        group = self._groups.of(request) if self._by_length else request.shape_key
-        queue = state.queues.get(group)
-        if queue is None:
-            queue = state.new_queue(group)
-        plain = not request.priority and deadline_ns != NEVER
-        key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
-        if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+        try:
+            rows = request.rows if self._batched else 1
+            if rows > self._max_request_rows:
+                raise TooLarge(
+                    f"model '{request.model}': {rows} rows in one request, expected at most {self._max_request_rows} (half of "
+                    f"batching.max_queue_rows {self._max_queue_rows}, but one batch at least)"
+                )
+            state = self._state
+            slo_ns = self._slo_ns
+            if slo_ns is None or request.deadline_ns is not None:
+                deadline_ns = deadline_of(request, slo_ns, reserved_ns)
+            else:
+                deadline_ns = request.arrival_ns + slo_ns - reserved_ns
+            if deadline_ns < now_ns:
+                raise _too_late(request, deadline_ns, now_ns)
+            if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
+                raise Overloaded(
+                    f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
+                    f"{self._max_queue_rows}",
+                    self._retry_after_s(),
+                )
+            # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
+            group = self._groups.of(request) if self._by_length else request.shape_key
+            queue = state.queues.get(group)
+            if queue is None:
+                queue = state.new_queue(group)
+            plain = not request.priority and deadline_ns != NEVER
+            key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
+            if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+                self._policy.arrived(queue, rows, now_ns)
+                raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
+            self._sequence = sequence = self._sequence + 1
+            queue.push((key, sequence, deadline_ns, rows, request))
+            if deadline_ns < self._expires_ns:
+                self._expires_ns = deadline_ns
+            state.rows += rows
+            if reserved_ns != state.reserved_ns:
+                state.reserved_ns = reserved_ns
+                self._reserves(reserved_ns)
+            state.requests += 1
             self._policy.arrived(queue, rows, now_ns)
-            raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
-        self._sequence = sequence = self._sequence + 1
-        queue.push((key, sequence, deadline_ns, rows, request))
-        if deadline_ns < self._expires_ns:
-            self._expires_ns = deadline_ns
-        state.rows += rows
-        state.reserved_ns = reserved_ns
-        state.requests += 1
-        self._policy.arrived(queue, rows, now_ns)
+        except GatewayError as exc:
+            self._refused(request, now_ns, reserved_ns, exc)
+            raise
+        # Here, and not where it is recorded: a call of its own would cost each request as much as all the rest of it.
+        events = self._events
+        if events is not None:
+            if (
+                rows == 1
+                and group is None
+                and request.deadline_ns is None
+                and not request.id
+                and not request.priority
+                and self._ragged is None
+            ):
+                events += (self._number(request), now_ns, request.arrival_ns)
+            else:
+                self._added(request, now_ns, reserved_ns)
+
+    # what a batcher that is recorded tells of arrivals
+
+    def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None: ...
+
+    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None: ...
+
+    def _reserves(self, reserved_ns: int) -> None: ...
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.

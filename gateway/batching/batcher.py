@@ -49,7 +49,14 @@ class Step(msgspec.Struct):
     wake_at_ns: int | None
 
 
+class _Nowhere(list[Any]):
+    """Takes events, and keeps none."""
+
+    def append(self, _: Any, /) -> None: ...
+
+
 NOTHING: Final = Step([], [], None)
+NOWHERE: Final[list[Any]] = _Nowhere()
 _HOPELESS: Final = "overloaded, the request would have been answered after its deadline"
 
 
@@ -91,7 +98,7 @@ class Batcher:
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
-        self._events: list[Any] | deque[Any] | None = None  # gets what is to be recorded of arrivals; None: nothing is
+        self._events = NOWHERE  # gets what is to be recorded of arrivals
         self._number: Callable[[object], int] = id  # by which they are known there
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
@@ -220,7 +227,7 @@ class Batcher:
             raise
         # Here, and not where it is recorded: a call of its own would cost each request as much as all the rest of it.
         events = self._events
-        if events is not None:
+        if events is not NOWHERE:
             if (
                 rows == 1
                 and group is None
@@ -229,7 +236,7 @@ class Batcher:
                 and not request.priority
                 and self._ragged is None
             ):
-                events += (self._number(request), now_ns, request.arrival_ns)
+                events.extend((self._number(request), now_ns, request.arrival_ns))
             else:
                 self._added(request, now_ns, reserved_ns)
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.batching.batch import Batch, Part
-from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
+from gateway.batching.batcher import NOTHING, NOWHERE, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
@@ -67,7 +67,6 @@ _REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
 _ENDED: Final = int(Event.ENDED)
 _CLOSED: Final = int(Event.CLOSED)
-_NOWHERE: Final[deque[Any]] = deque(maxlen=0)  # takes events, and keeps none
 # What every request and batch passes. CPython 3.11 finds a function of this module, or a local, several times faster than an
 # attribute of a class, or one of an object that it calls at once.
 _step: Final = Batcher.step
@@ -194,7 +193,7 @@ class Recorded(ABC):
 
     WHAT: ClassVar[str]  # is recorded, in the log's words
     ring: Ring | None
-    _events: list[Any] | deque[Any]
+    _events: list[Any]
 
     @abstractmethod
     def _frozen(self) -> Any:
@@ -229,7 +228,7 @@ class Recorded(ABC):
 
     def _give_up(self, exc: Exception) -> None:
         log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
-        self.ring, self._events = None, _NOWHERE
+        self.ring, self._events = None, NOWHERE
 
 
 class RecordedBatcher(Recorded, Batcher):
@@ -243,7 +242,7 @@ class RecordedBatcher(Recorded, Batcher):
         self.ring = ring
         self._widths_of = ragged
         self._deciding = False
-        self._events = _NOWHERE
+        self._events = NOWHERE
         self._lives: Callable[[], bool] = _always
 
     @property
@@ -381,7 +380,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     def _key(self, shape_key: Hashable) -> int:
         ring = self.ring
-        if ring is None or self._events is _NOWHERE:
+        if ring is None or self._events is NOWHERE:
             return 0
         known = ring.keys.get(shape_key)
         return ring.key(shape_key) if known is None else known

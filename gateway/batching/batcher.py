@@ -228,19 +228,11 @@ class Batcher:
         # Here, and not where it is recorded: a call of its own would cost each request as much as all the rest of it.
         events = self._events
         if events is not NOWHERE:
-            if (
-                rows == 1
-                and group is None
-                and request.deadline_ns is None
-                and not request.id
-                and not request.priority
-                and self._ragged is None
-            ):
+            alike = rows == 1 and group is None and request.deadline_ns is None and self._ragged is None
+            if alike and not request.id and not request.priority:
                 events.extend((self._number(request), now_ns, request.arrival_ns))
             else:
                 self._added(request, now_ns, reserved_ns)
-
-    # what a batcher that is recorded tells of arrivals
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None: ...
 

@@ -12,7 +12,7 @@ what waits. Nothing here waits or reads a clock.
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
+from gateway.batching.telling import NOWHERE, Untold
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
 from gateway.types import InferRequest
@@ -49,18 +50,11 @@ class Step(msgspec.Struct):
     wake_at_ns: int | None
 
 
-class _Nowhere(list[Any]):
-    """Takes events, and keeps none."""
-
-    def append(self, _: Any, /) -> None: ...
-
-
 NOTHING: Final = Step([], [], None)
-NOWHERE: Final[list[Any]] = _Nowhere()
 _HOPELESS: Final = "overloaded, the request would have been answered after its deadline"
 
 
-class Batcher:
+class Batcher(Untold):
     """Forms the batches of one lane. Every request added leaves exactly once: in batches, shed, or cancelled.
 
     Life: add and cancel as they come; step after arrivals, when a slot frees and at wake_at_ns; finished for every batch that
@@ -184,10 +178,7 @@ class Batcher:
         try:
             rows = request.rows if self._batched else 1
             if rows > self._max_request_rows:
-                raise TooLarge(
-                    f"model '{request.model}': {rows} rows in one request, expected at most {self._max_request_rows} (half of "
-                    f"batching.max_queue_rows {self._max_queue_rows}, but one batch at least)"
-                )
+                raise _too_large(request, rows, self._max_request_rows, self._max_queue_rows)
             state = self._state
             slo_ns = self._slo_ns
             if slo_ns is None or request.deadline_ns is not None:
@@ -197,11 +188,7 @@ class Batcher:
             if deadline_ns < now_ns:
                 raise _too_late(request, deadline_ns, now_ns)
             if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
-                raise Overloaded(
-                    f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
-                    f"{self._max_queue_rows}",
-                    self._retry_after_s(),
-                )
+                raise _no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
             # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
             group = self._groups.of(request) if self._by_length else request.shape_key
             queue = state.queues.get(group)
@@ -225,20 +212,12 @@ class Batcher:
         except GatewayError as exc:
             self._refused(request, now_ns, reserved_ns, exc)
             raise
-        # Here, and not where it is recorded: a call of its own would cost each request as much as all the rest of it.
-        events = self._events
-        if events is not NOWHERE:
+        if (events := self._events) is not NOWHERE:  # here, as a call where it is recorded would cost as much as all the rest
             alike = rows == 1 and group is None and request.deadline_ns is None and self._ragged is None
             if alike and not request.id and not request.priority:
                 events.extend((self._number(request), now_ns, request.arrival_ns))
             else:
                 self._added(request, now_ns, reserved_ns)
-
-    def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None: ...
-
-    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None: ...
-
-    def _reserves(self, reserved_ns: int) -> None: ...
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.
@@ -392,8 +371,7 @@ class Batcher:
         retry_after_s = self._retry_after_s()
         for other in given_up:
             self.cancel(other)
-            message = f"model '{other.model}': overloaded, the request made room in the queue for one of a higher class"
-            self._displaced.append(Shed(other, Overloaded(message, retry_after_s)))
+            self._displaced.append(Shed(other, _displaced(other, retry_after_s)))
         return True
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:
@@ -451,14 +429,7 @@ class Batcher:
         return rows
 
     def _dispatch(
-        self,
-        parts: list[Part],
-        rows: int,
-        reason: str,
-        now_ns: int,
-        group: Hashable,
-        expected_ns: int,
-        batches: list[Batch],
+        self, parts: list[Part], rows: int, reason: str, now_ns: int, group: Hashable, expected_ns: int, batches: list[Batch]
     ) -> None:
         limits, in_flight = self._limits, self._state.in_flight
         batch = Batch(
@@ -497,3 +468,20 @@ def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineE
     if limit_ms < 1:  # as where milliseconds were meant
         limit = f"{limit_ms * 1e3:g} µs after arrival (`timeout` is in microseconds)"
     return DeadlineExceeded(f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit}")
+
+
+def _too_large(request: InferRequest, rows: int, most: int, most_queued: int) -> TooLarge:
+    return TooLarge(
+        f"model '{request.model}': {rows} rows in one request, expected at most {most} (half of batching.max_queue_rows "
+        f"{most_queued}, but one batch at least)"
+    )
+
+
+def _no_room(request: InferRequest, waiting: int, more: int, most: int, retry_after_s: float | None) -> Overloaded:
+    text = f"model '{request.model}': {waiting} rows are waiting, {more} more would exceed max_queue_rows {most}"
+    return Overloaded(text, retry_after_s)
+
+
+def _displaced(request: InferRequest, retry_after_s: float | None) -> Overloaded:
+    text = f"model '{request.model}': overloaded, the request made room in the queue for one of a higher class"
+    return Overloaded(text, retry_after_s)

@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from gateway.batching.batch import Batch, Part
-from gateway.batching.batcher import NOTHING, NOWHERE, Batcher, Shed, Step
+from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
+from gateway.batching.telling import NOWHERE
 from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest

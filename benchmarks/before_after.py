@@ -227,6 +227,25 @@ def locked(config: Path, locks: Sequence[str], folder: Path) -> tuple[Path, Lock
     return path, opens
 
 
+class Client:
+    """Connections to one gateway that ask together."""
+
+    def __init__(self, protocol: str, host: str, port: int, locks: Locks, connections: int) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._part = Slice()
+        self._asking = [self._connected(protocol, host, port, locks) for _ in range(connections)]
+
+    def _connected(self, protocol: str, host: str, port: int, locks: Locks) -> Asking | AskingGrpc:
+        def made() -> Asking | AskingGrpc:
+            return ASKING[protocol](self._part, locks.key.encode())
+
+        connecting = self._loop.create_connection(made, host, port, ssl=locks.tls(protocol))
+        return self._loop.run_until_complete(connecting)[1]
+
+    def ask(self, requests: int) -> None:
+        self._loop.run_until_complete(self._part.asked(requests, self._asking))
+
+
 class Gateway:
     """A gateway that is asked."""
 
@@ -247,19 +266,7 @@ class Gateway:
         if ready is None:
             self.stop()
             raise RuntimeError(f"the gateway of {checkout} did not start")
-        self._loop = uvloop.new_event_loop()
-        self._part = Slice()
-        self._asking = [self._connected(protocol, ready[1], int(ready[2]), locks) for _ in range(connections)]
-
-    def _connected(self, protocol: str, host: str, port: int, locks: Locks) -> Asking | AskingGrpc:
-        def made() -> Asking | AskingGrpc:
-            return ASKING[protocol](self._part, locks.key.encode())
-
-        connecting = self._loop.create_connection(made, host, port, ssl=locks.tls(protocol))
-        return self._loop.run_until_complete(connecting)[1]
-
-    def ask(self, requests: int) -> None:
-        self._loop.run_until_complete(self._part.asked(requests, self._asking))
+        self.ask = Client(protocol, ready[1], int(ready[2]), locks, connections).ask
 
     def cpu_s(self) -> float:
         """So far, with its children."""
@@ -316,10 +323,11 @@ def main() -> None:
         print(
             f"pair {pair + 1}: before {cost['before']:.1f} us, after {cost['after']:.1f} us, ratio {ratios[-1]:.3f}", flush=True
         )
-    print(f"mean ratio {_interval(ratios, 3)}; more by {_interval(more_us, 1)} us")
+    print(f"mean ratio {interval(ratios, 3)}; more by {interval(more_us, 1)} us")
 
 
-def _interval(values: Sequence[float], digits: int) -> str:
+def interval(values: Sequence[float], digits: int) -> str:
+    """Their mean, and where it lies with 95 % confidence."""
     mean = statistics.mean(values)
     if len(values) < 2:
         return f"{mean:.{digits}f}"

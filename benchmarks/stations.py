@@ -143,14 +143,15 @@ class AskingGrpc(Asking):
             self._answered(self)
 
 
-async def _ingress(which: str = "ring", collector: str = "") -> Any:
+async def ingress_of(which: str = "ring", collector: str = "", *, port: int | None = None) -> tuple[Any, Any]:
+    """One that has started, and its ports. which: of WITH. collector: its endpoint. port: None listens nowhere, 0 anywhere."""
     from gateway.config import Tracing, load_config
     from gateway.garbage import leave_out
     from gateway.ingress import Ingress
 
     ring, traces = WITH[which]
     config = load_config(str(CONFIG))
-    update: dict[str, Any] = {"server": config.server.model_copy(update={"http_port": None, "grpc_port": None})}
+    update: dict[str, Any] = {"server": config.server.model_copy(update={"http_port": port, "grpc_port": port})}
     if not ring:
         (model,) = config.models
         batching = model.batching.model_copy(update={"record_mib": 0.0})
@@ -163,12 +164,12 @@ async def _ingress(which: str = "ring", collector: str = "") -> Any:
         Sampler.__init__.__kwdefaults__["chance"] = lambda: 1 - 0.99**99.5
         update["tracing"] = Tracing(endpoint=collector, sample_ratio=0.01)
     ingress = Ingress(config.model_copy(update=update), run_dir=Path(tempfile.mkdtemp()))
-    await ingress.start()
+    ports = await ingress.start()
     leave_out()
-    return ingress
+    return ingress, ports
 
 
-async def _sent(ingress: Any) -> None:
+async def all_sent(ingress: Any) -> None:
     """Wait until all spans are with the collector."""
     tracer = ingress._tracer
     if tracer is None:
@@ -181,7 +182,7 @@ async def _sent(ingress: Any) -> None:
 
 
 @contextmanager
-def _collector() -> Iterator[str]:
+def collecting() -> Iterator[str]:
     """Takes spans, and does nothing with them. Its endpoint."""
     import grpc
 
@@ -268,7 +269,7 @@ async def _drive(ingress: Any, path: str, connections: int, requests: int, profi
     await done
     if profile is not None:
         profile.disable()
-    await _sent(ingress)
+    await all_sent(ingress)
     times.append((time.process_time() - begun_s) / requests * 1e6)
     await asyncio.sleep(0.05)
     return times[4:]
@@ -298,7 +299,7 @@ async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """What one process measures."""
     if arguments.instructions:  # what is learned of times, and so the way through the code, is to be the same in each run
         time.monotonic_ns = count(1 << 50, 20_000).__next__
-    ingress = await _ingress(arguments.which[0], arguments.collector)
+    ingress, _ = await ingress_of(arguments.which[0], arguments.collector)
     told = arguments.paths, arguments.connections, arguments.requests
     found = await (_count(ingress, *told, arguments.folder) if arguments.instructions else _measure(ingress, *told))
     await ingress.drain()
@@ -306,7 +307,7 @@ async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
 
 
 async def _profile(path: str, count: int, requests: int) -> None:
-    ingress = await _ingress()
+    ingress, _ = await ingress_of()
     await _drive(ingress, path, count, requests, None)
     profile = cProfile.Profile()
     await _drive(ingress, path, count, requests, profile)
@@ -369,7 +370,7 @@ def main() -> None:
     found: list[dict[str, list[list[float]]]] = [{} for _ in columns]
     # What was learned from one number of connections would decide how those of another are batched.
     groups = [[each] for each in arguments.connections] if arguments.instructions else [arguments.connections]
-    with _collector() as collector:
+    with collecting() as collector:
         for number in range(arguments.rounds):
             for index, column in columns if number % 2 == 0 else columns[::-1]:
                 for connections in groups:

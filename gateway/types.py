@@ -1,7 +1,7 @@
 """The words the gateway's parts speak to each other in: requests, responses, and what is asked of an output."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -112,8 +112,19 @@ class SpanContext(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class BatchTrace:
+class _BatchTraceHead(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    context: SpanContext
+    parent_id: str
+    session: SpanContext
+    told: Mapping[str, str]
+    ended: "TraceEnded"
+    name: str
+    closed_ns: int
+
+
+class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
     context: its span's, whose parent has the id parent_id. session: of the session's own, within it; told: how that is named
@@ -123,14 +134,6 @@ class BatchTrace:
     `Code`'s value; empty: it went well.
     """
 
-    context: SpanContext
-    parent_id: str
-    session: SpanContext
-    told: Mapping[str, str]
-    ended: "TraceEnded"
-    name: str
-    closed_ns: int
-    _: KW_ONLY
     links: tuple[SpanContext, ...] = ()
     kind: Literal["internal", "client", "server"] = "internal"
     started_ns: int = 0
@@ -140,8 +143,15 @@ class BatchTrace:
     attributes: tuple[tuple[str, str | int], ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class RequestTrace:
+class _RequestTraceHead(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    context: SpanContext
+    parent_id: str
+    ended: "TraceEnded"
+
+
+class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
     """What is noted of a traced request, until its spans are made of it.
 
     context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
@@ -149,11 +159,7 @@ class RequestTrace:
     was. encoding_ns: when its outcome was known. error: as above. ids: attributes too, by name, which no other request has.
     """
 
-    context: SpanContext
-    parent_id: str
-    ended: "TraceEnded"
-    _: KW_ONLY
-    batches: list[BatchTrace] = field(default_factory=list)
+    batches: list[BatchTrace] = msgspec.field(default_factory=list)
     operation: str = ""
     error: str = ""
     arrival_ns: int = 0

@@ -10,7 +10,7 @@ what waits. Nothing here waits or reads a clock.
 """
 
 from collections import deque
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
+from gateway.batching.telling import NOWHERE, Untold
 from gateway.config import Ragged
 from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
 from gateway.types import InferRequest
@@ -53,7 +54,7 @@ NOTHING: Final = Step([], [], None)
 _HOPELESS: Final = "overloaded, the request would have been answered after its deadline"
 
 
-class Batcher:
+class Batcher(Untold):
     """Forms the batches of one lane. Every request added leaves exactly once: in batches, shed, or cancelled.
 
     Life: add and cancel as they come; step after arrivals, when a slot frees and at wake_at_ns; finished for every batch that
@@ -91,6 +92,8 @@ class Batcher:
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
         self._retries: deque[Part] = deque()
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
+        self._events = NOWHERE  # gets what is to be recorded of arrivals
+        self._number: Callable[[object], int] = id  # by which they are known there
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -172,44 +175,49 @@ class Batcher:
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
         Raises: Overloaded, if they would not do or it would be late; DeadlineExceeded; TooLarge, for too many rows in one.
         """
-        rows = request.rows if self._batched else 1
-        if rows > self._max_request_rows:
-            raise TooLarge(
-                f"model '{request.model}': {rows} rows in one request, expected at most {self._max_request_rows} (half of "
-                f"batching.max_queue_rows {self._max_queue_rows}, but one batch at least)"
-            )
-        state = self._state
-        slo_ns = self._slo_ns
-        if slo_ns is None or request.deadline_ns is not None:
-            deadline_ns = deadline_of(request, slo_ns, reserved_ns)
-        else:
-            deadline_ns = request.arrival_ns + slo_ns - reserved_ns
-        if deadline_ns < now_ns:
-            raise _too_late(request, deadline_ns, now_ns)
-        if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
-            raise Overloaded(
-                f"model '{request.model}': {state.rows} rows are waiting, {rows} more would exceed max_queue_rows "
-                f"{self._max_queue_rows}",
-                self._retry_after_s(),
-            )
-        # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
-        group = self._groups.of(request) if self._by_length else request.shape_key
-        queue = state.queues.get(group)
-        if queue is None:
-            queue = state.new_queue(group)
-        plain = not request.priority and deadline_ns != NEVER
-        key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
-        if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+        try:
+            rows = request.rows if self._batched else 1
+            if rows > self._max_request_rows:
+                raise _too_large(request, rows, self._max_request_rows, self._max_queue_rows)
+            state = self._state
+            slo_ns = self._slo_ns
+            if slo_ns is None or request.deadline_ns is not None:
+                deadline_ns = deadline_of(request, slo_ns, reserved_ns)
+            else:
+                deadline_ns = request.arrival_ns + slo_ns - reserved_ns
+            if deadline_ns < now_ns:
+                raise _too_late(request, deadline_ns, now_ns)
+            if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
+                raise _no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
+            # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
+            group = self._groups.of(request) if self._by_length else request.shape_key
+            queue = state.queues.get(group)
+            if queue is None:
+                queue = state.new_queue(group)
+            plain = not request.priority and deadline_ns != NEVER
+            key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
+            if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
+                self._policy.arrived(queue, rows, now_ns)
+                raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
+            self._sequence = sequence = self._sequence + 1
+            queue.push((key, sequence, deadline_ns, rows, request))
+            if deadline_ns < self._expires_ns:
+                self._expires_ns = deadline_ns
+            state.rows += rows
+            if reserved_ns != state.reserved_ns:
+                state.reserved_ns = reserved_ns
+                self._reserves(reserved_ns)
+            state.requests += 1
             self._policy.arrived(queue, rows, now_ns)
-            raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
-        self._sequence = sequence = self._sequence + 1
-        queue.push((key, sequence, deadline_ns, rows, request))
-        if deadline_ns < self._expires_ns:
-            self._expires_ns = deadline_ns
-        state.rows += rows
-        state.reserved_ns = reserved_ns
-        state.requests += 1
-        self._policy.arrived(queue, rows, now_ns)
+        except GatewayError as exc:
+            self._refused(request, now_ns, reserved_ns, exc)
+            raise
+        if (events := self._events) is not NOWHERE:  # here, as a call where it is recorded would cost as much as all the rest
+            alike = rows == 1 and group is None and request.deadline_ns is None and self._ragged is None
+            if alike and not request.id and not request.priority:
+                events.extend((self._number(request), now_ns, request.arrival_ns))
+            else:
+                self._added(request, now_ns, reserved_ns)
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.
@@ -363,8 +371,7 @@ class Batcher:
         retry_after_s = self._retry_after_s()
         for other in given_up:
             self.cancel(other)
-            message = f"model '{other.model}': overloaded, the request made room in the queue for one of a higher class"
-            self._displaced.append(Shed(other, Overloaded(message, retry_after_s)))
+            self._displaced.append(Shed(other, _displaced(other, retry_after_s)))
         return True
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:
@@ -422,14 +429,7 @@ class Batcher:
         return rows
 
     def _dispatch(
-        self,
-        parts: list[Part],
-        rows: int,
-        reason: str,
-        now_ns: int,
-        group: Hashable,
-        expected_ns: int,
-        batches: list[Batch],
+        self, parts: list[Part], rows: int, reason: str, now_ns: int, group: Hashable, expected_ns: int, batches: list[Batch]
     ) -> None:
         limits, in_flight = self._limits, self._state.in_flight
         batch = Batch(
@@ -468,3 +468,20 @@ def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineE
     if limit_ms < 1:  # as where milliseconds were meant
         limit = f"{limit_ms * 1e3:g} µs after arrival (`timeout` is in microseconds)"
     return DeadlineExceeded(f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit}")
+
+
+def _too_large(request: InferRequest, rows: int, most: int, most_queued: int) -> TooLarge:
+    return TooLarge(
+        f"model '{request.model}': {rows} rows in one request, expected at most {most} (half of batching.max_queue_rows "
+        f"{most_queued}, but one batch at least)"
+    )
+
+
+def _no_room(request: InferRequest, waiting: int, more: int, most: int, retry_after_s: float | None) -> Overloaded:
+    text = f"model '{request.model}': {waiting} rows are waiting, {more} more would exceed max_queue_rows {most}"
+    return Overloaded(text, retry_after_s)
+
+
+def _displaced(request: InferRequest, retry_after_s: float | None) -> Overloaded:
+    text = f"model '{request.model}': overloaded, the request made room in the queue for one of a higher class"
+    return Overloaded(text, retry_after_s)

@@ -1,8 +1,8 @@
 """A batcher that keeps what it was asked and what it decided, in bounded memory, so that `replay` can do it all again.
 
 What decides is a pure function of (state, event, now). So a recording is a state and the events after it: `Segment`. A `Ring`
-has several, and drops the oldest whole. On the way of a request there is one tuple per arrival, and two per batch; they are
-packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
+has several, and drops the oldest whole. On the way of a request there are three numbers per arrival, and two tuples per batch;
+they are packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
 
 An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
 theirs while they live.
@@ -22,14 +22,15 @@ from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
+from gateway.batching.telling import NOWHERE
 from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of what `Ring.dump` gives; another number is read by another release."""
 
-_PACKED: Final = 256  # events at once: less than 0.1 ms
+_PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms
 _SEGMENTS: Final = 8  # that a ring holds at least
 _SHORT: Final = 512  # requests that wait: with more of them a state is dear to keep, and a segment may grow to twice its length
 
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class Event(IntEnum):
-    """The first of each event's values. What follows:
+    """The first of each event's values. An arrival that is as they mostly are, of one row, and nothing else to say of it, is no
+    event, but three numbers between them: request, now_ns, arrival_ns. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
@@ -48,7 +50,7 @@ class Event(IntEnum):
     CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
     RETRIED  request, first row, rows, now_ns
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and the values of a batch: STEPPED, as it mostly is, with this batch alone
-    CAME     request, now_ns, reserved_ns, arrival_ns: ADDED, as it mostly is: of one row, and nothing else to say of it
+    RESERVED  reserved_ns, of all arrivals behind it; of those that no such event is before, the state has it
     """
 
     ADDED = 0
@@ -58,7 +60,7 @@ class Event(IntEnum):
     CANCELLED = 4
     RETRIED = 5
     CLOSED = 6
-    CAME = 7
+    RESERVED = 7
 
 
 _ADDED: Final = int(Event.ADDED)
@@ -66,11 +68,8 @@ _REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
 _ENDED: Final = int(Event.ENDED)
 _CLOSED: Final = int(Event.CLOSED)
-_CAME: Final = int(Event.CAME)
-_NOWHERE: Final[deque[tuple[Any, ...]]] = deque(maxlen=0)  # takes events, and keeps none
 # What every request and batch passes. CPython 3.11 finds a function of this module, or a local, several times faster than an
 # attribute of a class, or one of an object that it calls at once.
-_add: Final = Batcher.add
 _step: Final = Batcher.step
 _finished: Final = Batcher.finished
 
@@ -125,7 +124,7 @@ class Ring:
         self.settings = settings
         self.most_bytes = most_bytes
         self.dropped = 0  # segments
-        self.events: list[tuple[Any, ...]] = []  # not packed yet
+        self.events: list[Any] = []  # not packed yet
         self.keys: dict[Hashable, int] = {}  # of the last segment
         self._segments: deque[Segment] = deque()
         self._bytes: deque[int] = deque()  # of each
@@ -195,7 +194,7 @@ class Recorded(ABC):
 
     WHAT: ClassVar[str]  # is recorded, in the log's words
     ring: Ring | None
-    _events: list[tuple[Any, ...]] | deque[tuple[Any, ...]]
+    _events: list[Any]
 
     @abstractmethod
     def _frozen(self) -> Any:
@@ -230,7 +229,7 @@ class Recorded(ABC):
 
     def _give_up(self, exc: Exception) -> None:
         log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
-        self.ring, self._events = None, _NOWHERE
+        self.ring, self._events = None, NOWHERE
 
 
 class RecordedBatcher(Recorded, Batcher):
@@ -244,9 +243,13 @@ class RecordedBatcher(Recorded, Batcher):
         self.ring = ring
         self._widths_of = ragged
         self._deciding = False
-        self._events = _NOWHERE
-        self._number: Callable[[object], int] = id
+        self._events = NOWHERE
         self._lives: Callable[[], bool] = _always
+
+    @property
+    def reserved_ns(self) -> int:
+        """Of the last request that was added."""
+        return self._state.reserved_ns
 
     @property
     def in_flight(self) -> int:
@@ -264,31 +267,21 @@ class RecordedBatcher(Recorded, Batcher):
             learn_attributes(twin, twin.policy, twin.service)
         self._begin()
 
-    def replayed(self, events: list[tuple[Any, ...]], number: Callable[[object], int], ragged: bool) -> None:
+    def replayed(self, events: list[Any], number: Callable[[object], int], ragged: bool) -> None:
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
         self._widths_of = self._ragged if ragged else None
 
-    def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
-        try:
-            _add(self, request, now_ns, reserved_ns)
-        except GatewayError as exc:
-            self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(exc).__name__))
-            self._room()
-            raise
-        if (
-            request.rows != 1
-            or request.id
-            or request.deadline_ns is not None
-            or request.shape_key is not None
-            or request.priority
-            or self._widths_of is not None
-        ):
-            self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
-            return
-        number = self._number
-        self._events.append((_CAME, number(request), now_ns, reserved_ns, request.arrival_ns))
+    def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None:
+        self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
+
+    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None:
+        self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(error).__name__))
+        self._room()
+
+    def _reserves(self, reserved_ns: int) -> None:
+        self._events.append((int(Event.RESERVED), reserved_ns))
 
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
@@ -388,7 +381,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     def _key(self, shape_key: Hashable) -> int:
         ring = self.ring
-        if ring is None or self._events is _NOWHERE:
+        if ring is None or self._events is NOWHERE:
             return 0
         known = ring.keys.get(shape_key)
         return ring.key(shape_key) if known is None else known

@@ -4,7 +4,7 @@ Every decision is compared with the recorded one, in all its values. What comes 
 with what the service model knew when a batch was closed, which nobody had to keep.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
-_DECISIONS = frozenset((Event.ADDED, Event.CAME, Event.REFUSED, Event.STEPPED, Event.CLOSED))
-_PLAIN = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of what CAME
+_PLAIN = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of an arrival that is as they mostly are
+_DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -123,6 +123,24 @@ def replay(recorded: dict[str, Any]) -> History:
     return history
 
 
+class EventReader:
+    """Tells the events of one segment, chunk by chunk; an arrival that was kept as three numbers is one that was ADDED."""
+
+    def __init__(self, reserved_ns: int) -> None:
+        """As the state has it that the segment begins with."""
+        self._reserved_ns = reserved_ns
+
+    def events(self, chunk: Iterable[Any]) -> Iterator[Any]:
+        values = iter(chunk)
+        for value in values:
+            if isinstance(value, int):
+                yield [int(Event.ADDED), value, next(values, 0), self._reserved_ns, next(values, 0), *_PLAIN]
+            elif value[0] == Event.RESERVED:
+                self._reserved_ns = value[1]
+            else:
+                yield value
+
+
 class _Replayer:
     def __init__(self, history: History) -> None:
         self._history = history
@@ -132,7 +150,7 @@ class _Replayer:
         self._objects: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
         self._fresh: Iterator[int] = iter(())
-        self._told: list[tuple[Any, ...]] = []
+        self._told: list[Any] = []
         self._closed: dict[int, Batch] = {}
 
     def segment(self, index: int, segment: dict[str, Any]) -> None:
@@ -147,7 +165,8 @@ class _Replayer:
                 self._bind(number, value)
         self._met_before(batcher)
         self._told = []
-        events = [event for chunk in segment["chunks"] for event in chunk]
+        reader, told_reader = (EventReader(batcher.reserved_ns) for _ in range(2))
+        events = [event for chunk in segment["chunks"] for event in reader.events(chunk)]
         ragged = any(len(event) > 10 + (event[0] == Event.REFUSED) for event in events if event[0] <= Event.REFUSED)
         batcher.replayed(self._told, self._number, ragged)
         keys = [thaw(key)[0] for key in segment["keys"]]
@@ -156,7 +175,9 @@ class _Replayer:
             if not history.begin_ns:
                 history.begin_ns = now_ns
             history.end_ns = max(history.end_ns, now_ns)
-            told: list[Any] | str = _plain(self._told.pop()) if self._told else "nothing"
+            again = [_plain(each) for each in told_reader.events(self._told)]
+            self._told.clear()
+            told: list[Any] | str = again[-1] if again else "nothing"
             expected = list(event)
             if event[0] == Event.STEPPED:
                 expected[-1] = False  # what the batcher does not know
@@ -194,9 +215,8 @@ class _Replayer:
     def _replay(self, batcher: RecordedBatcher, event: list[Any], keys: list[Any]) -> int:
         """Do one event again; gives its time, or the last one's where it has none."""
         kind = event[0]
-        if kind == Event.ADDED or kind == Event.CAME or kind == Event.REFUSED:
-            _, number, now_ns, reserved_ns, arrival_ns, *about = event
-            rows, deadline_ns, priority, key, own, *more = about or _PLAIN
+        if kind == Event.ADDED or kind == Event.REFUSED:
+            _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
             widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
             self._bind(number, request)

@@ -6,23 +6,22 @@ from typing import Literal
 from backends.base import TRACEPARENT, TRACESTATE
 from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
-from gateway.tracing.context import random_bytes, read, write
+from gateway.tracing.context import random_digits, read, write
 from gateway.types import BatchTrace, SpanContext, TraceEnded
 
 
 def batch_begun(batch: Batch) -> None:
     """A batch is closed: note it with its traced requests, if there are any."""
-    for part in batch.parts:  # of most batches, no request is traced
-        if part.request.trace is not None:
-            break
-    else:
+    traces = [part.request.trace for part in batch.parts if part.request.trace is not None]
+    if not traces:
         return
-    traces = {part.request.trace: None for part in batch.parts if part.request.trace is not None}
-    links = tuple(trace.context for trace in traces)
-    first = next(iter(traces))
-    batch.trace = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
+    if len(traces) > 1:  # as parts of one request may be
+        traces = list(dict.fromkeys(traces))
+    first = traces[0]
+    links = tuple([trace.context for trace in traces])
+    batch.trace = noted = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
     for trace in traces:
-        trace.batches.append(batch.trace)
+        trace.batches.append(noted)
 
 
 def batch_ended(
@@ -61,7 +60,7 @@ def _noted(
     parent: SpanContext, ended: TraceEnded, name: str, closed_ns: int, links: tuple[SpanContext, ...] = ()
 ) -> BatchTrace:
     """links: none, where the parent is in another process."""
-    ids = random_bytes(16).hex()
+    ids = random_digits(16)
     context = SpanContext(parent.trace_id, ids[:16], parent.state)
     session = SpanContext(parent.trace_id, ids[16:], parent.state)
     kind: Literal["internal", "server"] = "internal" if links else "server"

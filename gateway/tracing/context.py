@@ -22,7 +22,9 @@ _STATE_MEMBERS: Final = 32
 _NO_TRACE: Final = "0" * 32
 _NO_SPAN: Final = "0" * 16
 
-random_bytes: Final = random.Random().randbytes  # not of the one that a model's code may seed
+_random: Final = random.Random()  # not the one that a model's code may seed
+_random_bits: Final = _random.getrandbits
+random_bytes: Final = _random.randbytes
 """So many, for ids."""
 
 
@@ -51,12 +53,17 @@ def write(context: SpanContext) -> str:
     return f"00-{context.trace_id}-{context.span_id}-01"
 
 
+def random_digits(count: int) -> str:
+    """Hexadecimal, two for each of so many bytes, for ids."""
+    return f"{_random_bits(8 * count):0{2 * count}x}"
+
+
 def begun() -> SpanContext:
     """The first span of a new trace."""
-    ids = random_bytes(24).hex()
+    ids = random_digits(24)
     return SpanContext(ids[:32], ids[32:])
 
 
 def within(parent: SpanContext) -> SpanContext:
     """A new span of the same trace."""
-    return SpanContext(parent.trace_id, random_bytes(8).hex(), parent.state)
+    return SpanContext(parent.trace_id, random_digits(8), parent.state)

@@ -86,12 +86,13 @@ class Exporter:
                 self._due.wait(self._settings.delay_s)
                 self._due.clear()
                 ending = self._ending
-                self._send_what_waits()
+                self._send_what_waits(ending)
         finally:
             for name in LOGS:
                 logging.getLogger(name).removeFilter(self._reason)
 
-    def _send_what_waits(self) -> None:
+    def _send_what_waits(self, ending: bool) -> None:
+        """ending: also what came while a message was sent, however little it is; else it waits for more."""
         while self._queue and not self._given_up:
             try:
                 taken = self._collector.send(self._message())
@@ -104,6 +105,8 @@ class Exporter:
             else:
                 self.failed += sent
                 self._tell(sent)
+            if not ending and self._put - self._taken < self._settings.sent_spans:
+                return
 
     def _message(self) -> bytes:
         """The spans of what waits, as many as leave at once."""

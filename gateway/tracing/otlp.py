@@ -37,7 +37,8 @@ def spans_bytes(traces: Iterable[Spans], unix_ns: int, random_bytes: Callable[[i
     for spans in traces:
         own, stations = spans.own, spans.stations
         context = own.context
-        trace_id, span_id = fixed(context.trace_id), fixed(context.span_id)
+        own_ids = fixed(context.trace_id + context.span_id)
+        trace_id, span_id = own_ids[:16], own_ids[16:]
         body = _span(own, trace_id, span_id, unix_ns)
         pieces += (b"\x12", _varint(len(body)), body)  # ScopeSpans.spans (2)
         before_id, behind_id = trace_id + b"\x12\x08", b"%b%b\x39" % (_PARENT, span_id)
@@ -77,8 +78,10 @@ def _span(span: Span, trace_id: bytes, span_id: bytes, unix_ns: int) -> bytes:
         pieces += (_PARENT, bytes.fromhex(span.parent_id))
     if span.context.state:
         pieces.append(_field(b"\x1a", span.context.state.encode()))
-    pieces += [_id(key, value) for key, value in span.ids]
-    pieces += [_link(link) for link in span.links]
+    if span.ids:
+        pieces += [_id(key, value) for key, value in span.ids]
+    if span.links:
+        pieces += [_link(link) for link in span.links]
     return b"".join(pieces)
 
 
@@ -110,8 +113,8 @@ def _before_id(key: str, size: int) -> bytes:
 
 
 def _link(context: SpanContext) -> bytes:
-    fixed = bytes.fromhex
-    return _LINK(b"\x6a\x21\x0a\x10", fixed(context.trace_id), b"\x12\x08", fixed(context.span_id), _LINK_HERE)
+    ids = bytes.fromhex(context.trace_id + context.span_id)
+    return _LINK(b"\x6a\x21\x0a\x10", ids[:16], b"\x12\x08", ids[16:], _LINK_HERE)
 
 
 def _field(tag: bytes, value: bytes) -> bytes:

@@ -34,6 +34,7 @@ class Sampler:
         self._ended = ended
         self._parent_based = parent_based
         self._chance = chance
+        self._log_of_others = math.log1p(-ratio) if 0 < ratio < 1 else 0.0
         # One number is drawn for each request that is traced, not for each that comes.
         self.others = self._gap()
 
@@ -63,8 +64,6 @@ class Sampler:
 
     def _gap(self) -> int:
         """How many requests are left out before the next: geometrically distributed, as if each were decided by itself."""
-        if self._ratio >= 1:
-            return 0
-        if self._ratio <= 0:
-            return sys.maxsize
-        return min(sys.maxsize, int(math.log(1.0 - self._chance()) / math.log1p(-self._ratio)))
+        if self._log_of_others:
+            return min(sys.maxsize, int(math.log(1.0 - self._chance()) / self._log_of_others))
+        return 0 if self._ratio >= 1 else sys.maxsize

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from gateway.batching.checkpoint import freeze, thaw
 from gateway.batching.policies import Greedy
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
-from gateway.batching.replay import History, replay
+from gateway.batching.replay import EventReader, History, replay
 from gateway.errors import GatewayError, InvalidArgument
 from gateway.types import BatchTrace, InferRequest, SpanContext
 
@@ -138,7 +139,7 @@ def test_refusals_on_arrival_are_replayed_too() -> None:
             batcher.add(InferRequest("m", "1", "", {}, 1, driver.now_ns), driver.now_ns)
         driver.step()
     recorded = read(batcher)
-    events = [event for segment in recorded["segments"] for chunk in segment["chunks"] for event in chunk]
+    events = [event for segment in recorded["segments"] for event in EventReader(0).events(chain(*segment["chunks"]))]
     refused = [event for event in events if event[0] == Event.REFUSED]
     assert len(refused) > 1000
     same(replay(recorded))
@@ -240,7 +241,7 @@ def test_what_another_decision_would_have_been_is_found(kind: Event) -> None:
     batcher.record()
     Driver(batcher, random.Random(5)).drive(2000)
     recorded = read(batcher)
-    events = [event for chunk in recorded["segments"][0]["chunks"] for event in chunk]
+    events = list(EventReader(0).events(chain(*recorded["segments"][0]["chunks"])))
     event = next(event for event in events if event[0] == kind and event[4])
     if kind == Event.STEPPED:
         event[4][0][4] += 1  # its expected time, by a nanosecond
@@ -296,7 +297,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 4"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 5"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

@@ -102,6 +102,26 @@ def test_a_collector_that_hangs_costs_a_queue_and_holds_up_nobody(protocol: Prot
     assert "spans are given up at the end" in told(caplog)[-1]
 
 
+def test_what_comes_while_a_message_is_sent_leaves_with_others(protocol: Protocol) -> None:
+    goes_on = threading.Event()
+    seldom = settings(protocol, "")._replace(delay_s=600.0)
+    with collecting(protocol) as collector:
+        collector.answer = lambda: 200 if goes_on.wait(10) else 503
+        exporter = Exporter(seldom._replace(endpoint=collector.url))
+        try:
+            for _ in range(SENT // EACH):
+                exporter.put(trace())
+            until(lambda: collector.metadata)
+            exporter.put(trace())
+            goes_on.set()
+            until(lambda: exporter.exported)
+            for _ in range(SENT // EACH - 1):
+                exporter.put(trace())
+            until(lambda: exporter.exported == 2 * SENT)
+        finally:
+            exporter.close(0.0)
+
+
 def test_a_collector_that_is_not_there_is_told_of_once(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:
     with refusing() as url, exporting(protocol, url) as exporter:
         for _ in range(SENT):

@@ -1,0 +1,25 @@
+"""What a batcher tells of arrivals while it is not recorded: nothing."""
+
+from typing import Any, Final
+
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+
+
+class _Nowhere(list[Any]):
+    """Takes events, and keeps none."""
+
+    def append(self, _: Any, /) -> None: ...
+
+
+NOWHERE: Final[list[Any]] = _Nowhere()
+
+
+class Untold:
+    """`RecordedBatcher` has the same, and keeps them."""
+
+    def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None: ...
+
+    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None: ...
+
+    def _reserves(self, reserved_ns: int) -> None: ...

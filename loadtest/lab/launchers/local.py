@@ -50,6 +50,8 @@ class Local:
     purse = Purse()
     left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
     run_id = reaped_by = ""
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(self, *, start_timeout_s: float, nice: int = 0, gateway: Sequence[str] = ()) -> None:
         self._start_timeout_s = start_timeout_s
@@ -62,6 +64,9 @@ class Local:
             if missing := sorted(set(candidate.cpus) - here):
                 raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
         return {}
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
@@ -154,6 +159,9 @@ class RunningLocal:
         if self._process.returncode is None:
             return ""
         return f"ended with code {self._process.returncode} while it was measured{self.last_words()}"
+
+    async def look(self) -> None:
+        """What ends it shows without."""
 
     def usage(self) -> Usage:
         try:

@@ -42,6 +42,8 @@ class SageMaker:
 
     paid = True
     start_s = START_S
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(
         self,
@@ -106,6 +108,9 @@ class SageMaker:
             words.error("loadtest: %s", self.left_behind[-1])
         finally:
             self.purse.end(hosting.name)
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return await latencies(self._aws, windows)
@@ -195,6 +200,9 @@ class RunningEndpoint:
 
     def failure(self) -> str:
         return ""  # what ends it is seen by its answers
+
+    async def look(self) -> None:
+        """What ends it shows without."""
 
     def usage(self) -> Usage:
         return Usage()

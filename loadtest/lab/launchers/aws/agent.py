@@ -1,4 +1,4 @@
-"""The load generator on a machine of its own: does the jobs that it finds in a bucket, each once, and puts back what came of it.
+"""The load generator on a machine of its own: does the jobs that it finds in a bucket, each once, and puts back what it found.
 
 It is told nothing else, and nobody reaches it. A job runs in a process of its own, at most as long as it may; meanwhile this
 one, which gives way to it, passes its progress on and looks whether it is to end. A job that it finds begun is not begun

@@ -19,12 +19,11 @@ from gateway.deploying.machine_data import HOME, Sent, Setup, told
 from gateway.deploying.preflight import Device
 from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.systemd_unit import PROTECTED, STATE, UNIT, unit, word
-from loadtest.lab.launchers.aws.endpoints import OURS, Run
+from loadtest.lab.launchers.aws.endpoints import OURS, PATH, Run
 from loadtest.lab.launchers.aws.post import Post
 
 HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 8001
-PATH: Final = "/loadtest/"  # of roles and instance profiles
 GENERATOR: Final = "generator"  # of a start's names
 GENERATOR_UNIT: Final = "loadtest-generator.service"
 _GENERATOR_VOLUME_GIB: Final = 20

@@ -69,11 +69,15 @@ class FakeAws:
         if dies and not self.takes_effect:
             self.dead = True
             raise Killed
-        answer = self.fault(operation, parameters) or _BOTO(service, operation, parameters)
+        answer = self.fault(operation, parameters) or self.carried_out(service, operation, parameters)
         if dies:
             self.dead = True
             raise Killed
         return answer
+
+    def carried_out(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """By moto."""
+        return _BOTO(service, operation, parameters)
 
     def answer(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """As AWS would answer another process."""

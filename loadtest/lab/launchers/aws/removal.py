@@ -185,11 +185,11 @@ async def _machines(aws: Aws) -> AsyncIterator[Piece]:
 async def _roles(aws: Aws) -> AsyncIterator[Piece]:
     async for each in pages(aws, "iam", "list_instance_profiles", "InstanceProfiles", PathPrefix=PATH):
         name = each["InstanceProfileName"]
-        told = await aws.call("iam", "list_instance_profile_tags", InstanceProfileName=name)
-        yield Piece("instance profile", name, tags=_tags(told["Tags"]))
+        told = await aws.call("iam", "get_instance_profile", InstanceProfileName=name)
+        yield Piece("instance profile", name, tags=_tags(told["InstanceProfile"].get("Tags", ())))
     async for each in pages(aws, "iam", "list_roles", "Roles", PathPrefix=PATH):
-        told = await aws.call("iam", "list_role_tags", RoleName=each["RoleName"])
-        yield Piece("role", each["RoleName"], tags=_tags(told["Tags"]))
+        told = await aws.call("iam", "get_role", RoleName=each["RoleName"])
+        yield Piece("role", each["RoleName"], tags=_tags(told["Role"].get("Tags", ())))
 
 
 async def _objects(aws: Aws, buckets: Sequence[str]) -> AsyncIterator[Piece]:

@@ -22,6 +22,7 @@ from tests.loadtest.fake_aws import BUCKET, REGION, FakeAws
 
 SAID: Final = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 _IMAGE: Final = "ami-03cf127a"  # moto's first: it resolves none of AWS's own
+_REQUEST: Final = "sir-0123456a"
 WHEEL: Final = "serving_gateway-0.1.0-py3-none-any.whl"
 
 
@@ -50,11 +51,15 @@ class FakeEc2(FakeAws):
             parameters = {**parameters, "ImageId": _IMAGE}
         if operation == "get_console_output":
             return {"Output": self.says.get(parameters["InstanceId"], SAID)}
+        if operation == "describe_spot_instance_requests":
+            return {"SpotInstanceRequests": [{"Status": {"Code": "fulfilled"}}]}
         if operation == "head_object" and parameters["Key"].endswith("/ready"):
             self._put(parameters["Key"], b"", self._tagging)
         if operation == "put_object":
             self._tagging = parameters["Tagging"]  # its machine was told the same
         answer = super().carried_out(service, operation, parameters)
+        if operation == "run_instances" and "InstanceMarketOptions" in parameters:
+            answer["Instances"][0]["SpotInstanceRequestId"] = _REQUEST  # moto does not tell
         if operation == "put_object" and "/jobs/" in parameters["Key"]:
             self._work(parameters["Key"], parameters["Body"])
         return answer

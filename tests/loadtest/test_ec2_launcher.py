@@ -29,7 +29,7 @@ from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refuse
 from tests.loadtest.fake_ec2 import FakeEc2, kit, subnet
 from tests.loadtest.launched import LaunchedSearch, of
 
-TYPES = ("c5.large", "m5.large", "c8i.large")  # the last one is not on SageMaker
+TYPES = ("c5.large", "m5.large", "c7a.xlarge")  # the last one is not on SageMaker
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ class Search(LaunchedSearch):
 
 
 class Faulty:
-    """m5.large fails to start, c8i.large is throttled for good."""
+    """m5.large fails to start, c7a.xlarge is throttled for good."""
 
     def __init__(self, aws: FakeEc2) -> None:
         self._aws = aws
@@ -86,7 +86,7 @@ class Faulty:
     def __call__(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
         if operation != "run_instances":
             return None
-        if of(parameters).startswith("c8i.large"):
+        if of(parameters).startswith("c7a.xlarge"):
             raise refused("RequestLimitExceeded", "Request limit exceeded.")
         if of(parameters).startswith("m5.large"):
             answer = self._aws.carried_out("ec2", operation, parameters)
@@ -108,7 +108,7 @@ def test_a_search_goes_on_without_those_that_do_not_start_and_removes_all_that_i
     assert outs["m5.large"] == (
         "did not start: its setup failed: pip: no space left on device / gateway-setup: failed: pip returned 1"
     )
-    assert outs["c8i.large"] == "did not start: sagemaker: RequestLimitExceeded: Request limit exceeded."
+    assert outs["c7a.xlarge"] == "did not start: sagemaker: RequestLimitExceeded: Request limit exceeded."
     assert aws.left() == []
     assert search.launcher.left_behind == []
     assert outcome.usd == pytest.approx(search.launcher.purse.usd) == pytest.approx(search.journaled_usd)
@@ -471,8 +471,8 @@ def test_only_what_the_account_lets_run_in_the_subnets_zone_is_started(
         f"ask for more: Service Quotas, EC2, {name}"
     )
     assert found["c5.large"] == [quota]
-    offer = f"instances: c8i.large is not offered in {zone}, where launcher.subnet is, expected a type that is: another subnet"
-    assert found["c8i.large"][0].startswith(offer)
+    offer = f"instances: c7a.xlarge is not offered in {zone}, where launcher.subnet is, expected a type that is: another subnet"
+    assert found["c7a.xlarge"][0].startswith(offer)
     assert set(aws.calls) <= {
         "describe_subnets", "describe_instance_type_offerings", "list_service_quotas", "describe_instances"
     }  # fmt: skip

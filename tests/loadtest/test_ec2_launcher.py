@@ -23,7 +23,8 @@ from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import Ec2Launcher
 from loadtest.search.events import Measured, Profiled, TakenBack
-from tests.deploying.test_ec2_machine import schema
+from tests.deploying.machine_here import written
+from tests.deploying.test_ec2_machine import schema, verified
 from tests.loadtest.examples import example_spec
 from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refused
 from tests.loadtest.fake_ec2 import FakeEc2, kit, subnet
@@ -379,7 +380,8 @@ def test_the_machines_reach_each_other_and_nobody_else_reaches_them(aws: FakeEc2
 
 @pytest.mark.slow
 @pytest.mark.debian("cloud-init")
-def test_cloud_inits_own_schema_takes_what_both_are_told(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+@pytest.mark.debian("systemd")
+def test_cloud_init_and_systemd_take_what_both_are_told(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
     search = Search(aws, catalogue, tmp_path, parallel=1)
     asyncio.run(search.run())
     told = {of(each).split()[0]: each["UserData"] for each in aws.started}
@@ -387,7 +389,11 @@ def test_cloud_inits_own_schema_takes_what_both_are_told(aws: FakeEc2, catalogue
         (tmp_path / name).write_text(told[name])
         done = schema(tmp_path / name)
         assert done.returncode == 0, done.stderr
-    assert GENERATOR_UNIT in told["generator"]
+    unit = written(told["generator"])[f"/etc/systemd/system/{GENERATOR_UNIT}"]
+    assert verified(tmp_path, unit.replace("/bin/loadtest", "/bin/gateway")) == ""
+    assert "%%3A" in unit  # as systemd reads a percent sign
+    assert "IPAddressDeny=169.254.169.254" not in unit  # it asks for the role's keys
+    assert "IPAddressDeny=169.254.169.254" in told["c5.large"]
 
 
 def test_what_could_exceed_the_money_is_not_started_the_generator_counted(

@@ -26,11 +26,10 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    from loadtest.lab.launchers.aws.agent import Agent, give_way
+    from loadtest.lab.launchers.aws.agent import Agent
     from loadtest.lab.launchers.aws.door import Aws
     from loadtest.lab.launchers.aws.post import Post
 
-    give_way()
     agent = Agent(Aws(arguments.region), Post(arguments.bucket, arguments.base), tagging=arguments.tagging)
     asyncio.run(agent.serve(arguments.most_s))
     return ExitCode.MET

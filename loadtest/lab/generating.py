@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol as Contract
 
 from backends.base import Tensors
-from loadtest.errors import LoadtestError
+from loadtest.errors import ExitCode, LoadtestError
 from loadtest.lab.profiling import BatchStatistics, Findings
 from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, Protocol, RunResult
@@ -17,6 +17,8 @@ from loadtest.results import LoadSpec, Protocol, RunResult
 
 class GeneratorLost(LoadtestError):
     """The load generator is gone, or does not answer: no candidate's fault, and nothing can be measured any more."""
+
+    exit_code = ExitCode.INVALID
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """The load generator on a machine of its own: does the jobs that it finds in a bucket, each once, and puts back what it found.
 
-It is told nothing else, and nobody reaches it. A job runs in a process of its own, at most as long as it may; meanwhile this
-one, which gives way to it, passes its progress on and looks whether it is to end. A job that it finds begun is not begun
-again: it may have loaded somebody. Life: `serve`, until `most_s` have passed.
+It is told nothing else, and nobody reaches it. A job runs in a process of its own, at most as long as it may, before everything
+else while it sends; meanwhile this one passes its progress on and looks whether it is to end. A job that it finds begun is not
+begun again: it may have loaded somebody. Life: `serve`, until `most_s` have passed.
 """
 
 import asyncio
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -183,9 +182,3 @@ async def _ended(working: _Working) -> None:
         working.reading.cancel()
         with suppress(asyncio.CancelledError, LoadtestError, msgspec.MsgspecError):
             await working.reading
-
-
-def give_way() -> None:
-    """What this process still does comes after what a job sends."""
-    with suppress(OSError):
-        os.nice(10)

@@ -86,13 +86,16 @@ class FakeAws:
 
     def left(self) -> list[str]:
         """All that is there of any run."""
-        client = boto3.client("sagemaker", region_name=REGION)
-        found = [each["EndpointName"] for each in client.list_endpoints()["Endpoints"]]
-        found += [each["EndpointConfigName"] for each in client.list_endpoint_configs()["EndpointConfigs"]]
-        found += [each["ModelName"] for each in client.list_models()["Models"]]
-        objects = boto3.client("s3", region_name=REGION).list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        groups = boto3.client("logs", region_name=REGION).describe_log_groups()["logGroups"]
-        return [*found, *(each["Key"] for each in objects), *(each["logGroupName"] for each in groups)]
+        found = [each["EndpointName"] for each in seen("sagemaker", "list_endpoints")["Endpoints"]]
+        found += [each["EndpointConfigName"] for each in seen("sagemaker", "list_endpoint_configs")["EndpointConfigs"]]
+        found += [each["ModelName"] for each in seen("sagemaker", "list_models")["Models"]]
+        found += [each["Key"] for each in seen("s3", "list_objects_v2", Bucket=BUCKET).get("Contents", [])]
+        return [*found, *(each["logGroupName"] for each in seen("logs", "describe_log_groups")["logGroups"])]
+
+
+def seen(service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    """What is there, asked by nobody of the test."""
+    return _BOTO(service, operation, parameters)
 
 
 @contextmanager

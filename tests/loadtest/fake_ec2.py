@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
-
 from loadtest.errors import LoadtestError
 from loadtest.lab.generating import LoadJob, ProfileJob
 from loadtest.lab.here import Here
@@ -18,7 +16,7 @@ from loadtest.lab.jobs import Job, done, read, told_error, told_value
 from loadtest.lab.launchers.aws.endpoints import OURS, PATH
 from loadtest.lab.profiling import ProfileFailed
 from loadtest.results import RunResult
-from tests.loadtest.fake_aws import BUCKET, REGION, FakeAws
+from tests.loadtest.fake_aws import BUCKET, FakeAws, seen
 
 SAID: Final = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 _IMAGE: Final = "ami-03cf127a"  # moto's first: it resolves none of AWS's own
@@ -83,22 +81,21 @@ class FakeEc2(FakeAws):
         super().carried_out("s3", "put_object", {"Bucket": BUCKET, "Key": key, "Body": body, "Tagging": tagging})
 
     def left(self) -> list[str]:
-        ec2, iam = boto3.client("ec2", region_name=REGION), boto3.client("iam", region_name=REGION)
         states = [{"Name": "instance-state-name", "Values": ["pending", "running", "shutting-down", "stopping", "stopped"]}]
-        found = [
-            each["InstanceId"] for held in ec2.describe_instances(Filters=states)["Reservations"] for each in held["Instances"]
-        ]
-        found += [each["VolumeId"] for each in ec2.describe_volumes()["Volumes"]]
-        groups = ec2.describe_security_groups()["SecurityGroups"]
+        held = seen("ec2", "describe_instances", Filters=states)["Reservations"]
+        found = [each["InstanceId"] for reservation in held for each in reservation["Instances"]]
+        found += [each["VolumeId"] for each in seen("ec2", "describe_volumes")["Volumes"]]
+        groups = seen("ec2", "describe_security_groups")["SecurityGroups"]
         found += [each["GroupId"] for each in groups if each["GroupName"].startswith(OURS)]
-        found += [each["InstanceProfileName"] for each in iam.list_instance_profiles(PathPrefix=PATH)["InstanceProfiles"]]
-        found += [each["RoleName"] for each in iam.list_roles(PathPrefix=PATH)["Roles"]]
+        profiles = seen("iam", "list_instance_profiles", PathPrefix=PATH)["InstanceProfiles"]
+        found += [each["InstanceProfileName"] for each in profiles]
+        found += [each["RoleName"] for each in seen("iam", "list_roles", PathPrefix=PATH)["Roles"]]
         return [*found, *super().left()]
 
 
 def subnet() -> str:
     """One that moto has by itself."""
-    found: str = boto3.client("ec2", region_name=REGION).describe_subnets()["Subnets"][0]["SubnetId"]
+    found: str = seen("ec2", "describe_subnets")["Subnets"][0]["SubnetId"]
     return found
 
 

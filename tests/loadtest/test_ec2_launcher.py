@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import yaml
 
@@ -26,7 +25,7 @@ from loadtest.search.events import Measured, Profiled, TakenBack
 from tests.deploying.machine_here import written
 from tests.deploying.test_ec2_machine import schema, verified
 from tests.loadtest.examples import example_spec
-from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refused
+from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refused, seen
 from tests.loadtest.fake_ec2 import FakeEc2, kit, subnet
 from tests.loadtest.launched import LaunchedSearch, of
 
@@ -470,8 +469,7 @@ def test_only_what_the_account_lets_run_in_the_subnets_zone_is_started(
     aws.fault = fault
     search = Search(aws, catalogue, tmp_path)
     found = {name.split()[0]: [*map(str, why)] for name, why in search.launcher.preflight(search.spec.candidates).items()}
-    (zone,) = {each["AvailabilityZone"] for each in boto3.client("ec2", region_name=REGION).describe_subnets(
-        SubnetIds=[subnet()])["Subnets"]}  # fmt: skip
+    zone = seen("ec2", "describe_subnets", SubnetIds=[subnet()])["Subnets"][0]["AvailabilityZone"]
     quota = (
         "quota: 5 vCPUs, expected room for the 2 vCPUs of c5.large, and 4 of the load generator: "
         f"ask for more: Service Quotas, EC2, {name}"

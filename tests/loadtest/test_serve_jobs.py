@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from loadtest.errors import TargetError
-from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
+from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob
 from loadtest.lab.jobs import Order, read, written
 from loadtest.lab.launchers.aws.agent import Agent
 from loadtest.lab.launchers.aws.beside import Beside
@@ -87,22 +87,19 @@ def test_jobs_are_done_beside_the_gateway_and_give_back_valid_results(s3: FakeS3
                 LoadSpec(**{**as_keys(spec), "rate_rps": 60.0, "duration_s": 1.5, "payloads": (str(requests),)}), running.rest
             )
             loaded = await beside.load(load, stop=asyncio.Event(), on_progress=seen.append)
-            users = ProfileJob(spec, rows=(1,), sessions=1, seconds=1, limit_ms=900, statistics=running.rest, meter=False)
-            profile = await beside.profile(users)
             answers = await beside.answers(AnswersJob(spec, (str(requests),), 20))
             nobody = LoadSpec(**{**as_keys(spec), "target": "http://127.0.0.1:9", "rate_rps": 60.0})
             with pytest.raises(TargetError, match="cannot be asked"):
                 await beside.load(LoadJob(nobody), stop=asyncio.Event())
-            return loaded, profile, answers
+            return loaded, answers
 
-    loaded, profile, answers = asyncio.run(work())
+    loaded, answers = asyncio.run(work())
     result = loaded.result
     assert result.requests == 90  # 60/s · 1.5 s
     assert result.succeeded == result.requests
     assert result.spec.target.startswith("http://127.0.0.1:")
     assert sum(count for count, _ in loaded.batches.by_rows.values()) > 0
     assert seen
-    assert profile.findings.timings[0].ms > 1
     assert len(answers) == 20
     assert all(np.array_equal(answer["y"], np.array([[n, 2, 3, 4]], np.float32)) for n, answer in enumerate(answers))
     assert {POST.job(1), POST.result(1), POST.taken(1), POST.ready} <= {key.removeprefix(f"{BUCKET}/") for key in s3.tags}

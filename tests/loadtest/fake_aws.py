@@ -5,6 +5,7 @@ last that reaches AWS, before or after it took effect, as when the process is ki
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ class FakeAws:
         self.dies_at: int | None = None
         self.takes_effect = True
         self.dead = False
+        self._one = threading.Lock()
         self.on_pause: Callable[[], None] = lambda: None
 
     @property
@@ -69,10 +71,14 @@ class FakeAws:
         if dies and not self.takes_effect:
             self.dead = True
             raise Killed
-        answer = self.fault(operation, parameters) or self.carried_out(service, operation, parameters)
-        if dies:
-            self.dead = True
-            raise Killed
+        answer = self.fault(operation, parameters)
+        with self._one:  # what another thread has begun takes effect before the end, or not at all
+            if self.dead:
+                raise Killed
+            answer = answer or self.carried_out(service, operation, parameters)
+            if dies:
+                self.dead = True
+                raise Killed
         return answer
 
     def carried_out(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

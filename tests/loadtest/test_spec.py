@@ -260,7 +260,7 @@ def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
         parse_search_spec(document, catalogue, source="s")
     assert str(raised.value).splitlines() == [
         "s: model: missing, expected text or a mapping; add `model: …`",
-        "s: launcher: missing, expected a mapping with `kind`, one of local, url, sagemaker; add `launcher: …`",
+        "s: launcher: missing, expected a mapping with `kind`, one of local, url, sagemaker, ec2; add `launcher: …`",
         "s: candidates: missing, expected a list of at least 1, each item a mapping with `instances`, `backend`, `settings`, "
         "`url`, `usd_per_hour`, `price_source`, …; add `candidates: …`",
         "s: budget.minutes: -1: expected a number greater than 0, at most 1440; left out, it is 45",

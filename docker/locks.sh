@@ -31,5 +31,8 @@ printf 'torch==2.13.0\nonnxruntime-gpu>=1.23\n' |
 # The image has torch, torch-neuronx and the numpy that they were built with.
 lock neuron 3.12 --no-emit-package numpy pyproject.toml
 
+# What loadtest's generator on EC2 has beside the first.
+echo 'boto3>=1.40' | lock aws 3.11 -
+
 echo 'setuptools>=77' | lock build 3.11 -
 echo 'cyclonedx-bom>=7' | lock sbom 3.11 -

@@ -16,7 +16,7 @@ from gateway.process.command_line import add_speech, ended, program, speech
 from gateway.process.console import set_up, words
 from loadtest.errors import EXIT_CODES, ExitCode, LoadtestError
 
-COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices", "reap")
+COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfcheck", "prices", "reap", "serve_jobs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -333,6 +333,7 @@ LOCKS = {
     "cpu": [*CORE, *EXTRAS["onnx"]],
     "cuda": [*CORE, *EXTRAS["torch"], "torch==2.13.0", "onnxruntime-gpu>=1.23", "onnx>=1.18"],
     "neuron": [each for each in CORE if not each.startswith("numpy")],
+    "aws": EXTRAS["aws"],
     "build": ["setuptools>=77"],
     "sbom": ["cyclonedx-bom"],
 }

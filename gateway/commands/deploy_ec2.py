@@ -15,8 +15,9 @@ from gateway.commands.ec2_options import PAGE, add_options, wanted
 from gateway.commands.package import packed, write
 from gateway.config import config_of
 from gateway.deploying.calls import Call, as_text
-from gateway.deploying.ec2 import PACKAGE, Machine, Sent, creation, sent
+from gateway.deploying.ec2 import PACKAGE, Machine, creation
 from gateway.deploying.ec2_standing import told_of_machine
+from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import GIB
 from gateway.deploying.on_machine import moved, unfit
 from gateway.deploying.price import monthly

@@ -12,7 +12,8 @@ from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.ec2 import IMAGES, Architecture, Machine, Sent, sent
+from gateway.deploying.ec2 import IMAGES, Architecture, Machine
+from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import Needs, of_all
 from gateway.deploying.on_machine import lacking, secrets_of
 from gateway.deploying.preflight import Device, device_of, of_machine

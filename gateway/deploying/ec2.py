@@ -7,37 +7,29 @@ machine. It gets what it runs from the bucket, with a role that may read just th
 """
 
 import base64
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
 from gateway import __version__
 from gateway.config import Config
 from gateway.deploying.calls import Answered, Call, FromFile, Until
-from gateway.deploying.contents import as_yaml
+from gateway.deploying.machine_data import HOME, SECRETS, Sent, Setup, told
 from gateway.deploying.preflight import Device
 from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
 from gateway.deploying.systemd_unit import UNIT, unit
-from gateway.errors import ConfigError
 
 Architecture = Literal["amd64", "arm64"]
 
-HOME: Final = "/opt/gateway"
-SECRETS: Final = "/etc/gateway/secrets"
 PROGRAM: Final = f"{HOME}/environment/bin/gateway"
 PACKAGE: Final = "model.tar.gz"
 READY: Final = "gateway-setup: ready"
 FAILED: Final = "gateway-setup: failed"
 TAG_BUCKET: Final = "serving-gateway:bucket"
 PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
-_SETUP: Final = "/usr/local/lib/gateway-setup"
-_MOST_USER_DATA_BYTES: Final = 16384  # of EC2, before it is encoded
 AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
 NEURON_LIBRARIES: Final = "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
 ROOT_DEVICE: Final = "/dev/sda1"  # of all of these images, which are Ubuntu 24.04
@@ -58,16 +50,6 @@ IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("neuron", "amd64"): "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id",
 }
 """Public parameters of AWS Systems Manager, which always name the newest image."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A file that is put into the bucket, and from there onto the machine. name: there. sha256: in hexadecimal."""
-
-    path: Path
-    name: str
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +96,47 @@ class Machine:
         return f"{PREFIX}/{self.name}/{file.sha256[:_DIGEST_CHARS]}/{file.name}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rented:
+    """One machine, as EC2 is asked for it. image: a public parameter, of `IMAGES`. group: of security.
+
+    ends: once it shuts itself down, it is terminated. token: asked for twice with the same one, it is started once.
+    """
+
+    instance_type: str
+    image: str
+    subnet: str
+    group: str | Answered
+    profile: str
+    volume_gib: int
+    spot: bool
+    tags: Mapping[str, str]
+    user_data: str
+    ends: bool = False
+    token: str = ""
+
+    def parameters(self) -> dict[str, Any]:
+        """Of run_instances."""
+        volume = {"Encrypted": True, "VolumeType": "gp3", "VolumeSize": self.volume_gib, "DeleteOnTermination": True}
+        tagged = ("instance", "volume", "network-interface", *(("spot-instances-request",) if self.spot else ()))
+        return {
+            "ImageId": f"resolve:ssm:{self.image}",
+            "InstanceType": self.instance_type,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "SubnetId": self.subnet,
+            "SecurityGroupIds": [self.group],
+            "IamInstanceProfile": {"Name": self.profile},
+            "MetadataOptions": dict(METADATA_OPTIONS),
+            "BlockDeviceMappings": [{"DeviceName": ROOT_DEVICE, "Ebs": volume}],
+            **({"InstanceMarketOptions": {"MarketType": "spot"}} if self.spot else {}),
+            **({"InstanceInitiatedShutdownBehavior": "terminate"} if self.ends else {}),
+            **({"ClientToken": self.token} if self.token else {}),
+            "TagSpecifications": [{"ResourceType": kind, "Tags": listed(self.tags)} for kind in tagged],
+            "UserData": self.user_data,
+        }
+
+
 def called(name: str) -> str:
     """What all that is made of a deployment is called."""
     return f"gateway-{name}"
@@ -124,49 +147,40 @@ def tags(machine: Machine) -> dict[str, str]:
     return {"Name": machine.called, TAG_NAME: machine.name, **told}
 
 
-def setup_program() -> str:
-    return (files("gateway.deploying") / "machine_setup.py").read_text(encoding="utf-8")
-
-
 def user_data(machine: Machine) -> str:
-    """What cloud-init does on the machine, once: a document that holds no secret. Raises: ConfigError, if it is too long."""
-    settings = {
-        "home": HOME,
-        "region": machine.region,
-        "bucket": machine.bucket,
-        "files": [{"name": file.name, "key": machine.key(file), "sha256": file.sha256} for file in machine.sent],
-        "package": machine.package.name,
-        "wheel": machine.wheel.name,
-        "lock": machine.lock.name,
-        "python": "/usr/bin/python3",
-        "beside": NEURON_LIBRARIES if machine.device == "neuron" else "",
-        "secrets": dict(machine.secrets),
-        "secrets_in": SECRETS,
-        "unit": UNIT,
-    }
+    """What cloud-init does on the machine, once. Raises: ConfigError, if it is too long."""
     host = "0.0.0.0" if machine.allow else "127.0.0.1"
-    service = unit(
-        machine.config,
-        [PROGRAM, "serve", f"{HOME}/model", "--host", host],
-        secrets={name: f"{SECRETS}/{name}" for name in machine.secrets},
-        devices=machine.device != "cpu",
-        on_ray=machine.on_ray,
+    secrets = {name: f"{SECRETS}/{name}" for name in machine.secrets}
+    return told(
+        Setup(
+            region=machine.region,
+            bucket=machine.bucket,
+            files={machine.key(file): file for file in machine.sent},
+            package=machine.package.name,
+            wheel=machine.wheel.name,
+            locks=(machine.lock.name,),
+            beside=beside_of(machine.device),
+            secrets=machine.secrets,
+            unit=UNIT,
+            service=unit(
+                machine.config,
+                serving(host),
+                secrets=secrets,
+                devices=machine.device != "cpu",
+                on_ray=machine.on_ray,
+            ),
+        )
     )
-    document = {
-        "package_update": True,
-        "packages": ["python3-venv"],
-        "write_files": [
-            {"path": f"/etc/systemd/system/{UNIT}", "content": service, "permissions": "0644"},
-            {"path": f"{_SETUP}/settings.json", "content": json.dumps(settings, indent=1), "permissions": "0644"},
-            {"path": f"{_SETUP}/machine_setup.py", "content": setup_program(), "permissions": "0755"},
-        ],
-        "runcmd": [["/usr/bin/python3", f"{_SETUP}/machine_setup.py", f"{_SETUP}/settings.json"]],
-    }
-    text = f"#cloud-config\n{as_yaml(document)}"
-    if (size := len(text.encode())) > _MOST_USER_DATA_BYTES:
-        expected = f"{_MOST_USER_DATA_BYTES} at most, as EC2 takes it: give shorter names"
-        raise ConfigError(f"user data: {size} bytes: expected {expected}")
-    return text
+
+
+def serving(host: str) -> list[str]:
+    """The command of a machine's gateway. host: where it listens."""
+    return [PROGRAM, "serve", f"{HOME}/model", "--host", host]
+
+
+def beside_of(device: Device) -> str:
+    """Libraries that the image of a device brings."""
+    return NEURON_LIBRARIES if device == "neuron" else ""
 
 
 def creation(machine: Machine) -> list[Call]:
@@ -199,19 +213,19 @@ def _role(machine: Machine) -> Iterator[Call]:
     if machine.profile:
         return
     role, profile = {"RoleName": machine.called}, {"InstanceProfileName": machine.called}
-    who = {"Effect": "Allow", "Principal": {"Service": f"ec2.{_domain(machine.region)}"}, "Action": "sts:AssumeRole"}
-    made = {**role, "AssumeRolePolicyDocument": _policy([who]), "Tags": _listed(tags(machine))}
+    who = {"Effect": "Allow", "Principal": {"Service": f"ec2.{domain(machine.region)}"}, "Action": "sts:AssumeRole"}
+    made = {**role, "AssumeRolePolicyDocument": policy([who]), "Tags": listed(tags(machine))}
     undo = Call("iam", "delete_role", role, "Remove the role")
     yield Call("iam", "create_role", made, "Make a role for the machine", undo=(undo,))
     read = {**role, "PolicyName": machine.called}
     undo = Call("iam", "delete_role_policy", read, "Take from the role what it may read")
-    readable = {**read, "PolicyDocument": _policy(_readable(machine))}
+    readable = {**read, "PolicyDocument": policy(_readable(machine))}
     yield Call("iam", "put_role_policy", readable, "Let it read what it runs, and nothing else", undo=(undo,))
     agent = {**role, "PolicyArn": f"arn:{partition(machine.region)}:iam::aws:policy/{AGENT_POLICY}"}
     undo = Call("iam", "detach_role_policy", agent, "Take sessions from the role")
     yield Call("iam", "attach_role_policy", agent, "Let AWS Systems Manager open sessions, in place of ssh", undo=(undo,))
     undo = Call("iam", "delete_instance_profile", profile, "Remove the instance profile")
-    instance_profile = {**profile, "Tags": _listed(tags(machine))}
+    instance_profile = {**profile, "Tags": listed(tags(machine))}
     yield Call("iam", "create_instance_profile", instance_profile, "Make what hands the role to a machine", undo=(undo,))
     undo = Call("iam", "remove_role_from_instance_profile", {**profile, **role}, "Take the role out of the instance profile")
     yield Call("iam", "add_role_to_instance_profile", {**profile, **role}, "Put the role into it", undo=(undo,))
@@ -240,7 +254,7 @@ def _security_group(machine: Machine) -> Iterator[Call]:
         "GroupName": machine.called,
         "Description": f"Of the gateway {machine.name}",
         "VpcId": Answered("ec2.describe_subnets", ("Subnets", 0, "VpcId")),
-        "TagSpecifications": [_tagged("security-group", machine)],
+        "TagSpecifications": [{"ResourceType": "security-group", "Tags": listed(tags(machine))}],
     }
     why = "Remove the security group"
     undo = Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation",))
@@ -255,21 +269,18 @@ def _security_group(machine: Machine) -> Iterator[Call]:
 
 
 def _instance(machine: Machine) -> Iterator[Call]:
-    volume = {"Encrypted": True, "VolumeType": "gp3", "VolumeSize": machine.volume_gib, "DeleteOnTermination": True}
-    started = {
-        "ImageId": f"resolve:ssm:{IMAGES[machine.device, machine.architecture]}",
-        "InstanceType": machine.instance_type,
-        "MinCount": 1,
-        "MaxCount": 1,
-        "SubnetId": machine.subnet,
-        "SecurityGroupIds": [Answered("ec2.create_security_group", ("GroupId",))],
-        "IamInstanceProfile": {"Name": machine.profile or machine.called},
-        "MetadataOptions": dict(METADATA_OPTIONS),
-        "BlockDeviceMappings": [{"DeviceName": ROOT_DEVICE, "Ebs": volume}],
-        **({"InstanceMarketOptions": {"MarketType": "spot"}} if machine.spot else {}),
-        "TagSpecifications": [_tagged(kind, machine) for kind in ("instance", "volume", "network-interface")],
-        "UserData": user_data(machine),
-    }
+    rented = Rented(
+        instance_type=machine.instance_type,
+        image=IMAGES[machine.device, machine.architecture],
+        subnet=machine.subnet,
+        group=Answered("ec2.create_security_group", ("GroupId",)),
+        profile=machine.profile or machine.called,
+        volume_gib=machine.volume_gib,
+        spot=machine.spot,
+        tags=tags(machine),
+        user_data=user_data(machine),
+    )
+    started = rented.parameters()
     number = Answered("ec2.run_instances", ("Instances", 0, "InstanceId"))
     asked = {"InstanceIds": [number]}
     undo = (
@@ -284,15 +295,11 @@ def _instance(machine: Machine) -> Iterator[Call]:
     yield Call("ec2", "get_console_output", {"InstanceId": number, "Latest": True}, why, until=_ANSWERING)
 
 
-def _tagged(kind: str, machine: Machine) -> dict[str, Any]:
-    return {"ResourceType": kind, "Tags": _listed(tags(machine))}
-
-
-def _listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:
+def listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in tagged.items()]
 
 
-def _policy(statements: list[dict[str, Any]]) -> str:
+def policy(statements: list[dict[str, Any]]) -> str:
     return json.dumps({"Version": "2012-10-17", "Statement": statements})
 
 
@@ -300,11 +307,5 @@ def partition(region: str) -> str:
     return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
 
 
-def _domain(region: str) -> str:
+def domain(region: str) -> str:
     return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-
-
-def sent(path: Path, name: str) -> Sent:
-    """Raises: OSError."""
-    with path.open("rb") as file:
-        return Sent(path, name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())

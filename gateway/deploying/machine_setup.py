@@ -122,7 +122,7 @@ def run(*command: str) -> str:
 
 
 def install(settings: Mapping[str, Any]) -> None:
-    """Into an environment of its own: what the lock names by its hash, and the wheel. Nothing else comes in."""
+    """Into an environment of its own: what the locks name by its hash, and the wheel. Nothing else comes in."""
     home = settings["home"]
     python = f"{home}/environment/bin/python"
     run(settings["python"], "-m", "venv", f"{home}/environment")
@@ -131,7 +131,8 @@ def install(settings: Mapping[str, Any]) -> None:
         with open(f"{place}/beside.pth", "w") as file:
             print(settings["beside"], file=file)
     pip = (python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "install", "--no-deps")
-    run(*pip, "--only-binary", ":all:", "--require-hashes", "--requirement", f"{home}/{settings['lock']}")
+    for lock in settings["locks"]:  # one by one, as two may name the same
+        run(*pip, "--only-binary", ":all:", "--require-hashes", "--requirement", f"{home}/{lock}")
     run(*pip, "--no-index", f"{home}/{settings['wheel']}")
 
 
@@ -142,8 +143,9 @@ def main(settings: Mapping[str, Any]) -> None:
     for file in settings["files"]:
         fetch(settings["bucket"], file["key"], file["sha256"], f"{home}/{file['name']}", region)
     install(settings)
-    with tarfile.open(f"{home}/{settings['package']}") as archive:
-        archive.extractall(f"{home}/model", filter="data")
+    if settings["package"]:
+        with tarfile.open(f"{home}/{settings['package']}") as archive:
+            archive.extractall(f"{home}/model", filter="data")
     os.makedirs(settings["secrets_in"], mode=0o700, exist_ok=True)
     for name, source in settings["secrets"].items():
         value = secret(source, region)

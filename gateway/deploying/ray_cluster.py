@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.deploying.contents import Contents, as_yaml
-from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, ROOT_DEVICE, setup_program
+from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, ROOT_DEVICE
+from gateway.deploying.machine_data import setup_program
 from gateway.deploying.needs import GIB, Needs
 from gateway.deploying.preflight import NEURON, Device, device_of
 from gateway.deploying.ray_groups import HEAD, INGRESS, ReplicaGroup, application, ingress_needs, replica_groups
@@ -223,7 +224,7 @@ def texts(held: Contents, asked: RayOnEc2) -> Iterator[tuple[str, str]]:
             "files": [],
             "package": "model.tar.gz",
             "wheel": asked.wheel,
-            "lock": lock_of(device),
+            "locks": [lock_of(device)],
             "python": "/usr/bin/python3",
             "beside": NEURON_LIBRARIES if device == "neuron" else "",
             "secrets": {},

@@ -24,6 +24,27 @@ _ENVIRONMENT: Final = {
 }
 
 
+PROTECTED: Final = (
+    "UMask=0077",
+    "NoNewPrivileges=yes",
+    "ProtectSystem=strict",
+    "ProtectHome=yes",
+    "PrivateTmp=yes",
+    "ProtectControlGroups=yes",
+    "ProtectHostname=yes",
+    "ProtectKernelLogs=yes",
+    "ProtectKernelModules=yes",
+    "ProtectKernelTunables=yes",
+    "LockPersonality=yes",
+    "RestrictNamespaces=yes",
+    "RestrictSUIDSGID=yes",
+    "RemoveIPC=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+    "SystemCallArchitectures=native",
+)
+"""What every service of ours does without."""
+
+
 def stop_s(config: Config, *, on_ray: bool) -> int:
     """How long it may take to end: see docs/deploy.md."""
     drain_s = config.server.drain_timeout_s
@@ -46,7 +67,7 @@ def unit(config: Config, command: Sequence[str], *, secrets: Mapping[str, str], 
         "Type=notify",
         "NotifyAccess=all",
         f"TimeoutStartSec={STARTS_S}",
-        f"ExecStart={' '.join(map(_word, command))}",
+        f"ExecStart={' '.join(map(word, command))}",
         *(f"Environment={name}={value}" for name, value in _ENVIRONMENT.items()),
         *(f"LoadCredential={name}:{path}" for name, path in secrets.items()),
         "",
@@ -64,28 +85,13 @@ def unit(config: Config, command: Sequence[str], *, secrets: Mapping[str, str], 
         "",
         "DynamicUser=yes",
         "StateDirectory=gateway",
-        "UMask=0077",
-        "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
         "AmbientCapabilities=",
-        "ProtectSystem=strict",
-        "ProtectHome=yes",
-        "PrivateTmp=yes",
+        *PROTECTED,
         # GPUs and NeuronCores are devices of the machine; ProtectClock closes all that are not named.
         *([] if devices else ["PrivateDevices=yes", "ProtectClock=yes"]),
-        "ProtectControlGroups=yes",
-        "ProtectHostname=yes",
-        "ProtectKernelLogs=yes",
-        "ProtectKernelModules=yes",
-        "ProtectKernelTunables=yes",
         "ProtectProc=invisible",
-        "LockPersonality=yes",
-        "RestrictNamespaces=yes",
         "RestrictRealtime=yes",
-        "RestrictSUIDSGID=yes",
-        "RemoveIPC=yes",
-        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-        "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
         "SystemCallErrorNumber=EPERM",
         "# Neither it nor the code of a model gets the keys of the machine's role.",
@@ -97,6 +103,6 @@ def unit(config: Config, command: Sequence[str], *, secrets: Mapping[str, str], 
     return "\n".join(lines) + "\n"
 
 
-def _word(word: str) -> str:
+def word(word: str) -> str:
     """As systemd reads a word of a command."""
     return word.replace("%", "%%").replace("$", "$$")

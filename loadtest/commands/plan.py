@@ -41,7 +41,8 @@ class PlannedAgreementTest:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load; of those, finalists up to
-    their peak. max_usd: the most it can cost; None: nothing is paid for. refused: will not be started.
+    their peak. max_usd: the most it can cost; None: nothing is paid for. beside_usd_per_hour: of it, a load generator's part;
+    0: it is this machine. refused: will not be started.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Plan:
     finalists: int
     start_seconds: float
     max_usd: float | None
+    beside_usd_per_hour: float
     refused: tuple[RefusedCandidate, ...]
     warnings: tuple[str, ...]
 
@@ -82,7 +84,7 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
     max_usd = None
     if launcher.paid:
         prices = sorted((candidate.usd_per_hour for candidate in candidates), reverse=True)
-        dearest = sum(prices[: question.parallel]) * question.seconds / 3600
+        dearest = (sum(prices[: question.parallel]) + launcher.beside_usd_per_hour) * question.seconds / 3600
         max_usd = dearest if question.max_usd is None else min(dearest, question.max_usd)
     return Plan(
         model=spec.model,
@@ -97,6 +99,7 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
         finalists=min(FINALISTS, loaded),
         start_seconds=launcher.start_s,
         max_usd=max_usd,
+        beside_usd_per_hour=launcher.beside_usd_per_hour,
         refused=spec.refused,
         warnings=tuple(spec.warnings),
     )
@@ -137,6 +140,8 @@ def show(plan: Plan, console: "Console") -> None:
         f"{plan.loaded} see real load, {plan.finalists} up to their peak. A start takes about {plan.start_seconds:.0f} s. "
         f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
     )
+    if plan.beside_usd_per_hour:
+        console.print(f"A load generator beside them costs ${plan.beside_usd_per_hour:.4g} an hour, on demand.")
     if plan.max_usd is not None:
         console.print(f"Costs at most ${plan.max_usd:.2f}.")
     else:

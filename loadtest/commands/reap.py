@@ -22,7 +22,8 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
         "remove what a search that was killed has left on AWS",
         "loadtest reap",
         "loadtest reap 1f2e3d4c --region us-east-1 --bucket my-models --yes",
-        more="Finds endpoints, their configurations, models and logs by the tags of the search, packages in --bucket as well. "
+        more="Finds endpoints, their configurations, models and logs, machines, disks, security groups and roles by the tags "
+        "of the search, packages and results in --bucket as well. "
         "Without RUN: of every search whose time is over. Shows them; removes them with --yes.",
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="of one search, whether or not its time is over")
@@ -46,7 +47,7 @@ async def reap(aws: "Aws", run: str | None, buckets: Sequence[str], *, yes: bool
     from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES
     from loadtest.lab.launchers.aws.removal import left_over, remove
 
-    pieces = await left_over(aws, datetime.now(UTC), run=run, buckets=buckets)
+    pieces = await left_over(aws, datetime.now(UTC), run=run, buckets=buckets, unseen=lambda told: words.warning("%s", told))
     for piece in pieces:
         told = ", ".join(piece.tags[tag] for tag in (TAG_CANDIDATE, TAG_EXPIRES) if tag in piece.tags)
         print(f"{piece}{f' ({told})' if told else ''}")
@@ -58,5 +59,5 @@ async def reap(aws: "Aws", run: str | None, buckets: Sequence[str], *, yes: bool
     else:
         words.info("nothing was removed: add --yes to do it")
     if not buckets:
-        words.info("packages were not looked for: name the spec's bucket with --bucket")
+        words.info("packages and results were not looked for: name the spec's bucket with --bucket")
     return ExitCode.MET

@@ -15,7 +15,7 @@ from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import Credentials, add_credentials, credentials
 from loadtest.commands.run import STDOUT, add_openmetrics, write
-from loadtest.errors import ExitCode, UsageError
+from loadtest.errors import ExitCode, LoadtestError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,6 +110,10 @@ def _recommend(arguments: argparse.Namespace) -> int:
             if launcher.paid:
                 words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             return interrupted.exit_code
+        except LoadtestError:
+            if launcher.paid:
+                words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
+            raise
     written = write_all(found, folder)
     if arguments.openmetrics:
         write(arguments.openmetrics, openmetrics.render(openmetrics.kept(folder, found)))

@@ -13,13 +13,14 @@ from typing import Final
 import msgspec
 
 from loadtest.errors import UsageError
-from loadtest.search.events import Agreed, Entry, Measured, Paid, Predicted, Profiled, Question
+from loadtest.search.events import Agreed, Entry, Measured, Paid, Predicted, Profiled, Question, TakenBack
 
 KINDS: Final[dict[str, type[Entry]]] = {
     "agreed": Agreed,
     "profiled": Profiled,
     "predicted": Predicted,
     "measured": Measured,
+    "taken back": TakenBack,
     "paid": Paid,
 }
 FINISHED: Final = b'{"finished":true}\n'

@@ -11,6 +11,7 @@ from loadtest.lab.launchers.aws.latencies import Window
 from loadtest.lab.launchers.launcher import Launcher
 from loadtest.load.payloads import encode_body, synthetic
 from loadtest.question.spec import SearchSpec
+from loadtest.question.spec_file import SageMakerLauncher
 from loadtest.results import LoadSpec
 from loadtest.search.standing import SearchOutcome
 
@@ -18,12 +19,13 @@ _REQUESTS = "requests.jsonl"
 
 
 def with_requests(spec: SearchSpec, folder: Path) -> SearchSpec:
-    """The spec with a file of requests, one row each: its own, else one made here of the inputs that the model declares.
+    """The spec with a file of requests, one row each: its own, else one made here of the inputs that the model declares; as it
+    is, where candidates tell themselves what they take.
 
     Raises: UsageError.
     """
     payload = spec.payload
-    if payload.files:
+    if payload.files or not isinstance(spec.launcher, SageMakerLauncher):
         return spec
     declared = spec.candidates[0].document["models"][0]["inputs"]
     asked = LoadSpec("", protocol="rest-json", model=spec.model, seed=spec.seed, length=payload.length, values=payload.values)

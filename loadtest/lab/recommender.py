@@ -5,9 +5,9 @@ The search decides (loadtest.search, pure), launchers start, the generator measu
 
 import asyncio
 import math
-import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +18,14 @@ from backends.base import Tensors
 from gateway.config import Batching, parse_config
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import LoadtestError, UsageError
-from loadtest.lab.answers import answers_of, compared, spread
-from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed
-from loadtest.lab.launchers.url import get_json, instance_type_of
-from loadtest.lab.profiling import BatchStatistics, ProfileFailed, batch_statistics, profile, slowdown
+from loadtest.lab.answers import compared, spread
+from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
+from loadtest.lab.here import Here, Measure
+from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway
+from loadtest.lab.launchers.url import instance_type_of
+from loadtest.lab.profiling import ProfileFailed, slowdown
 from loadtest.lab.up import UpCandidates
-from loadtest.load.payloads import Request, distinct, length_of, read_requests
-from loadtest.load.target import Address
-from loadtest.measuring.generator_limit import generator_limit_rps
-from loadtest.measuring.machine import Meter
+from loadtest.load.payloads import distinct, length_of, read_requests
 from loadtest.measuring.progress import Progress
 from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
@@ -48,11 +47,10 @@ from loadtest.search.events import (
     Profile,
     Profiled,
     Question,
+    TakenBack,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
-from loadtest.verdict.stalls import others_share
 
-Measure = Callable[..., Awaitable[RunResult]]
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
 SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
 FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
@@ -62,6 +60,7 @@ HARD_END_S = 20.0  # and so much after it whatever still waits
 QUIET_SHARE = 0.1  # of the cores: less other work than that disturbs no profile
 AGAIN_SHARE = 0.2  # of the time that is left: so much a second profile may take
 QUIET_WAIT_S = 20.0  # at most, before what was disturbed is measured again
+MOST_TAKEN_BACK = 2  # times that a candidate is started again whose machine its platform took back
 
 
 def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: float = 0.0) -> Question:
@@ -134,8 +133,8 @@ class Lab:
         self._spec = spec
         self._candidates = {candidate.name: candidate for candidate in spec.candidates}
         self._launcher = launcher
-        self._measure = measure
-        self._shown = shown
+        self._generating = launcher.generating or Here(measure, shown)
+        self._taken_back: Counter[str] = Counter()
         self._runs = runs
         self._on_progress = on_progress
         self._kernel = ReferenceKernel()
@@ -168,7 +167,9 @@ class Lab:
 
     def remember(self, event: Event) -> None:
         """Take note of an event: predictions need profiles, and what was disturbed is measured again when it is quiet."""
-        if isinstance(event, Profiled):
+        if isinstance(event, TakenBack):
+            self._taken_back[event.entrant] += 1
+        elif isinstance(event, Profiled):
             self._profiles[event.group] = event
         elif isinstance(event, Measured):
             self._count += 1
@@ -182,7 +183,7 @@ class Lab:
         candidate = self._candidates[experiment.entrant]
         if isinstance(experiment, Predict):
             rps, why = await asyncio.to_thread(self._predict, candidate)
-            ceiling_rps = await generator_limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
+            ceiling_rps = await self._generating.limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
             rps = min(rps, ceiling_rps or math.inf)
             disturbed = not rps and self._profiles[candidate.group].disturbed
             return Predicted(experiment.entrant, rps, time.monotonic() - began_s, why, ceiling_rps, disturbed)
@@ -195,25 +196,35 @@ class Lab:
                     event: Event = await self._agree(experiment, candidate)
                 else:
                     event = await self._answer(experiment, candidate, left_s - (time.monotonic() - began_s))
-        except (StartFailed, TimeoutError) as exc:
-            ended = "the money" if self._payable_s() <= 0 else "the budget"
-            failure = f"{NOT_STARTED}: {exc}" if isinstance(exc, StartFailed) else f"did not answer before {ended} ended"
-            if isinstance(experiment, Agree):
-                event = Agreed(experiment.entrant, failure=failure)
-            elif isinstance(experiment, Profile):
-                event = Profiled(experiment.group, failure=failure)
-            else:
-                event = Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
+        except (StartFailed, TakenAway, TimeoutError) as exc:
+            event = self._failed(experiment, exc)
         event = replace(event, seconds=time.monotonic() - began_s)
         self.remember(event)
         return event
+
+    def _failed(self, experiment: Agree | Profile | Load, exc: Exception) -> Event:
+        """What to say of an experiment that came to no end. Whose machine was taken back may be started again."""
+        times = self._taken_back[experiment.entrant]
+        if isinstance(exc, TakenAway) and times < MOST_TAKEN_BACK:
+            return TakenBack(experiment.entrant, str(exc))
+        if isinstance(exc, TakenAway):
+            failure = f"{exc}; so it was {times} times before"
+        elif isinstance(exc, StartFailed):
+            failure = f"{NOT_STARTED}: {exc}"
+        else:
+            failure = f"did not answer before {'the money' if self._payable_s() <= 0 else 'the budget'} ended"
+        if isinstance(experiment, Agree):
+            return Agreed(experiment.entrant, failure=failure)
+        if isinstance(experiment, Profile):
+            return Profiled(experiment.group, failure=failure)
+        return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
 
     def _payable_s(self) -> float:
         """For so long the rest of the money pays for all that may be up, and for its removal."""
         if not self.paid:
             return math.inf
         prices = sorted((candidate.usd_per_hour for candidate in self._candidates.values()), reverse=True)
-        dearest = sum(prices[: self._launcher.parallel])
+        dearest = sum(prices[: self._launcher.parallel]) + self._launcher.beside_usd_per_hour
         purse = self._launcher.purse
         if purse.max_usd is None:
             return math.inf
@@ -229,6 +240,9 @@ class Lab:
             else:
                 event = await self._load(experiment, candidate, running, left_s - start_s)
             after_ms = await self._reference_ms(candidate)
+            await running.look()
+            if not event.failure and (died := running.failure()):
+                event = replace(event, failure=died)
         return replace(event, start_s=start_s, reference_ms=(before_ms + after_ms) / 2)
 
     async def _reference_ms(self, candidate: CandidateSetup) -> float:
@@ -249,7 +263,10 @@ class Lab:
         try:
             await self._kernel.close()
         finally:
-            await self._up.close()
+            try:
+                await self._up.close()
+            finally:
+                await self._launcher.close()
 
     def _predict(self, candidate: CandidateSetup) -> tuple[float, str]:
         """The rate, and why it is 0."""
@@ -292,12 +309,12 @@ class Lab:
             self._answers[EXPECTED] = [request.expected for request in requests]
         elif experiment.reference not in self._answers:
             # It is the candidate itself, but where an interrupted search goes on.
-            failure, answers = await self._ask(self._candidates[experiment.reference], requests, experiment.seconds)
+            failure, answers = await self._ask(self._candidates[experiment.reference], test.files, experiment.seconds)
             if failure and experiment.entrant != experiment.reference:
                 failure = f"cannot be compared: the reference {experiment.reference} {failure}"
             self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
-            failure, theirs = await self._ask(candidate, requests, experiment.seconds)
+            failure, theirs = await self._ask(candidate, test.files, experiment.seconds)
         if failure:
             return Agreed(experiment.entrant, failure=failure)
         ours = self._answers[experiment.reference]
@@ -309,26 +326,22 @@ class Lab:
         found = await asyncio.to_thread(compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched)
         return Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
 
-    async def _ask(
-        self, candidate: CandidateSetup, requests: list[Request], seconds: float
-    ) -> tuple[str, list[Tensors | None]]:
-        """Why a candidate cannot be asked, else "" and its answers."""
-        stop = threading.Event()
+    async def _ask(self, candidate: CandidateSetup, files: tuple[str, ...], seconds: float) -> tuple[str, list[Tensors | None]]:
+        """Why a candidate cannot be asked, else "" and its answers. Raises: TakenAway, GeneratorLost."""
         running: RunningCandidate | None = None
         try:
             # What is paid for is not started twice.
             async with self._up.held(candidate if self.paid else _unhurried(candidate)) as running:
-                wanted = self._run_spec(running)
-                address = Address.of(wanted, self._shown)
-                return "", await asyncio.to_thread(
-                    answers_of, wanted, address, self._spec.model, requests, seconds=seconds, stop=stop
-                )
+                try:
+                    return "", await self._generating.answers(AnswersJob(self._run_spec(running), files, seconds))
+                finally:
+                    await running.look()
         except StartFailed as exc:
             return f"{NOT_STARTED}: {exc}", []
+        except (TakenAway, GeneratorLost):
+            raise
         except LoadtestError as exc:
             return (running.failure() if running else "") or str(exc), []
-        finally:
-            stop.set()  # who is cancelled does not wait for the rest
 
     async def _profile(
         self, experiment: Profile, candidate: CandidateSetup, running: RunningCandidate, left_s: float
@@ -343,31 +356,28 @@ class Lab:
         return replace(found, disturbed=disturbed)
 
     async def _profile_once(self, experiment: Profile, running: RunningCandidate) -> tuple[Profiled, bool]:
-        wanted = self._run_spec(running)
-        address = Address.of(wanted, self._shown)
         lengths = self._lengths_of(self._candidates[experiment.entrant])
+        job = ProfileJob(
+            self._run_spec(running),
+            rows=experiment.rows,
+            sessions=experiment.sessions,
+            seconds=experiment.seconds,
+            limit_ms=self._spec.slo.tightest_ms or 0.0,
+            lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
+            statistics=_statistics(running),
+            meter=not self.paid,  # work on this machine disturbs no candidate that is elsewhere
+        )
         try:
-            # Work on this machine disturbs no candidate that is elsewhere.
-            async with Meter(address.host, address.port, wanted=not running.invocations) as meter:
-                began_ns = time.monotonic_ns()
-                found = await profile(
-                    wanted,
-                    rows=experiment.rows,
-                    sessions=experiment.sessions,
-                    seconds=experiment.seconds,
-                    limit_ms=self._spec.slo.tightest_ms or 0.0,
-                    measure=self._measure,
-                    look=lambda: self._batch_statistics(running),
-                    lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
-                )
-                recording = meter.recording(began_ns)
+            told = await self._generating.profile(job)
+        except GeneratorLost:
+            raise
         except (ProfileFailed, LoadtestError) as exc:
             return Profiled(experiment.group, failure=running.failure() or f"no profile: {exc}"), False
+        found = told.findings
         event = Profiled(experiment.group, found.timings, found.overhead_ms, saturated_rps=found.saturated_rps)
-        return event, recording is not None and others_share(recording) > QUIET_SHARE
+        return event, told.others is not None and told.others > QUIET_SHARE
 
     async def _load(self, experiment: Load, candidate: CandidateSetup, running: RunningCandidate, left_s: float) -> Measured:
-        before = await self._batch_statistics(running)
         began_at = datetime.now(UTC).isoformat(timespec="seconds")
         running.usage()
         wanted = replace(
@@ -375,13 +385,16 @@ class Lab:
         )
         stop = asyncio.Event()
         alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
-        told, shown = self._on_progress, {}
-        if told is not None:
-            shown = {"on_progress": lambda progress: told(experiment, progress)}
+        told = self._on_progress
+        job = LoadJob(
+            wanted, _statistics(running), until_decided=experiment.until_decided, or_lost=experiment.purpose == "peak"
+        )
         try:
-            result = await self._measure(
-                wanted, until_decided=experiment.until_decided, or_lost=experiment.purpose == "peak", stop=stop, **shown
+            loaded = await self._generating.load(
+                job, stop=stop, on_progress=None if told is None else lambda progress: told(experiment, progress)
             )
+        except GeneratorLost:
+            raise
         except LoadtestError as exc:
             failure = running.failure() or str(exc)
             return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
@@ -389,7 +402,7 @@ class Lab:
             if alarm is not None:
                 alarm.cancel()
         usage = running.usage()
-        batches = (await self._batch_statistics(running)).since(before)
+        result, batches = loaded.result, loaded.batches
         self._keep(result)
         profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
         return Measured(
@@ -443,21 +456,15 @@ class Lab:
             pad=self._spec.pad,
         )
 
-    async def _batch_statistics(self, running: RunningCandidate) -> BatchStatistics:
-        """What the server has counted so far; nothing, if it keeps no statistics, or is asked for nothing but invocations."""
-        if running.invocations:
-            return BatchStatistics({})
-        try:
-            return batch_statistics(
-                await asyncio.to_thread(get_json, f"{running.rest}/v2/models/{self._spec.model}/stats", self._shown)
-            )
-        except LoadtestError:
-            return BatchStatistics({})
-
     def _keep(self, result: RunResult) -> None:
         if self._runs is not None:
             self._runs.mkdir(parents=True, exist_ok=True)
             (self._runs / f"{self._count:03}.json").write_text(to_json(result))
+
+
+def _statistics(running: RunningCandidate) -> str:
+    """Where it keeps them; "" if it is asked for nothing but invocations."""
+    return "" if running.invocations else running.rest
 
 
 def _unhurried(candidate: CandidateSetup) -> CandidateSetup:

@@ -97,9 +97,10 @@ class UpCandidates:
             return
         purse = self._launcher.purse
         wanted_s = self._launcher.start_s + LEAST_PAID_S
-        if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=candidate.usd_per_hour) < wanted_s:
+        per_hour = candidate.usd_per_hour + self._launcher.beside_usd_per_hour
+        if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=per_hour) < wanted_s:
             left = usd(max(0.0, (purse.max_usd or 0.0) - self._spent_usd - purse.usd))
-            raise StartFailed(f"its start could exceed --max-usd: {left} is left, at {usd(candidate.usd_per_hour)}/h")
+            raise StartFailed(f"its start could exceed --max-usd: {left} is left, at {usd(per_hour)}/h")
 
     async def _stop_idle(self) -> None:
         if not self._launcher.paid:

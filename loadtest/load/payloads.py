@@ -130,7 +130,7 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
             requests = [request for request in requests if shortest <= length_of(request, pad) <= longest]
         return _encoded(spec, address, model, joined(requests, least, most, pad, seed=spec.seed))
     made: list[bytes] = []
-    for path in _paths(spec.payloads):
+    for path in paths_of(spec.payloads):
         if path.suffix == ".jsonl":
             made += _encoded(spec, address, model, _read(path))
             continue
@@ -158,7 +158,7 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
 def read_requests(names: Iterable[str]) -> list[Request]:
     """The v2 requests of .json and .jsonl files, and of those in folders. Raises: UsageError, for any other file too."""
     found: list[Request] = []
-    for path in _paths(names):
+    for path in paths_of(names):
         if path.suffix not in (".json", ".jsonl"):
             raise UsageError(f"payload {path}: expected v2 requests in .json and .jsonl files")
         found += _read(path)
@@ -240,7 +240,8 @@ def _encoded(spec: LoadSpec, address: Address, model: str, requests: Iterable[Re
     return grpc_requests(spec, model, made) if spec.protocol == "grpc" else http_requests(spec, address, model, made)
 
 
-def _paths(names: Iterable[str]) -> list[Path]:
+def paths_of(names: Iterable[str]) -> list[Path]:
+    """The files of payloads, a folder's in order of name. Raises: UsageError."""
     paths: list[Path] = []
     for name in names:
         path = Path(name)

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from gateway.instances.facts import Price, PriceBasis
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.numerics import full_precision, numerics_of
-from loadtest.question.spec_file import CandidateSpec, LocalLauncher, SageMakerLauncher, SpecFile, UrlLauncher
+from loadtest.question.spec_file import CandidateSpec, Ec2Launcher, LocalLauncher, SageMakerLauncher, SpecFile, UrlLauncher
 from loadtest.results import SloSpec
 from loadtest.wording import counted
 
@@ -127,15 +127,16 @@ class Expansion:
     @property
     def _launched(self) -> bool:
         """On a machine that is paid for: what cannot work there, `preflight` tells of each candidate."""
-        return isinstance(self.file.launcher, SageMakerLauncher)
+        return isinstance(self.file.launcher, SageMakerLauncher | Ec2Launcher)
 
     def _launched_instance(self, instance_type: str) -> _PricedInstance:
         if not instance_type:
             raise UsageError(f"{self.at}: instances: missing, expected the types to launch, such as [c7i.xlarge]")
         own = self.wanted.usd_per_hour is not None
-        known = self.file.basis in self.catalogue.instance(instance_type).prices
-        price, basis = self._price(instance_type) if own or known else (None, self.file.basis)
-        return _PricedInstance(instance_type, price, basis, ())
+        found, basis = self.catalogue.instance(instance_type), self.file.basis
+        known = basis in found.prices or (basis == "spot" and found.spot is not None and "ec2" in found.prices)
+        price, told = self._price(instance_type) if own or known else (None, basis)
+        return _PricedInstance(instance_type, price, told, ())
 
     def _running(self) -> list[CandidateSetup]:
         faults: list[str] = []
@@ -216,7 +217,9 @@ class Expansion:
     def _candidate(self, instance: _PricedInstance, backend: dict[str, Any], settings: dict[str, Any]) -> CandidateSetup:
         batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
         own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
-        document: dict[str, Any] = {"server": self.doors} if self.doors else {}
+        # Where the load generator alone reaches it, it has none to lock.
+        locked = bool(self.doors) and not isinstance(self.file.launcher, Ec2Launcher)
+        document: dict[str, Any] = {"server": self.doors} if locked else {}
         document |= {
             "models": [
                 {
@@ -294,8 +297,8 @@ def _size(model: object) -> int | None:
     return Path(model).stat().st_size if isinstance(model, str) and ":" not in model and Path(model).is_file() else None
 
 
-def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalogue) -> list[str]:
-    """What is odd about candidates but not wrong, one sentence each."""
+def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalogue, locked: Sequence[str] = ()) -> list[str]:
+    """What is odd about candidates but not wrong, one sentence each. locked: how the file's own gateway locks its doors."""
     found = []
     if isinstance(file.launcher, LocalLauncher):
         here = ARCHITECTURES.get(platform.machine(), platform.machine())
@@ -315,6 +318,11 @@ def oddities(file: SpecFile, candidates: list[CandidateSetup], catalogue: Catalo
                 found.append(f"{name} has {instance.vcpu} vCPU, {told}: name as many in `stands_for`, if this machine has them")
             if instance.architecture != here:
                 found.append(f"{name} is {instance.architecture}, this machine is {here}: its rates will differ; measure there")
+    if isinstance(file.launcher, Ec2Launcher) and locked:
+        found.append(
+            f"{' and '.join(f'server.{key}' for key in locked)} of {file.gateway}: left out on EC2, where the load generator "
+            "alone reaches candidates: what they cost a request is not measured"
+        )
     crowded = [c for c in candidates if c.cpus and c.sessions * int(c.settings.get("threads", 1)) > len(c.cpus)]
     if crowded:
         have, they = ("has", "it") if len(crowded) == 1 else ("have", "they")

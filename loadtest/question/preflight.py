@@ -108,16 +108,16 @@ def reasons(candidate: CandidateSetup, catalogue: Catalogue, place: Place) -> tu
     instance = catalogue.instance(name)
     image, of_image = image_for(instance, backend, place.images)
     return (
-        *_region(catalogue, place),
-        *_contract(backend),
+        *of_region(catalogue, place.account.region),
+        *of_contract(backend),
         *_hosting(name, catalogue, place.account),
-        *_accelerator(name, instance, config),
+        *of_accelerator(name, instance, config),
         *of_image,
         *_registry(image, place.account.region),
         *_driver(name, image, place.ami),
-        *_memory(name, instance, config, candidate.artifact_bytes),
+        *of_memory(name, instance, config, candidate.artifact_bytes),
         *_quota(name, place.account),
-        *_price(candidate, place),
+        *of_price(candidate, least_s=place.least_s, max_usd=place.max_usd),
     )
 
 
@@ -145,18 +145,24 @@ def device_of(backend: Backend) -> Device:
     return "cuda" if needs.gpus_of(backend) else "cpu"
 
 
-def _region(catalogue: Catalogue, place: Place) -> Iterable[Reason]:
-    if place.account.region != catalogue.region:
+def of_region(catalogue: Catalogue, region: str) -> Iterable[Reason]:
+    if region != catalogue.region:
         remedy = "name another region under launcher.region, or prices of this one with --instances"
-        yield Reason("region", place.account.region, f"{catalogue.region}, of which the prices are", remedy)
+        yield Reason("region", region, f"{catalogue.region}, of which the prices are", remedy)
 
 
-def _contract(backend: Backend) -> Iterable[Reason]:
-    """A container of SageMaker is one process on one instance."""
+def of_contract(backend: Backend, where: str = "container") -> Iterable[Reason]:
+    """A candidate that is launched is one process on one instance. where: what that runs in."""
+    of_it = f"a backend in the {where}'s own process"
     if backend.placement == "replicas":
-        yield Reason("placement", "replicas, which needs Ray", "embedded, as a container is one process", "remove it")
+        yield Reason("placement", "replicas, which needs Ray", f"embedded, as a {where} is one process", "remove it")
     if backend.kind == "triton":  # type: ignore[attr-defined]  # every kind adds its literal
-        yield Reason("kind", "triton, a server beside it", "a backend in the container's own process", "choose another backend")
+        yield Reason(
+            "kind",
+            "triton, a server beside it",
+            of_it,
+            "choose another backend",
+        )
 
 
 def _hosting(instance_type: str, catalogue: Catalogue, account: Account) -> Iterable[Reason]:
@@ -167,7 +173,7 @@ def _hosting(instance_type: str, catalogue: Catalogue, account: Account) -> Iter
         )
 
 
-def _accelerator(instance_type: str, instance: InstanceType, config: Config) -> Iterable[Reason]:
+def of_accelerator(instance_type: str, instance: InstanceType, config: Config) -> Iterable[Reason]:
     backend, found = config.models[0].backends[0], instance.accelerator
     device = device_of(backend)
     if device == "cpu":
@@ -209,7 +215,7 @@ def _driver(name: str, image: Image | None, ami: str) -> Iterable[Reason]:
         yield Reason("driver", value, f"one for CUDA {image.cuda}, which is in {image.uri}", remedy)
 
 
-def _memory(instance_type: str, instance: InstanceType, config: Config, artifact_bytes: int | None) -> Iterable[Reason]:
+def of_memory(instance_type: str, instance: InstanceType, config: Config, artifact_bytes: int | None) -> Iterable[Reason]:
     if artifact_bytes is None:
         return
     backend = config.models[0].backends[0]
@@ -246,15 +252,19 @@ def _quota(instance_type: str, account: Account) -> Iterable[Reason]:
         yield Reason("quota", value, "room for 1", f"ask for more: {where}")
 
 
-def _price(candidate: CandidateSetup, place: Place) -> Iterable[Reason]:
+def of_price(
+    candidate: CandidateSetup, *, least_s: float, max_usd: float | None, beside_usd_per_hour: float = 0.0
+) -> Iterable[Reason]:
+    """beside: what costs so much while it runs."""
     if candidate.price is None:
         expected = f"a price of {candidate.instance_type or 'it'}"
         yield Reason("price", f"none is known ({candidate.basis})", expected, "set `usd_per_hour` and `price_source`")
         return
-    least = candidate.usd_per_hour * place.least_s / 3600
-    if place.max_usd is not None and least > place.max_usd:
-        value = f"{usd(least)} for a start and one short run ({place.least_s / 60:.0f} min at {usd(candidate.usd_per_hour)}/h)"
-        yield Reason("price", value, f"at most --max-usd {place.max_usd:g}", "raise it, or choose a cheaper type")
+    per_hour = candidate.usd_per_hour + beside_usd_per_hour
+    least = per_hour * least_s / 3600
+    if max_usd is not None and least > max_usd:
+        value = f"{usd(least)} for a start and one short run ({least_s / 60:.0f} min at {usd(per_hour)}/h)"
+        yield Reason("price", value, f"at most --max-usd {max_usd:g}", "raise it, or choose a cheaper type")
 
 
 def _release(text: str) -> tuple[int, ...]:

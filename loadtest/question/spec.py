@@ -24,6 +24,7 @@ from loadtest.question.preflight import Refusals
 from loadtest.question.spec_file import (
     AnyLauncher,
     BudgetSpec,
+    Ec2Launcher,
     PayloadSpec,
     SageMakerLauncher,
     SpecFile,
@@ -156,6 +157,8 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
     if isinstance(file.launcher, SageMakerLauncher):
         faults += [f"{source}: {line}" for line in _of_endpoints(file, model)]
+    if isinstance(file.launcher, Ec2Launcher):
+        faults += [f"{source}: {line}" for line in _of_machines(file, file.launcher, catalogue)]
     agreement_test: AgreementTest | None = None
     doubts: list[str] = []
     if model is not None and not bad & {"slo", "payload", "agreement"}:
@@ -176,7 +179,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         candidates=tuple(candidates),
         budget=file.budget,
         seed=file.seed,
-        warnings=(*oddities(file, candidates, catalogue), *doubts),
+        warnings=(*oddities(file, candidates, catalogue, tuple(doors)), *doubts),
         min_agreement=min_agreement,
         agreement_test=agreement_test,
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
@@ -193,22 +196,50 @@ def _of_endpoints(file: SpecFile, model: dict[str, Any] | None) -> Iterator[str]
         yield f"price: {file.price}: an endpoint costs SageMaker's price: expected sagemaker"
     wanted = file.launcher
     assert isinstance(wanted, SageMakerLauncher)
-    for key, (value, pattern, expected) in {
-        "role_arn": (
-            wanted.role_arn,
-            r"arn:aws[a-z-]*:iam::\d{12}:role/.+",
-            "a role, such as arn:aws:iam::123456789012:role/NAME",
-        ),
-        "bucket": (wanted.bucket, r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of a bucket of S3 for packages"),
-        "region": (wanted.region, r"[a-z]{2,}(-[a-z]+)+-\d+", "a region of AWS, such as us-east-1"),
-    }.items():
-        if not re.fullmatch(pattern, value):
-            yield f"launcher.{key}: {f'{value!r}: ' if value else 'missing, '}expected {expected}"
+    role = r"arn:aws[a-z-]*:iam::\d{12}:role/.+", "a role, such as arn:aws:iam::123456789012:role/NAME"
+    yield from _formed({"role_arn": (wanted.role_arn, *role), **_anywhere(wanted)})
     if not wanted.images:
         such = "{uri: 123456789012.dkr.ecr.us-east-1.amazonaws.com/gateway:cpu}"
         yield f"launcher.images: missing, expected at least one, such as {such}"
     if bool(wanted.subnets) != bool(wanted.security_groups):
         yield "launcher: expected subnets and security_groups, or neither: SageMaker takes them together"
+
+
+def _of_machines(file: SpecFile, wanted: Ec2Launcher, catalogue: Catalogue) -> Iterator[str]:
+    """What no machine of EC2 can do, whichever candidate it is of."""
+    if file.price not in (None, basis := "spot" if wanted.spot else "ec2"):
+        yield f"price: {file.price}: machines{' on spot' * wanted.spot} cost EC2's price: expected {basis}"
+    subnet = r"subnet-[0-9a-f]{8,17}", "subnet-ID, with a way to S3, PyPI and Ubuntu's archive"
+    profile = r"[\w+=,.@-]{0,128}", "the name of an instance profile"
+    yield from _formed(
+        {"subnet": (wanted.subnet, *subnet), "instance_profile": (wanted.instance_profile, *profile), **_anywhere(wanted)}
+    )
+    wheel = Path(wanted.wheel)
+    if not re.fullmatch(r"serving_gateway-[\w.]+-py3-none-any\.whl", wheel.name) or not wheel.is_file():
+        expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
+        yield f"launcher.wheel: {f'{wanted.wheel!r}: ' if wanted.wheel else 'missing, '}expected {expected}"
+    missing = [name for name in ("cpu", "aws") if not (Path(wanted.locks) / f"requirements-{name}.lock").is_file()]
+    if not wanted.locks or missing:
+        found = f"{wanted.locks!r}: no requirements-{missing[0]}.lock: " if wanted.locks else "missing, "
+        yield f"launcher.locks: {found}expected the folder docker of the gateway's source"
+    if wanted.generator not in catalogue.instances:
+        yield f"launcher.generator: {wanted.generator!r}: expected a type such as c7i.xlarge: `loadtest prices list` shows all"
+    elif "ec2" not in catalogue.instance(wanted.generator).prices:
+        yield f"launcher.generator: {wanted.generator!r}: no price on demand is known, expected a type that has one"
+
+
+def _anywhere(wanted: SageMakerLauncher | Ec2Launcher) -> dict[str, tuple[str, str, str]]:
+    """Keys that both have: their values, their form, and what that is."""
+    return {
+        "bucket": (wanted.bucket, r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of a bucket of S3 for packages"),
+        "region": (wanted.region, r"[a-z]{2,}(-[a-z]+)+-\d+", "a region of AWS, such as us-east-1"),
+    }
+
+
+def _formed(keys: dict[str, tuple[str, str, str]]) -> Iterator[str]:
+    for key, (value, pattern, expected) in keys.items():
+        if not re.fullmatch(pattern, value):
+            yield f"launcher.{key}: {f'{value!r}: ' if value else 'missing, '}expected {expected}"
 
 
 def _follows(line: str, incomplete: bool, no_launcher: bool) -> bool:

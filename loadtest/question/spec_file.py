@@ -95,7 +95,29 @@ class SageMakerLauncher(_Section):
     start_timeout_s: float = Field(default=1800.0, gt=0, le=7200)
 
 
-AnyLauncher = LocalLauncher | UrlLauncher | SageMakerLauncher
+class Ec2Launcher(_Section):
+    """A machine of EC2 for each candidate, and one that loads them, beside them.
+
+    subnet: of all of them. bucket: for what they run, and for what comes back. wheel: of the gateway. locks: the folder with
+    the requirements-*.lock that belong to it. instance_profile: one that is there already; "": one is made. spot: candidates
+    are spare capacity. generator: the type that loads. parallel: how many candidates may be up at once. start_timeout_s: from
+    a machine's start until its gateway answers.
+    """
+
+    kind: Literal["ec2"]  # what is wrong of the others, `loadtest.question.spec` says
+    region: str = "us-east-1"
+    subnet: str = ""
+    bucket: str = ""
+    wheel: str = ""
+    locks: str = ""
+    instance_profile: str = ""
+    spot: bool = False
+    generator: str = "c7i.xlarge"
+    parallel: int = Field(default=1, ge=1, le=20)
+    start_timeout_s: float = Field(default=1800.0, gt=0, le=7200)
+
+
+AnyLauncher = LocalLauncher | UrlLauncher | SageMakerLauncher | Ec2Launcher
 
 
 class CandidateSpec(_Section):
@@ -142,7 +164,11 @@ class SpecFile(_Section):
     @property
     def basis(self) -> PriceBasis:
         """Of the prices: as the file says, else what its launcher costs."""
-        return self.price or ("sagemaker" if isinstance(self.launcher, SageMakerLauncher) else "ec2")
+        if self.price is not None:
+            return self.price
+        if isinstance(self.launcher, Ec2Launcher):
+            return "spot" if self.launcher.spot else "ec2"
+        return "sagemaker" if isinstance(self.launcher, SageMakerLauncher) else "ec2"
 
 
 def read_file(path: Path) -> Document:
@@ -205,6 +231,8 @@ def _located(document: object, folder: Path) -> object:
     found = dict(document)
     if "gateway" in found:
         found["gateway"] = counted(found["gateway"])
+    if isinstance(launcher := found.get("launcher"), dict):
+        found["launcher"] = launcher | {key: counted(launcher[key]) for key in ("wheel", "locks") if launcher.get(key)}
     for part, key in (("payload", "files"), ("agreement", "requests")):
         held = found.get(part)
         if isinstance(held, dict) and isinstance(held.get(key), list):

@@ -6,7 +6,7 @@ at its run, twice a second.
 
 from typing import TYPE_CHECKING, Final
 
-from loadtest.search.events import Agreed, Load, Measured, Predicted
+from loadtest.search.events import Agreed, Load, Measured, Predicted, TakenBack
 from loadtest.search.standing import agreement_text
 from loadtest.wording import attained, clock, figures, ms, rate, usd
 
@@ -90,6 +90,8 @@ class Display:
         """What to tell of a measurement: its figures, its verdict, and the verdict's style."""
         if isinstance(event, Predicted):
             return f"about {rate(event.rps)}" if event.rps > 0 else "keeps the SLO at no rate", "", ""
+        if isinstance(event, TakenBack):
+            return "", f"not counted: {event.why}", "yellow"
         if event.failure:
             return "", event.failure, "red"
         if isinstance(event, Agreed):

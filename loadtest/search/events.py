@@ -245,13 +245,26 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """An experiment that came to nothing, as the entrant's machine was taken back meanwhile: it is no evidence, and may be
+    asked for again. why: in words. seconds, overlap_s, beside_usd: as in `Measured`.
+    """
+
+    entrant: str
+    why: str
+    seconds: float = 0.0
+    overlap_s: float = 0.0
+    beside_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Paid:
     """What was paid when no event followed that could say so: for what was removed at the end, or when the search was ended."""
 
     usd: float
 
 
-Event = Agreed | Profiled | Predicted | Measured
+Event = Agreed | Profiled | Predicted | Measured | TakenBack
 Entry = Event | Paid
 """What a journal holds."""
 
@@ -275,7 +288,7 @@ class Spent:
             self.seconds -= event.overlap_s
             self.usd += self.own_usd(event) + event.beside_usd
 
-    def own_usd(self, event: Agreed | Profiled | Measured) -> float:
+    def own_usd(self, event: Agreed | Profiled | Measured | TakenBack) -> float:
         """What the event's entrant costs in its seconds."""
         name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
         return event.seconds / 3600 * self._prices[name]

@@ -1,10 +1,23 @@
 """What a search knows by now: where each entrant stands, what it costs, and how much of the budget is left."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from loadtest.search.budget import decisive_seconds, verify_seconds
-from loadtest.search.events import SEARCHING, Agreed, Entrant, Entry, Measured, Paid, Predicted, Profiled, Question, Spent
+from loadtest.search.events import (
+    SEARCHING,
+    Agreed,
+    Entrant,
+    Entry,
+    Measured,
+    Paid,
+    Predicted,
+    Profiled,
+    Question,
+    Spent,
+    TakenBack,
+)
 from loadtest.search.standing import Standing
 
 UNPROVEN = 0.8  # what a rate that only held in the sample counts for beside a proven one
@@ -15,7 +28,8 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant, as far as its answers were compared.
+    standings: by entrant. profiles: by group. agreed: by entrant, as far as its answers were compared. taken_back: how often
+    the entrant's machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:
@@ -26,6 +40,7 @@ class Knowledge:
         }
         self.profiles: dict[str, Profiled] = {}
         self.agreed: dict[str, Agreed] = {}
+        self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
         self._up: dict[str, None] = {}  # the entrants that run, the last one that was asked for behind
@@ -37,6 +52,10 @@ class Knowledge:
         """Add an event to what is known."""
         self.spent.add(event)
         if isinstance(event, Paid):
+            return
+        if isinstance(event, TakenBack):
+            self.taken_back[event.entrant] += 1
+            self._is_up(event.entrant, False)
             return
         if isinstance(event, Profiled):
             self.profiles[event.group] = event

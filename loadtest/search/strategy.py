@@ -24,11 +24,13 @@ from loadtest.search.events import (
     Predict,
     Profile,
     Question,
+    TakenBack,
     Volley,
 )
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
+from loadtest.wording import counted
 
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
@@ -77,9 +79,13 @@ class _Search:
         return self._outcome()
 
     def _ask(self, experiment: Experiment) -> Steps:
-        event = yield experiment
-        assert not isinstance(event, tuple)  # as a volley is answered
-        self._known.take(event)
+        """Again, where it came to nothing: whoever answers says when that is too often."""
+        while True:
+            event = yield experiment
+            assert not isinstance(event, tuple)  # as a volley is answered
+            self._known.take(event)
+            if not isinstance(event, TakenBack):
+                return
 
     def _ask_all(self, experiments: Sequence[Agree | Profile | Load]) -> Steps:
         """At the same time, as far as the question allows it."""
@@ -91,6 +97,9 @@ class _Search:
         assert isinstance(events, tuple)
         for event in events:
             self._known.take(event)
+        lost = {event.entrant for event in events if isinstance(event, TakenBack)}
+        if again := [experiment for experiment in experiments if experiment.entrant in lost]:
+            yield from self._ask_all(again)
 
     # Agreement, profiles and predictions: what is known of a candidate before it sees traffic.
 
@@ -244,6 +253,8 @@ class _Search:
         needed_s = self._needed_seconds(winner)
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
+        for name, times in known.taken_back.items():
+            self._note(f"the machine of {name} was taken back {counted(times, 'time')}, and another was started")
         floor = [run for standing in known.standings.values() for run in standing.runs if run.purpose == "floor"]
         return SearchOutcome(
             standings=tuple(known.standings.values()),

@@ -75,7 +75,7 @@ def test_rays_own_schema_takes_it_and_every_file_that_it_names_is_there(tmp_path
     assert {name for name in named if not name.startswith("environment/")} <= {file.name for file in folder.iterdir()}
     for settings in folder.glob("settings-*.json"):
         told = json.loads(settings.read_text())
-        assert {told["package"], told["wheel"], told["lock"]} <= {file.name for file in folder.iterdir()}
+        assert {told["package"], told["wheel"], *told["locks"]} <= {file.name for file in folder.iterdir()}
     ServeDeploySchema.model_validate(yaml.safe_load((folder / "serve.yaml").read_text()))
 
 

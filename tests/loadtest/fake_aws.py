@@ -5,6 +5,7 @@ last that reaches AWS, before or after it took effect, as when the process is ki
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ class FakeAws:
         self.dies_at: int | None = None
         self.takes_effect = True
         self.dead = False
+        self._one = threading.Lock()
         self.on_pause: Callable[[], None] = lambda: None
 
     @property
@@ -69,11 +71,19 @@ class FakeAws:
         if dies and not self.takes_effect:
             self.dead = True
             raise Killed
-        answer = self.fault(operation, parameters) or _BOTO(service, operation, parameters)
-        if dies:
-            self.dead = True
-            raise Killed
+        answer = self.fault(operation, parameters)
+        with self._one:  # what another thread has begun takes effect before the end, or not at all
+            if self.dead:
+                raise Killed
+            answer = answer or self.carried_out(service, operation, parameters)
+            if dies:
+                self.dead = True
+                raise Killed
         return answer
+
+    def carried_out(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """By moto."""
+        return _BOTO(service, operation, parameters)
 
     def answer(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """As AWS would answer another process."""
@@ -82,13 +92,16 @@ class FakeAws:
 
     def left(self) -> list[str]:
         """All that is there of any run."""
-        client = boto3.client("sagemaker", region_name=REGION)
-        found = [each["EndpointName"] for each in client.list_endpoints()["Endpoints"]]
-        found += [each["EndpointConfigName"] for each in client.list_endpoint_configs()["EndpointConfigs"]]
-        found += [each["ModelName"] for each in client.list_models()["Models"]]
-        objects = boto3.client("s3", region_name=REGION).list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        groups = boto3.client("logs", region_name=REGION).describe_log_groups()["logGroups"]
-        return [*found, *(each["Key"] for each in objects), *(each["logGroupName"] for each in groups)]
+        found = [each["EndpointName"] for each in seen("sagemaker", "list_endpoints")["Endpoints"]]
+        found += [each["EndpointConfigName"] for each in seen("sagemaker", "list_endpoint_configs")["EndpointConfigs"]]
+        found += [each["ModelName"] for each in seen("sagemaker", "list_models")["Models"]]
+        found += [each["Key"] for each in seen("s3", "list_objects_v2", Bucket=BUCKET).get("Contents", [])]
+        return [*found, *(each["logGroupName"] for each in seen("logs", "describe_log_groups")["logGroups"])]
+
+
+def seen(service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    """What is there, asked by nobody of the test."""
+    return _BOTO(service, operation, parameters)
 
 
 @contextmanager

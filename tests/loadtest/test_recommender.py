@@ -10,7 +10,7 @@ from loadtest.errors import TargetError, UsageError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of, required_share
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
@@ -50,6 +50,11 @@ class FakeRunning:
     def failure(self) -> str:
         return self._launcher.died.get(self.name, "")
 
+    async def look(self) -> None:
+        if self._launcher.taken_back.pop(self.name, False):
+            self._launcher.died[self.name] = "taken back"
+            raise TakenAway("taken back")
+
     def usage(self) -> Usage:
         return Usage(80.0, 10.0)
 
@@ -63,9 +68,13 @@ class FakeLauncher:
     parallel = 1
     purse = Purse()
     run_id = reaped_by = ""
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(self) -> None:
         self.left_behind: list[str] = []
+        self.taken_back: dict[str, bool] = {}
+        self.closed = False
         self.running: set[str] = set()
         self.started: list[str] = []
         self.broken: set[str] = set()
@@ -83,10 +92,15 @@ class FakeLauncher:
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
 
+    async def close(self) -> None:
+        self.closed = True
+
     async def start(self, candidate: CandidateSetup) -> FakeRunning:
         if candidate.name in self.broken:
             raise StartFailed("ended with code 1 before it was ready: no such model")
         assert not self.running, "one candidate at a time"
+        if self.died.get(candidate.name) == "taken back":
+            del self.died[candidate.name]
         self.running.add(candidate.name)
         self.started.append(candidate.name)
         return FakeRunning(self, candidate.name)

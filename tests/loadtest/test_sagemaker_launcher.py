@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Listener
@@ -22,28 +22,23 @@ import pytest
 
 from loadtest.commands.reap import reap
 from loadtest.errors import LoadtestError, UsageError
-from loadtest.lab.driver import SearchStep, run_search
-from loadtest.lab.journal import FINISHED, Journal
+from loadtest.lab.driver import SearchStep
 from loadtest.lab.launchers.aws.door import AwsRefused
-from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
+from loadtest.lab.launchers.aws.endpoints import TAG_EXPIRES, TAG_RUN
 from loadtest.lab.launchers.aws.removal import left_over
 from loadtest.lab.launchers.launcher import Quota
 from loadtest.lab.launchers.sagemaker import SageMaker
 from loadtest.lab.platform import with_platform, with_requests
-from loadtest.lab.recommender import Lab, question_of
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import SageMakerLauncher
-from loadtest.results import LoadSpec, RunResult
-from loadtest.search.events import Measured, Profiled, Spent
-from loadtest.search.standing import SearchOutcome
+from loadtest.search.events import Measured, Profiled
 from tests.loadtest.examples import example_spec
 from tests.loadtest.fake_aws import BUCKET, IMAGE, REGION, ROLE, FakeAws, Killed, moto, packed, refused
-from tests.loadtest.made_results import run_result
+from tests.loadtest.launched import LaunchedSearch, of
 
 TYPES = ("c5.large", "m5.large", "c5.xlarge")
 LAUNCHER = {"kind": "sagemaker", "role_arn": ROLE, "bucket": BUCKET, "images": [{"uri": IMAGE}], "parallel": 3}
-PEAK_RPS = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -71,53 +66,14 @@ def spec_of(catalogue: Catalogue, **launcher: Any) -> SearchSpec:
     return example_spec(catalogue, candidates=candidates, launcher={**LAUNCHER, **launcher}, budget=budget)
 
 
-class Search:
-    """One `recommend` without its command line: the real launcher, lab, search and journal; its load generator is made up."""
+class Search(LaunchedSearch):
+    """Over endpoints."""
 
     def __init__(self, aws: FakeAws, catalogue: Catalogue, folder: Path, **launcher: Any) -> None:
-        self.aws = aws
-        self.spec = with_requests(spec_of(catalogue, **launcher), folder)
-        assert isinstance(self.spec.launcher, SageMakerLauncher)
-        self.launcher = SageMaker(self.spec.launcher, catalogue, self.spec.budget, aws=aws.door, pack=packed, clock=aws.clock)
-        self.question = question_of(self.spec, paid=True, parallel=self.launcher.parallel)
-        self.journal = folder / "journal.jsonl"
-        self.service_ms = 60.0  # beyond the limit nobody is loaded, which would take most of a search's time here
-        self.measured: list[LoadSpec] = []
-        self.steps: list[SearchStep] = []
-        self.on_step: Callable[[SearchStep], None] = self.steps.append
-
-    async def _measure(self, spec: LoadSpec, **options: Any) -> RunResult:
-        self.measured.append(spec)
-        self.aws.now_s += spec.duration_s
-        await asyncio.sleep(0)
-        if spec.pattern.startswith("users"):
-            return run_result(spec, succeeded=round(1000 * spec.duration_s), service_ms=self.service_ms + int(spec.rows))
-        good = spec.rate_rps <= PEAK_RPS
-        told: dict[str, Any] = {"service_ms": 30, "verdict": "pass"} if good else {"service_ms": 80, "verdict": "fail"}
-        return run_result(spec, succeeded=round(spec.rate_rps * 20), met_share=1.0 if good else 0.5, **told)
-
-    async def run(self) -> SearchOutcome:
-        journal = Journal(self.journal, self.question)
-        try:
-            lab = Lab(self.spec, self.launcher, self._measure)
-            return await run_search(self.question, lab, journal, on_step=self.on_step)
-        finally:
-            journal.close()
-
-    @property
-    def journaled_usd(self) -> float:
-        spent = Spent(self.question)
-        finished = self.journal.read_bytes().endswith(FINISHED)
-        journal = Journal(self.journal, self.question, resume=finished)
-        journal.close()
-        for entry in journal.events:
-            spent.add(entry)
-        return spent.usd
-
-
-def of(parameters: Mapping[str, Any]) -> str:
-    """The candidate that a call is about, by its tags."""
-    return next((tag["Value"] for tag in parameters.get("Tags", ()) if tag["Key"] == TAG_CANDIDATE), "")
+        spec = with_requests(spec_of(catalogue, **launcher), folder)
+        assert isinstance(spec.launcher, SageMakerLauncher)
+        self.launcher = SageMaker(spec.launcher, catalogue, spec.budget, aws=aws.door, pack=packed, clock=aws.clock)
+        super().__init__(aws, spec, self.launcher, folder)
 
 
 class Faulty:

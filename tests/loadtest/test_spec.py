@@ -79,7 +79,8 @@ def test_the_examples_are_valid_but_for_models_that_are_not_built_yet(catalogue:
         read_search_spec(path, catalogue)
     except UsageError as exc:
         faults = str(exc)
-    unbuilt = (f"backend: no file '{ROOT}/models/", f"payload {ROOT}/models/")
+    wheel = f"launcher.wheel: '{ROOT}/serving_gateway-"
+    unbuilt = (f"backend: no file '{ROOT}/models/", f"payload {ROOT}/models/", wheel)
     assert [line for line in faults.splitlines() if not any(text in line for text in unbuilt)] == []
 
 
@@ -259,7 +260,7 @@ def test_what_is_missing_is_told_with_the_rest(catalogue: Catalogue) -> None:
         parse_search_spec(document, catalogue, source="s")
     assert str(raised.value).splitlines() == [
         "s: model: missing, expected text or a mapping; add `model: …`",
-        "s: launcher: missing, expected a mapping with `kind`, one of local, url, sagemaker; add `launcher: …`",
+        "s: launcher: missing, expected a mapping with `kind`, one of local, url, sagemaker, ec2; add `launcher: …`",
         "s: candidates: missing, expected a list of at least 1, each item a mapping with `instances`, `backend`, `settings`, "
         "`url`, `usd_per_hour`, `price_source`, …; add `candidates: …`",
         "s: budget.minutes: -1: expected a number greater than 0, at most 1440; left out, it is 45",

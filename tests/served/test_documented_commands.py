@@ -246,7 +246,9 @@ NOT_RUN = {
         "NEURON_RT_VISIBLE_CORES=0,1 python scripts/neuron_hardware_check.py",
     ),
     "needs AWS": (
+        "loadtest plan configs/loadtests/ec2.yaml",
         "loadtest plan configs/loadtests/sagemaker.yaml",
+        "loadtest recommend configs/loadtests/ec2.yaml --max-usd 5",
         "loadtest reap",
         "loadtest reap 1f2e3d4c --bucket my-models --yes",
         "loadtest recommend configs/loadtests/sagemaker.yaml --max-usd 5",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.errors import LoadtestError
+from loadtest.lab.generating import Generating
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
@@ -13,6 +14,11 @@ from loadtest.question.preflight import Refusals
 
 class StartFailed(LoadtestError):
     """The candidate did not come up; the message says what it last wrote. The search goes on without it."""
+
+
+class TakenAway(LoadtestError):
+    """The platform took the candidate's machine back, as it may with spare capacity: what was measured on it meanwhile is
+    spoilt, and another may be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,10 @@ class RunningCandidate(Protocol):
         """Why it no longer runs; "" while it does."""
         ...
 
+    async def look(self) -> None:
+        """See whether it still runs, as far as its platform tells: `failure` says what was found. Raises: TakenAway."""
+        ...
+
     def usage(self) -> Usage: ...
 
     async def stop(self) -> None:
@@ -64,6 +74,8 @@ class Launcher(Protocol):
     start_s: how long a start usually takes, for the plan. parallel: how many may be up at once. purse: what those that are paid
     for cost. left_behind: what could not be removed. run_id, reaped_by: what all that is paid for is tagged with, and the
     command that removes it; "", where nothing is.
+    generating: from where candidates are loaded; None: from this process. beside_usd_per_hour: what costs so much beside those
+    that are up, whoever they are.
     """
 
     paid: bool
@@ -71,6 +83,10 @@ class Launcher(Protocol):
     parallel: int
     purse: Purse
     left_behind: list[str]
+    beside_usd_per_hour: float
+
+    @property
+    def generating(self) -> Generating | None: ...
 
     @property
     def run_id(self) -> str: ...
@@ -95,5 +111,12 @@ class Launcher(Protocol):
         ...
 
     async def start(self, candidate: CandidateSetup) -> RunningCandidate:
-        """Start and wait until it is ready, within a bounded time. Raises: StartFailed; nothing of it is then left running."""
+        """Start and wait until it is ready, within a bounded time.
+
+        Raises: StartFailed, TakenAway; nothing of it is then left running.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what its candidates share, once none is up. A second call does nothing."""
         ...

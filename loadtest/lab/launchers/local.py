@@ -50,6 +50,8 @@ class Local:
     purse = Purse()
     left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
     run_id = reaped_by = ""
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(self, *, start_timeout_s: float, nice: int = 0, gateway: Sequence[str] = ()) -> None:
         self._start_timeout_s = start_timeout_s
@@ -68,6 +70,9 @@ class Local:
 
     def quota(self, candidate: CandidateSetup) -> Quota | None:
         return None
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
@@ -160,6 +165,9 @@ class RunningLocal:
         if self._process.returncode is None:
             return ""
         return f"ended with code {self._process.returncode} while it was measured{self.last_words()}"
+
+    async def look(self) -> None:
+        """What ends it shows without."""
 
     def usage(self) -> Usage:
         try:

@@ -42,6 +42,8 @@ class SageMaker:
 
     paid = True
     start_s = START_S
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(
         self,
@@ -118,6 +120,9 @@ class SageMaker:
             words.error("loadtest: %s", self.left_behind[-1])
         finally:
             self.purse.end(hosting.name)
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return await latencies(self._aws, windows)
@@ -217,6 +222,9 @@ class RunningEndpoint:
 
     def failure(self) -> str:
         return ""  # what ends it is seen by its answers
+
+    async def look(self) -> None:
+        """What ends it shows without."""
 
     def usage(self) -> Usage:
         return Usage()

@@ -27,6 +27,8 @@ class Url:
     purse = Purse()
     left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
     run_id = reaped_by = ""
+    generating = None
+    beside_usd_per_hour = 0.0
 
     def __init__(self, shown: Credentials = NOTHING_SHOWN) -> None:
         self._shown = shown
@@ -39,6 +41,9 @@ class Url:
 
     def quota(self, candidate: CandidateSetup) -> Quota | None:
         return None
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return [None] * len(windows)
@@ -61,6 +66,9 @@ class RunningUrl:
 
     def failure(self) -> str:
         return ""  # a server that goes away is seen by its answers
+
+    async def look(self) -> None:
+        """What ends it shows without."""
 
     def usage(self) -> Usage:
         return Usage()

@@ -21,6 +21,19 @@ _CALL_S: Final = 900.0  # of one call, an upload's included
 _THROTTLED: Final = frozenset(
     ("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 )
+_MISSING: Final = frozenset(
+    (
+        "ResourceNotFound",
+        "ResourceNotFoundException",
+        "NoSuchKey",
+        "NoSuchEntity",
+        "InvalidInstanceID.NotFound",
+        "InvalidGroup.NotFound",
+        "InvalidVolume.NotFound",
+        "404",
+    )
+)
+_BUSY: Final = frozenset(("ResourceInUse", "ConflictException", "DependencyViolation", "DeleteConflict", "VolumeInUse"))
 _PATIENCE: Final = 6  # times that a throttled call is made again, after botocore's own
 _FIRST_PAUSE_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 30.0
@@ -43,16 +56,17 @@ class AwsRefused(LoadtestError):
     @property
     def missing(self) -> bool:
         """What was named is not there."""
-        return self.code in ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404") or (
-            self.code == "ValidationException" and "Could not find" in str(self)
-        )
+        return self.code in _MISSING or (self.code == "ValidationException" and "Could not find" in str(self))
+
+    @property
+    def forbidden(self) -> bool:
+        """Who asked has not the right to."""
+        return self.code in platform.RIGHTS
 
     @property
     def busy(self) -> bool:
         """What was named is being made or changed, and may be asked again later."""
-        return self.code in ("ResourceInUse", "ConflictException") or (
-            self.code == "ValidationException" and "in-progress" in str(self)
-        )
+        return self.code in _BUSY or (self.code == "ValidationException" and "in-progress" in str(self))
 
 
 class Asked(Protocol):

@@ -1,4 +1,4 @@
-"""What a run's endpoints are called and how they are tagged, so that whoever comes later finds all of it. Pure.
+"""What a run's endpoints and machines are called and how they are tagged, so that whoever comes later finds all of it. Pure.
 
 Names begin with `loadtest-RUN-`, and everything that takes tags has those of `tags_of`. What takes none is found by its name:
 an endpoint's log group, which SageMaker makes.
@@ -20,6 +20,7 @@ TAG_RUN: Final = "loadtest:run"
 TAG_EXPIRES: Final = "loadtest:expires"
 TAG_CANDIDATE: Final = "loadtest:candidate"
 LOGS: Final = "/aws/sagemaker/Endpoints/"
+PATH: Final = "/loadtest/"  # of roles and instance profiles
 _UNTAGGABLE: Final = re.compile(r"[^\w .:/=+@-]", re.ASCII)
 _MOST_TAG: Final = 256
 _RUN: Final = re.compile(rf"{OURS}([0-9a-f]+)-")

@@ -1,26 +1,30 @@
 """Removes what a run has made, whoever is left to do it: the run itself, on every way out, or `loadtest reap` after it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.sagemaker import Hosting, PackedModel
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
-from loadtest.lab.launchers.aws.endpoints import LOGS, OURS, TAG_RUN, due, run_in
+from loadtest.lab.launchers.aws.endpoints import LOGS, OURS, PATH, TAG_RUN, due, run_in
 
-Kind = Literal["endpoint", "configuration", "model", "package", "logs"]
+Kind = Literal[
+    "instance", "endpoint", "volume", "security group", "instance profile", "role", "configuration", "model", "package", "logs"
+]
 
-_ORDER: Final[tuple[Kind, ...]] = ("endpoint", "configuration", "model", "package", "logs")  # what costs most goes first
+_ORDER: Final[tuple[Kind, ...]] = get_args(Kind)  # what costs most goes first, and nothing before what needs it
+_ENDED: Final = ("terminated",)
+_STANDING: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _TRIES: Final = 90
 _PAUSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One thing that is there. name: a package's key. bucket: of a package."""
+    """One thing that is there. name: EC2's own of an instance, a volume or a group; a key in a bucket. bucket: of that."""
 
     kind: Kind
     name: str
@@ -54,7 +58,7 @@ def pieces_of(hosting: Hosting) -> list[Piece]:
 
 
 async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
-    """Remove what is there of these, and see that endpoints are gone. What is not there is no fault.
+    """Remove what is there of these, and see that endpoints and machines are gone. What is not there is no fault.
 
     Raises: NotRemoved, once everything was tried, with what is left and why.
     """
@@ -69,19 +73,21 @@ async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
 
 
 async def _remove(aws: Aws, piece: Piece) -> None:
-    for tries in range(_TRIES, -1, -1):
+    for service, operation, parameters in _deletion(piece):
+        for tries in range(_TRIES, -1, -1):
+            try:
+                await aws.change(service, operation, **parameters)
+                break
+            except AwsRefused as exc:
+                if exc.missing:
+                    break
+                if not ((exc.busy or exc.throttled) and tries):
+                    raise
+            await aws.pause(_PAUSE_S)
+    for _ in range(_TRIES if piece.kind in ("endpoint", "instance") else 0):
         try:
-            await aws.change(*_deletion(piece)[:2], **_deletion(piece)[2])
-            break
-        except AwsRefused as exc:
-            if exc.missing:
+            if await _gone(aws, piece):
                 return
-            if not ((exc.busy or exc.throttled) and tries):
-                raise
-        await aws.pause(_PAUSE_S)
-    for _ in range(_TRIES if piece.kind == "endpoint" else 0):
-        try:
-            await aws.call("sagemaker", "describe_endpoint", EndpointName=piece.name)
         except AwsRefused as exc:
             if exc.missing:
                 return
@@ -90,37 +96,127 @@ async def _remove(aws: Aws, piece: Piece) -> None:
         await aws.pause(_PAUSE_S)
 
 
-def _deletion(piece: Piece) -> tuple[str, str, dict[str, Any]]:
+async def _gone(aws: Aws, piece: Piece) -> bool:
+    if piece.kind == "endpoint":
+        await aws.call("sagemaker", "describe_endpoint", EndpointName=piece.name)
+        return False
+    told = await aws.call("ec2", "describe_instances", InstanceIds=[piece.name])
+    return all(each["State"]["Name"] in _ENDED for held in told["Reservations"] for each in held["Instances"])
+
+
+def _deletion(piece: Piece) -> list[tuple[str, str, dict[str, Any]]]:
+    """What takes it away, in this order. A role and an instance profile of ours have one name, as the role's policy."""
     name = piece.name
+    if piece.kind == "instance profile":
+        profile = {"InstanceProfileName": name}
+        return [
+            ("iam", "remove_role_from_instance_profile", {**profile, "RoleName": name}),
+            ("iam", "delete_instance_profile", profile),
+        ]
+    if piece.kind == "role":
+        role = {"RoleName": name}
+        return [("iam", "delete_role_policy", {**role, "PolicyName": name}), ("iam", "delete_role", role)]
     calls: dict[Kind, tuple[str, str, dict[str, Any]]] = {
+        "instance": ("ec2", "terminate_instances", {"InstanceIds": [name]}),
+        "volume": ("ec2", "delete_volume", {"VolumeId": name}),
+        "security group": ("ec2", "delete_security_group", {"GroupId": name}),
         "endpoint": ("sagemaker", "delete_endpoint", {"EndpointName": name}),
         "configuration": ("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}),
         "model": ("sagemaker", "delete_model", {"ModelName": name}),
         "package": ("s3", "delete_object", {"Bucket": piece.bucket, "Key": name}),
         "logs": ("logs", "delete_log_group", {"logGroupName": name}),
     }
-    return calls[piece.kind]
+    return [calls[piece.kind]]
 
 
-async def left_over(aws: Aws, now: datetime, *, run: str | None = None, buckets: Sequence[str] = ()) -> list[Piece]:
-    """What is there of a run; of None: of all whose time is over. buckets: where packages may be. Raises: AwsRefused."""
-    found: list[Piece] = []
-    for kind, operation, key, name, arn in _LISTED:
-        async for entry in _pages(aws, "sagemaker", operation, key, NameContains=OURS):
-            if run_in(entry[name]):
-                told = await aws.call("sagemaker", "list_tags", ResourceArn=entry[arn])
-                found.append(Piece(kind, entry[name], tags={tag["Key"]: tag["Value"] for tag in told["Tags"]}))
-    for bucket in buckets:
-        async for entry in _pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=f"{KEYS}/{OURS}"):
-            told = await aws.call("s3", "get_object_tagging", Bucket=bucket, Key=entry["Key"])
-            tags = {tag["Key"]: tag["Value"] for tag in told["TagSet"]}
-            found.append(Piece("package", entry["Key"], bucket, tags))
+async def left_over(
+    aws: Aws,
+    now: datetime,
+    *,
+    run: str | None = None,
+    buckets: Sequence[str] = (),
+    unseen: Callable[[str], None] = lambda told: None,
+) -> list[Piece]:
+    """What is there of a run; of None: of all whose time is over. buckets: where packages may be. unseen: told what may not be
+    looked at.
+
+    Raises: AwsRefused, for another reason.
+    """
+    found = [
+        *await _seen(_endpoints(aws), "SageMaker", unseen),
+        *await _seen(_machines(aws), "EC2", unseen),
+        *await _seen(_roles(aws), "IAM", unseen),
+        *await _seen(_objects(aws, buckets), "S3", unseen),
+    ]
     mine = [piece for piece in found if due(piece.tags, now, run)]
     gone = {piece.tags[TAG_RUN] for piece in mine} | ({run} if run else set())
-    async for entry in _pages(aws, "logs", "describe_log_groups", "logGroups", logGroupNamePrefix=LOGS + OURS):
-        if run_in(entry["logGroupName"]) in gone:  # they take no tags from us, and stay behind their endpoint
-            mine.append(Piece("logs", entry["logGroupName"]))
-    return mine
+    return [*mine, *[piece for piece in await _seen(_logs(aws), "CloudWatch Logs", unseen) if run_in(piece.name) in gone]]
+
+
+async def machines_left(aws: Aws, run: str, bucket: str) -> list[Piece]:
+    """The same of a run on EC2. Raises: AwsRefused."""
+    listed = (_machines(aws), _roles(aws), _objects(aws, (bucket,)))
+    return [piece for each in listed async for piece in each if piece.tags.get(TAG_RUN) == run]
+
+
+async def _seen(listed: AsyncIterator[Piece], service: str, unseen: Callable[[str], None]) -> list[Piece]:
+    """All of it, as far as this may be listed."""
+    found = []
+    try:
+        async for piece in listed:
+            found.append(piece)  # what was seen before a refusal counts
+    except AwsRefused as exc:
+        if not exc.forbidden:
+            raise
+        unseen(f"{service} was not looked at: {exc}")
+    return found
+
+
+async def _endpoints(aws: Aws) -> AsyncIterator[Piece]:
+    for kind, operation, key, name, arn in _LISTED:
+        async for entry in pages(aws, "sagemaker", operation, key, NameContains=OURS):
+            if run_in(entry[name]):
+                told = await aws.call("sagemaker", "list_tags", ResourceArn=entry[arn])
+                yield Piece(kind, entry[name], tags=_tags(told["Tags"]))
+
+
+async def _machines(aws: Aws) -> AsyncIterator[Piece]:
+    tagged = {"Name": "tag-key", "Values": [TAG_RUN]}
+    standing = [tagged, {"Name": "instance-state-name", "Values": [*_STANDING]}]
+    async for held in pages(aws, "ec2", "describe_instances", "Reservations", Filters=standing):
+        for each in held["Instances"]:
+            yield Piece("instance", each["InstanceId"], tags=_tags(each["Tags"]))
+    async for each in pages(aws, "ec2", "describe_volumes", "Volumes", Filters=[tagged]):
+        yield Piece("volume", each["VolumeId"], tags=_tags(each["Tags"]))
+    async for each in pages(aws, "ec2", "describe_security_groups", "SecurityGroups", Filters=[tagged]):
+        yield Piece("security group", each["GroupId"], tags=_tags(each["Tags"]))
+
+
+async def _roles(aws: Aws) -> AsyncIterator[Piece]:
+    async for each in pages(aws, "iam", "list_instance_profiles", "InstanceProfiles", PathPrefix=PATH):
+        name = each["InstanceProfileName"]
+        told = await aws.call("iam", "get_instance_profile", InstanceProfileName=name)
+        yield Piece("instance profile", name, tags=_tags(told["InstanceProfile"].get("Tags", ())))
+    async for each in pages(aws, "iam", "list_roles", "Roles", PathPrefix=PATH):
+        told = await aws.call("iam", "get_role", RoleName=each["RoleName"])
+        yield Piece("role", each["RoleName"], tags=_tags(told["Role"].get("Tags", ())))
+
+
+async def _objects(aws: Aws, buckets: Sequence[str]) -> AsyncIterator[Piece]:
+    for bucket in buckets:
+        async for entry in pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=f"{KEYS}/{OURS}"):
+            told = await aws.call("s3", "get_object_tagging", Bucket=bucket, Key=entry["Key"])
+            yield Piece("package", entry["Key"], bucket, _tags(told["TagSet"]))
+
+
+async def _logs(aws: Aws) -> AsyncIterator[Piece]:
+    """They take no tags from us, and stay behind their endpoint."""
+    async for entry in pages(aws, "logs", "describe_log_groups", "logGroups", logGroupNamePrefix=LOGS + OURS):
+        yield Piece("logs", entry["logGroupName"])
+
+
+def _tags(listed: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in listed}
 
 
 _LISTED: Final[tuple[tuple[Kind, str, str, str, str], ...]] = (
@@ -133,10 +229,12 @@ _TOKENS: Final = {
     "logs": ("nextToken", "nextToken"),
     "s3": ("ContinuationToken", "NextContinuationToken"),
     "service-quotas": ("NextToken", "NextToken"),
+    "ec2": ("NextToken", "NextToken"),
+    "iam": ("Marker", "Marker"),
 }
 
 
-async def _pages(aws: Aws, service: str, operation: str, key: str, **parameters: Any) -> Any:
+async def pages(aws: Aws, service: str, operation: str, key: str, **parameters: Any) -> Any:
     """Every entry of a listing, page by page."""
     asked, told = _TOKENS[service]
     while True:
@@ -153,7 +251,7 @@ async def quotas_of(aws: Aws) -> dict[str, int] | None:
     found: dict[str, int] = {}
     suffix = " for endpoint usage"
     try:
-        async for quota in _pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker"):
+        async for quota in pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker"):
             if quota["QuotaName"].endswith(suffix):
                 found[quota["QuotaName"].removesuffix(suffix)] = int(quota["Value"])
     except AwsRefused:

@@ -1,0 +1,512 @@
+"""A whole search over machines of EC2, on moto: whatever goes wrong, nothing is left behind, and its cost is known."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from loadtest.commands.reap import reap
+from loadtest.errors import UsageError
+from loadtest.lab.generating import GeneratorLost, LoadJob
+from loadtest.lab.journal import Journal
+from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
+from loadtest.lab.launchers.aws.machines import GENERATOR_UNIT
+from loadtest.lab.launchers.ec2 import Ec2
+from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.spec import SearchSpec
+from loadtest.question.spec_file import Ec2Launcher
+from loadtest.search.events import Measured, Profiled, TakenBack
+from tests.deploying.machine_here import written
+from tests.deploying.test_ec2_machine import schema, verified
+from tests.loadtest.examples import example_spec
+from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refused, seen
+from tests.loadtest.fake_ec2 import FakeEc2, kit, subnet
+from tests.loadtest.launched import LaunchedSearch, of
+
+TYPES = ("c5.large", "m5.large", "c7a.xlarge")  # the last one is not on SageMaker
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue()
+
+
+@pytest.fixture(scope="module")
+def account() -> Iterator[None]:
+    with moto():
+        yield
+
+
+@pytest.fixture
+def aws(account: None) -> Iterator[FakeEc2]:
+    """In an account in which nothing of ours is, neither before nor behind a test."""
+    fake = FakeEc2()
+    yield fake
+    assert fake.left() == []
+
+
+def keys_of(folder: Path, **launcher: Any) -> dict[str, Any]:
+    place = {"kind": "ec2", "region": REGION, "subnet": subnet(), "bucket": BUCKET}
+    return {**place, **kit(folder / "kit"), "parallel": 3, **launcher}
+
+
+def spec_of(catalogue: Catalogue, folder: Path, **launcher: Any) -> SearchSpec:
+    candidates = [{"instances": list(TYPES), "backend": {"kind": "synthetic"}}]
+    budget = {"minutes": 60, "usd": 5}
+    return example_spec(catalogue, candidates=candidates, launcher=keys_of(folder, **launcher), budget=budget)
+
+
+class Search(LaunchedSearch):
+    """Over machines."""
+
+    def __init__(self, aws: FakeEc2, catalogue: Catalogue, folder: Path, **launcher: Any) -> None:
+        spec = spec_of(catalogue, folder, **launcher)
+        assert isinstance(spec.launcher, Ec2Launcher)
+        self.launcher = Ec2(spec.launcher, catalogue, spec.budget, aws=aws.door, pack=packed, clock=aws.clock)
+        super().__init__(aws, spec, self.launcher, folder)
+        aws.measure = self.measure
+
+    def events(self, kind: type) -> list[Any]:
+        return [step.event for step in self.steps if isinstance(step.event, kind)]
+
+
+class Faulty:
+    """m5.large fails to start, c7a.xlarge is throttled for good."""
+
+    def __init__(self, aws: FakeEc2) -> None:
+        self._aws = aws
+        self._failing = False
+
+    def __call__(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation != "run_instances":
+            return None
+        if of(parameters).startswith("c7a.xlarge"):
+            raise refused("RequestLimitExceeded", "Request limit exceeded.")
+        if of(parameters).startswith("m5.large"):
+            answer = self._aws.carried_out("ec2", operation, parameters)
+            said = "pip: no space left on device\ngateway-setup: failed: pip returned 1\n"
+            self._aws.says[answer["Instances"][0]["InstanceId"]] = said
+            return answer
+        return None
+
+
+def test_a_search_goes_on_without_those_that_do_not_start_and_removes_all_that_it_made(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    aws.fault = Faulty(aws)
+    search = Search(aws, catalogue, tmp_path)
+    search.service_ms = 4.0
+    outcome = asyncio.run(search.run())
+    assert outcome.winner == "c5.large synthetic"
+    outs = {standing.entrant.name.split()[0]: standing.out for standing in outcome.standings}
+    assert outs["m5.large"] == (
+        "did not start: its setup failed: pip: no space left on device / gateway-setup: failed: pip returned 1"
+    )
+    assert outs["c7a.xlarge"] == "did not start: sagemaker: RequestLimitExceeded: Request limit exceeded."
+    assert aws.left() == []
+    assert search.launcher.left_behind == []
+    assert outcome.usd == pytest.approx(search.launcher.purse.usd) == pytest.approx(search.journaled_usd)
+    # Of the generator too, which was up all the time.
+    assert outcome.usd > 0
+    assert sum("generator" in str(each["TagSpecifications"]) for each in aws.started) == 1
+
+
+def test_what_is_measured_is_measured_beside_the_candidate(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    search = Search(aws, catalogue, tmp_path, parallel=1)
+    search.service_ms = 4.0
+    outcome = asyncio.run(search.run())
+    assert outcome.winner == "c5.large synthetic"
+    assert {type(job).__name__ for job in aws.jobs} == {"ProfileJob", "LoadJob"}
+    loads = [job for job in aws.jobs if isinstance(job, LoadJob)]
+    assert {job.spec.protocol for job in loads} == {"rest-binary"}
+    assert all(job.spec.target.startswith(("http://10.", "http://172.")) and job.spec.target.endswith(":8000") for job in loads)
+    assert all(job.statistics == job.spec.target for job in loads)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interrupt_in_the_middle_leaves_nothing_behind_and_tells_what_was_spent(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, seed: int
+) -> None:
+    aws.fault = Faulty(aws)
+    search = Search(aws, catalogue, tmp_path)
+    moment = random.Random(seed).randint(2, 60)
+
+    async def interrupted() -> None:
+        task = asyncio.create_task(search.run())
+        while len(aws.calls) < moment and not task.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupted())
+    assert aws.left() == []
+    assert search.launcher.left_behind == []
+    if "run_instances" in aws.calls:
+        assert search.journaled_usd == pytest.approx(search.launcher.purse.usd)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_killed_search_leaves_behind_is_found_and_removed_by_its_tags(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(seed)
+    aws.dies_at, aws.takes_effect = chance.randint(2, 60), chance.random() < 0.7
+    search = Search(aws, catalogue, tmp_path)
+    with pytest.raises((Killed, BaseExceptionGroup)):
+        asyncio.run(search.run())
+    assert aws.dead
+    left = aws.left()
+    run = search.launcher.run_id
+    if seed < 3:
+        assert asyncio.run(reap(aws.living_door, run, [BUCKET], yes=False)) == 0
+        assert asyncio.run(reap(aws.living_door, None, [BUCKET], yes=True)) == 0
+        assert aws.left() == left  # dry by default; and its time is not over
+    capsys.readouterr()
+    asyncio.run(reap(aws.living_door, run, [BUCKET], yes=True))
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in left)
+    assert aws.left() == []
+
+
+# Spot.
+
+
+def taken_back(aws: FakeEc2, candidate: str, times: int) -> Callable[[str, Mapping[str, Any]], dict[str, Any] | None]:
+    """EC2 takes a candidate's machine back, under load, so many times."""
+    instances: dict[str, str] = {}
+    gone: set[str] = set()
+    loaded = 0
+
+    def before_job(job: Any) -> None:
+        nonlocal loaded
+        if isinstance(job, LoadJob) and job.spec.label.startswith(candidate) and loaded < times:
+            loaded += 1
+            gone.add(list(instances)[-1])
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation == "run_instances" and of(parameters).startswith(candidate):
+            answer = aws.carried_out("ec2", operation, parameters)
+            instances[answer["Instances"][0]["InstanceId"]] = candidate
+            return answer
+        if operation == "describe_instances" and (named := parameters.get("InstanceIds", [""])[0]) in gone:
+            code = "Server.SpotInstanceTermination"
+            reason = {"Code": code, "Message": f"{code}: Spot instance termination"}
+            state = {"Name": "terminated", "Code": 48}
+            return {"Reservations": [{"Instances": [{"InstanceId": named, "State": state, "StateReason": reason}]}]}
+        return None
+
+    aws.before_job = before_job
+    return fault
+
+
+def test_a_spot_machine_taken_back_in_mid_run_is_no_evidence_and_is_started_again(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    aws.fault = taken_back(aws, "c5.large", 1)
+    search = Search(aws, catalogue, tmp_path, spot=True)
+    search.service_ms = 4.0
+    outcome = asyncio.run(search.run())
+    (lost,) = search.events(TakenBack)
+    assert lost.entrant == "c5.large synthetic"
+    assert lost.why == "EC2 took its spot machine back: Server.SpotInstanceTermination: Spot instance termination"
+    standing = next(standing for standing in outcome.standings if standing.entrant.name == lost.entrant)
+    assert not standing.out.startswith("did")
+    assert standing.runs
+    assert all(not run.failure for run in standing.runs)
+    assert "the machine of c5.large synthetic was taken back 1 time, and another was started" in outcome.notes
+    assert sum(of(each).startswith("c5.large") for each in aws.started) == 2
+    assert aws.left() == []
+    for each in aws.started:  # who measures is not on spot
+        assert ("InstanceMarketOptions" in each) is (of(each) != "generator")
+    assert outcome.usd == pytest.approx(search.launcher.purse.usd) == pytest.approx(search.journaled_usd)
+    journal = Journal(search.journal, search.question, resume=True)
+    journal.close()
+    assert lost in journal.events
+    assert {candidate.basis for candidate in search.spec.candidates} == {"spot"}
+
+
+def test_who_is_taken_back_again_and_again_is_left_out(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    aws.fault = taken_back(aws, "c5.large", 99)
+    search = Search(aws, catalogue, tmp_path, spot=True)
+    search.service_ms = 4.0
+    outcome = asyncio.run(search.run())
+    assert len(search.events(TakenBack)) == 2
+    standing = next(standing for standing in outcome.standings if standing.entrant.name.startswith("c5.large"))
+    assert standing.out.endswith("Spot instance termination; so it was 2 times before")
+    assert outcome.winner is not None
+    assert not outcome.winner.startswith("c5.large")
+    assert outcome.usd == pytest.approx(search.journaled_usd)
+
+
+def test_the_notice_two_minutes_before_counts_as_well(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation == "describe_spot_instance_requests" and not told:
+            told.append(1)
+            return {"SpotInstanceRequests": [{"Status": {"Code": "marked-for-termination"}}]}
+        return None
+
+    aws.fault = fault
+    search = Search(aws, catalogue, tmp_path, spot=True, parallel=1)
+    asyncio.run(search.run())
+    (lost,) = search.events(TakenBack)
+    assert lost.why == "EC2 takes its spot machine back, and has given two minutes' notice"
+    assert len(search.events(Profiled)) == 3
+
+
+def test_a_machine_that_ends_for_another_reason_is_told_so(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    fault = taken_back(aws, "c5.large", 1)
+
+    def other(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        answer = fault(operation, parameters)
+        if answer and operation == "describe_instances":
+            answer["Reservations"][0]["Instances"][0]["StateReason"] = {"Code": "Client.UserInitiatedShutdown", "Message": "X"}
+        return answer
+
+    aws.fault = other
+    search = Search(aws, catalogue, tmp_path, parallel=1)
+    search.service_ms = 4.0
+    outcome = asyncio.run(search.run())
+    assert search.events(TakenBack) == []
+    assert any(run.failure == "its machine is terminated: X" for run in search.events(Measured))
+    assert outcome.usd == pytest.approx(search.journaled_usd)
+
+
+# The load generator.
+
+
+def test_a_generator_that_does_not_start_ends_the_search_and_nothing_is_left(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "run_instances" and of(parameters) == "generator":
+            raise refused("InsufficientInstanceCapacity", "no c7i.xlarge is to be had")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    with pytest.raises(GeneratorLost, match=r"the load generator did not start: .*no c7i.xlarge is to be had"):
+        asyncio.run(search.run())
+    assert aws.left() == []
+    assert search.journaled_usd == pytest.approx(search.launcher.purse.usd)
+
+
+def test_a_generator_that_falls_silent_ends_the_search(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "get_object" and "/results/" in parameters["Key"]:
+            raise refused("NoSuchKey", "there is none")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    with pytest.raises(GeneratorLost, match="the load generator did not answer within"):
+        asyncio.run(search.run())
+    assert aws.left() == []
+
+
+# Guard rails.
+
+
+def test_everything_has_the_tags_of_its_run_with_an_expiry(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    seen: dict[str, list[dict[str, str]]] = {}
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        for each in parameters.get("TagSpecifications", ()):
+            seen.setdefault(each["ResourceType"], []).append({tag["Key"]: tag["Value"] for tag in each["Tags"]})
+        if operation.startswith("create_") and "Tags" in parameters:
+            seen.setdefault(operation, []).append({tag["Key"]: tag["Value"] for tag in parameters["Tags"]})
+        if operation == "put_object":
+            tagged = dict(pair.split("=") for pair in parameters["Tagging"].split("&"))
+            seen.setdefault(operation, []).append({key.replace("%3A", ":"): value for key, value in tagged.items()})
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, spot=True)
+    asyncio.run(search.run())
+    kinds = {"security-group", "instance", "volume", "network-interface", "spot-instances-request"}
+    assert set(seen) == kinds | {"put_object", "create_role", "create_instance_profile"}
+    for tags in (tags for each in seen.values() for tags in each):
+        assert tags[TAG_RUN] == search.launcher.run_id
+        assert {TAG_EXPIRES, TAG_CANDIDATE} <= set(tags)
+    ends = datetime.fromisoformat(seen["instance"][0][TAG_EXPIRES])
+    assert timedelta(hours=2) < ends - datetime.now(UTC) < timedelta(hours=4)  # an hour's budget, and two
+    assert {tags[TAG_CANDIDATE].split()[0] for tags in seen["instance"]} == {"generator", *TYPES}
+
+
+def test_a_machine_ends_itself_when_nobody_is_left(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    search = Search(aws, catalogue, tmp_path)
+    asyncio.run(search.run())
+    assert len(aws.started) == 4
+    for each in aws.started:
+        assert each["InstanceInitiatedShutdownBehavior"] == "terminate"
+        document = yaml.safe_load(each["UserData"])
+        ((*timer, on_active, _, _),) = document["bootcmd"]
+        assert timer[0] == "systemd-run"
+        seconds = int(on_active.removeprefix("--on-active="))
+        assert 3 * 3600 - 600 < seconds <= 3 * 3600
+        assert document["runcmd"][0] == ["shutdown", "-P", f"+{-(-seconds // 60)}"]
+        assert "KeyName" not in each
+        assert each["MetadataOptions"]["HttpTokens"] == "required"
+
+
+def test_the_machines_reach_each_other_and_nobody_else_reaches_them(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    rules: list[Mapping[str, Any]] = []
+    policies: list[str] = []
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "authorize_security_group_ingress":
+            rules.append(parameters)
+        if operation == "put_role_policy":
+            policies.append(parameters["PolicyDocument"])
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    asyncio.run(search.run())
+    (asked,) = rules
+    (rule,) = asked["IpPermissions"]
+    assert rule["UserIdGroupPairs"] == [{"GroupId": asked["GroupId"]}]
+    assert (rule["FromPort"], rule["ToPort"]) == (8000, 8001)
+    assert not {"IpRanges", "Ipv6Ranges", "PrefixListIds"} & set(rule)
+    for each in aws.started:
+        assert each["SecurityGroupIds"] == [asked["GroupId"]]
+    (statements,) = (json.loads(text)["Statement"] for text in policies)
+    assert statements[0]["Resource"] == f"arn:aws:s3:::{BUCKET}/serving-gateway/loadtest-{search.launcher.run_id}-ec2/*"
+
+
+@pytest.mark.slow
+@pytest.mark.debian("cloud-init")
+@pytest.mark.debian("systemd")
+def test_cloud_init_and_systemd_take_what_both_are_told(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    search = Search(aws, catalogue, tmp_path, parallel=1)
+    asyncio.run(search.run())
+    told = {of(each).split()[0]: each["UserData"] for each in aws.started}
+    for name in ("generator", "c5.large"):
+        (tmp_path / name).write_text(told[name])
+        done = schema(tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    unit = written(told["generator"])[f"/etc/systemd/system/{GENERATOR_UNIT}"]
+    assert verified(tmp_path, unit.replace("/bin/loadtest", "/bin/gateway")) == ""
+    assert "%%3A" in unit  # as systemd reads a percent sign
+    assert "IPAddressDeny=169.254.169.254" not in unit  # it asks for the role's keys
+    assert "IPAddressDeny=169.254.169.254" in told["c5.large"]
+
+
+def test_what_could_exceed_the_money_is_not_started_the_generator_counted(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    search = Search(aws, catalogue, tmp_path)
+    # 360 s of c5.large alone at $0.085/h would cost $0.0085, with the generator at $0.1785/h $0.026
+    search.launcher.purse.max_usd = 0.02
+    outcome = asyncio.run(search.run())
+    assert "run_instances" not in aws.calls
+    assert all("its start could exceed --max-usd" in standing.out for standing in outcome.standings)
+
+
+def test_a_start_that_takes_too_long_is_ended_with_what_its_console_said(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation == "run_instances" and of(parameters) != "generator":
+            answer = aws.carried_out("ec2", operation, parameters)
+            aws.says[answer["Instances"][0]["InstanceId"]] = "installing\n"
+            return answer
+        return None
+
+    aws.fault = fault
+    search = Search(aws, catalogue, tmp_path, start_timeout_s=300, parallel=1)
+    outcome = asyncio.run(search.run())
+    assert outcome.standings[0].out == "did not start: did not answer within launcher.start_timeout_s 300: installing"
+    assert aws.left() == []
+
+
+def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "delete_security_group":
+            raise refused("UnauthorizedOperation", "not authorized to perform ec2:DeleteSecurityGroup")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    asyncio.run(search.run())
+    (told,) = search.launcher.left_behind
+    assert told.endswith(f"`{search.launcher.reaped_by}` tries again")
+    (group,) = aws.left()
+    assert group in told
+    asyncio.run(reap(aws.living_door, search.launcher.run_id, [BUCKET], yes=True))
+    assert aws.left() == []
+
+
+def test_reap_says_what_it_may_not_look_at_and_goes_on(aws: FakeEc2, caplog: pytest.LogCaptureFixture) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_instances":
+            raise refused("UnauthorizedOperation", "not authorized")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    assert asyncio.run(reap(aws.door, "abc1", [BUCKET], yes=True)) == 0
+    assert "list_roles" in aws.calls
+
+
+# Before anything is paid for.
+
+
+def test_only_what_the_account_lets_run_in_the_subnets_zone_is_started(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    name = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation == "list_service_quotas":
+            return {"Quotas": [{"QuotaName": name, "Value": 5.0}]}
+        if operation == "describe_instance_type_offerings":
+            return {"InstanceTypeOfferings": [{"InstanceType": name} for name in ("c5.large", "m5.large", "c7i.xlarge")]}
+        return None
+
+    aws.fault = fault
+    search = Search(aws, catalogue, tmp_path)
+    found = {name.split()[0]: [*map(str, why)] for name, why in search.launcher.preflight(search.spec.candidates).items()}
+    zone = seen("ec2", "describe_subnets", SubnetIds=[subnet()])["Subnets"][0]["AvailabilityZone"]
+    quota = (
+        "quota: 5 vCPUs, expected room for the 2 vCPUs of c5.large, and 4 of the load generator: "
+        f"ask for more: Service Quotas, EC2, {name}"
+    )
+    assert found["c5.large"] == [quota]
+    offer = f"instances: c7a.xlarge is not offered in {zone}, where launcher.subnet is, expected a type that is: another subnet"
+    assert found["c7a.xlarge"][0].startswith(offer)
+    assert set(aws.calls) <= {
+        "describe_subnets", "describe_instance_type_offerings", "list_service_quotas", "describe_instances"
+    }  # fmt: skip
+
+
+def test_a_subnet_that_there_is_not_is_the_specs_fault(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    search = Search(aws, catalogue, tmp_path, subnet="subnet-0123456789abcdef0")
+    with pytest.raises(UsageError, match=r"launcher.subnet: subnet-0123456789abcdef0: there is none in us-east-1"):
+        search.launcher.preflight(search.spec.candidates)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"subnet": "net"}, "launcher.subnet: 'net': expected subnet-ID"),
+        ({"bucket": ""}, "launcher.bucket: missing, expected the name of a bucket"),
+        ({"wheel": "none.whl"}, "launcher.wheel: 'none.whl': expected the gateway's wheel"),
+        ({"locks": ""}, "launcher.locks: missing, expected the folder docker"),
+        ({"locks": "/"}, "launcher.locks: '/': no requirements-cpu.lock: expected the folder docker"),
+        ({"generator": "c7.none"}, "launcher.generator: 'c7.none': expected a type such as c7i.xlarge"),
+        ({"spot": True, "price": "ec2"}, "price: ec2: machines on spot cost EC2's price: expected spot"),
+    ],
+)
+def test_a_spec_at_fault_is_told_before_aws_is_asked(
+    account: None, catalogue: Catalogue, tmp_path: Path, keys: dict[str, Any], told: str
+) -> None:
+    rest = {"price": keys.pop("price")} if "price" in keys else {}
+    launcher = keys_of(tmp_path, **keys)
+    candidates = [{"instances": ["c5.large"], "backend": {"kind": "synthetic"}}]
+    with pytest.raises(UsageError) as raised:
+        example_spec(catalogue, candidates=candidates, launcher=launcher, **rest)
+    assert told in str(raised.value)

@@ -21,7 +21,7 @@ Foreign exceptions become one of these at one seam per library. Imports nothing 
 import logging
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -168,6 +168,7 @@ class ModelSpec:
     row_sizes: tuple[int, ...] = ()
     reads_parameters: bool = True
     decoupled: bool = False
+    _: KW_ONLY
     only_computes: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)

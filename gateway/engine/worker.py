@@ -51,17 +51,22 @@ from gateway.errors import (
 log = logging.getLogger(__name__)
 
 
-class Job(msgspec.Struct, eq=False):
+class _ToRun(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    work: Any
+    on_done: Callable[..., None]
+    on_part: Callable[..., None] | None
+    more: threading.Semaphore | None
+
+
+class Job(_ToRun, kw_only=True, eq=False):
     """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
 
     more: parts that may be made. waits: for the client to take what it was given. timed: cpu_ns is wanted, which a thread of
     its own takes for it. here: it runs on the loop.
     """
 
-    work: Any
-    on_done: Callable[..., None]
-    on_part: Callable[..., None] | None
-    more: threading.Semaphore | None
     cancelled: bool = False
     waits: bool = False
     first_part_ns: int | None = None

@@ -21,7 +21,7 @@ Foreign exceptions become one of these at one seam per library. Imports nothing 
 import logging
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -158,6 +158,7 @@ class ModelSpec:
     reads_parameters: whether the parameters of requests may reach the model; False: they surely do not.
     decoupled: it answers a request in parts, as many as it likes (`StreamingSession`); one request per execution, whatever
     max_rows says.
+    only_computes: a run takes the CPU of the thread that calls it and waits for nothing, so that any thread may call it.
     """
 
     platform: str
@@ -167,6 +168,8 @@ class ModelSpec:
     row_sizes: tuple[int, ...] = ()
     reads_parameters: bool = True
     decoupled: bool = False
+    _: KW_ONLY
+    only_computes: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     varying_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of other shapes per row, or left out
@@ -220,7 +223,7 @@ NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Session(Protocol):
-    """One executable instance of a model. Used by one thread at a time, always the same one."""
+    """One executable instance of a model. Used by one thread at a time, always the same unless it `only_computes`."""
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Execute one batch.

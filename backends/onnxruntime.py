@@ -71,7 +71,15 @@ def load(
         outputs = _open_rows(outputs)
     inputs = narrowed(inputs, declared.inputs, f"{model}: input")
     outputs = narrowed(outputs, declared.outputs, f"{model}: output")
-    spec = ModelSpec("onnxruntime_onnx", inputs, outputs, declared.max_rows, row_sizes, reads_parameters=False)
+    spec = ModelSpec(
+        "onnxruntime_onnx",
+        inputs,
+        outputs,
+        declared.max_rows,
+        row_sizes,
+        reads_parameters=False,
+        only_computes=device == "cpu",
+    )
     if cuda_graphs and any(tensor.datatype == "BYTES" for tensor in (*inputs, *outputs)):
         raise LoadFailed(f"{model}: has strings, which stay on the CPU: set cuda_graphs to false")
     return OnnxRuntimeModel(spec, session, model, threads, device, cuda_graphs)

@@ -54,7 +54,15 @@ def load(
         outputs = (TensorSpec("OUTPUT0", "FP32", (-1, 1) if declared.max_rows else (1,)),)
     if output == "echo" and [(t.datatype, len(t.shape)) for t in inputs] != [(t.datatype, len(t.shape)) for t in outputs]:
         raise LoadFailed("output: echo needs as many outputs as inputs, of the same datatypes and dimensions; use `sum`")
-    spec = ModelSpec("synthetic", inputs, outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)
+    spec = ModelSpec(
+        "synthetic",
+        inputs,
+        outputs,
+        declared.max_rows,
+        declared.row_sizes,
+        reads_parameters=False,
+        only_computes=not faults and (spin or not (fixed_ms or row_ms)),
+    )
     return SyntheticModel(
         spec,
         fixed_ns=int(fixed_ms * 1e6),

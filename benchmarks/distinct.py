@@ -2,11 +2,11 @@
 
     python -m benchmarks.distinct [--requests 100000] [PLACE/WAY …]
 
-A path is where the model runs (thread, process, triton: one process without Ray; embedded, replicas, nodes: on Ray, the last on
-another node than the ingress) and how it is asked (json, binary, grpc, stream). Every request has numbers of its own in one to
-three rows. 64 are under way at once, on as many connections by REST and on one by gRPC, and each answer must be its own, by id
-and by every number. Printed for each path: requests, answers per second, errors, wrong answers. Exit code 1 if there is one of
-the last two. `triton` needs `make triton`.
+A path is where the model runs (loop: by ONNX Runtime, on the event loop once it is known to be short; thread, process, triton:
+all one process without Ray; embedded, replicas, nodes: on Ray, the last on another node than the ingress) and how it is asked
+(json, binary, grpc, stream). Every request has numbers of its own in one to three rows. 64 are under way at once, on as many
+connections by REST and on one by gRPC, and each answer must be its own, by id and by every number. Printed for each path:
+requests, answers per second, errors, wrong answers. Exit code 1 if there is one of the last two. `triton` needs `make triton`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.triton_server import triton_server, write_model
 
-PLACES: Final = {"plain": ("thread", "process", "triton"), "ray": ("embedded", "replicas", "nodes")}
+PLACES: Final = {"plain": ("loop", "thread", "process", "triton"), "ray": ("embedded", "replicas", "nodes")}
 WAYS: Final = ("json", "binary", "grpc", "stream")
 AT_ONCE: Final = 64
 COLUMNS: Final = 3
@@ -190,6 +190,7 @@ async def ask(ports: tuple[int, int], model: str, way: str, total: int) -> tuple
 def configuration(folder: Path, places: list[str], triton: str) -> dict[str, Any]:
     own = {"kind": "python", "model": f"{folder / 'model.py'}:predict", "sessions": 2}
     backends: dict[str, dict[str, Any]] = {
+        "loop": {"kind": "onnxruntime", "model": str(folder / "model.onnx"), "sessions": 2},
         "thread": own,
         "process": own | {"isolation": "process"},
         "triton": {"kind": "triton", "url": triton, "model": "distinct", "sessions": 2},
@@ -212,6 +213,17 @@ def configuration(folder: Path, places: list[str], triton: str) -> dict[str, Any
     }
 
 
+def write_onnx(path: Path) -> None:
+    """The same as CODE."""
+    from onnx import TensorProto, helper, save
+
+    nodes = [helper.make_node("Mul", ["X", "two"], ["twice"]), helper.make_node("Add", ["twice", "one"], ["Y"])]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", COLUMNS]) for name in "XY"]
+    numbers = [helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in (("two", 2), ("one", 1))]
+    graph = helper.make_graph(nodes, "double", tensors[:1], tensors[1:], numbers)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
 @contextlib.contextmanager
 def serving(host: str, places: list[str], folder: Path) -> Iterator[tuple[int, int]]:
     """A gateway with these models; gives its ports."""
@@ -223,6 +235,8 @@ def serving(host: str, places: list[str], folder: Path) -> Iterator[tuple[int, i
         if host == "ray":
             options += ["--ray-address", stack.enter_context(two_nodes())]
         (folder / "model.py").write_text(CODE)
+        if "loop" in places:
+            write_onnx(folder / "model.onnx")
         path = folder / f"{host}.yaml"
         path.write_text(yaml.safe_dump(configuration(folder, places, triton)))
         yield stack.enter_context(gateway_of(path, *options))

@@ -299,6 +299,7 @@ async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """What one process measures."""
     if arguments.instructions:  # what is learned of times, and so the way through the code, is to be the same in each run
         time.monotonic_ns = count(1 << 50, 20_000).__next__
+        time.thread_time_ns = count(1 << 50, 20_000).__next__
     ingress, _ = await ingress_of(arguments.which[0], arguments.collector)
     told = arguments.paths, arguments.connections, arguments.requests
     found = await (_count(ingress, *told, arguments.folder) if arguments.instructions else _measure(ingress, *told))

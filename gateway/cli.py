@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import shtab
-
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
 from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
+from gateway.process.completion import completed_by_files
 from gateway.process.console import set_up, step, words
 from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
 
@@ -151,7 +150,7 @@ def _add_init(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     output = command.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="instead of standard output; paths in it count from there"
     )
-    output.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(output)
     command.set_defaults(run=_init)
 
 
@@ -159,7 +158,7 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     config = command.add_argument(
         "config", metavar="CONFIG", help="a YAML file: `gateway examples` has some, `gateway examples reference` every key"
     )
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -174,7 +173,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--example", type=Path, metavar="FILE", help="one request (v2 JSON, or .npz), of a model that does not say its inputs"
     )
     for argument in (model, example):
-        argument.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+        completed_by_files(argument)
 
 
 def _compile(arguments: argparse.Namespace) -> int:

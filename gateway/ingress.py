@@ -21,6 +21,7 @@ from gateway.edges.long_turns import LongTurns
 from gateway.edges.rest_routes import RestRoutes
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
+from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.metrics import Metrics
 from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
@@ -82,6 +83,7 @@ class Ingress:
         self._run_dir = run_dir
         self._doors: Doors | None = None
         self._clock = LoopClock(asyncio.get_running_loop())
+        self._loop_runs = LoopRuns(asyncio.get_running_loop(), self._clock)
         self.metrics = Metrics(
             config.models,
             directory=make_run_dir(run_dir) if owner is not None else None,
@@ -229,7 +231,7 @@ class Ingress:
         return self.repository.ready()
 
     def _open_pool(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
-        return open_pool(model, backend, declared, self._clock)
+        return open_pool(model, backend, declared, self._clock, self._loop_runs)
 
     def _readiness(self) -> Iterable[tuple[str, str, bool]]:
         return [(row["name"], row["version"], row["state"] == "READY") for row in self.repository.index()]
@@ -244,6 +246,8 @@ def _probed(lanes: Iterable[Lane]) -> bool:
     return any(curve.ready for lane in lanes for curve in lane.batcher.service.curves.values())
 
 
-def open_pool(model: ModelSection, backend: Backend, declared: ModelSpec, clock: Clock) -> WorkerPool:
+def open_pool(
+    model: ModelSection, backend: Backend, declared: ModelSpec, clock: Clock, loop_runs: LoopRuns | None = None
+) -> WorkerPool:
     """The workers of one backend in this process, not yet open."""
-    return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
+    return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock, loop_runs=loop_runs)

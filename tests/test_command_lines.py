@@ -17,6 +17,7 @@ import pytest
 
 import gateway.cli
 import loadtest.cli
+from gateway.process import completion
 from gateway.process.command_line import UNREAD
 from loadtest.errors import EXIT_CODES
 
@@ -157,3 +158,13 @@ def test_only_a_terminal_gets_colours_and_not_where_no_color_is_set() -> None:
     assert in_terminal(NO_COLOR="1") == "kept\r\nkept\r\n"
     piped = subprocess.run([sys.executable, "-c", SAY], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
     assert (piped.stdout, piped.stderr) == ("kept\n", "kept\n")
+
+
+@slow
+def test_what_completes_is_what_shtab_knows_without_importing_it() -> None:
+    import shtab
+
+    assert list(completion.SHELLS) == shtab.SUPPORTED_SHELLS
+    assert completion.FILES == shtab.FILE
+    code = "import sys, gateway.cli; gateway.cli.parser('serve'); sys.exit('shtab' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -25,6 +25,7 @@ from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, ModelSection
+from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, InternalError
@@ -108,6 +109,8 @@ class IngressReplica:
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
         self._pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+        loop = asyncio.get_running_loop()
+        self._loop_runs = LoopRuns(loop, LoopClock(loop))
         self._control: SharedControl | None = None
         if config.server.ingress_replicas > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
@@ -156,7 +159,7 @@ class IngressReplica:
                 ending=lambda: self._closed,
                 keep_account=self._keeper.keep,
             )
-        pool = WorkerPool(backend, declared, name=name, clock=clock)
+        pool = WorkerPool(backend, declared, name=name, clock=clock, loop_runs=self._loop_runs)
         self._pools.add(pool)
         return pool
 

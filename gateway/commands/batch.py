@@ -6,7 +6,6 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Final
 
-import shtab
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -15,6 +14,7 @@ from backends.digests import digest
 from gateway.config import Config, ModelSection
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
+from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "OUTPUT.bad.jsonl, with the reason. Broken off, the same command goes on where it was.",
     )
     config = batch.add_argument("config", metavar="CONFIG", help="what `gateway serve` takes")
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
     batch.add_argument("model", metavar="MODEL")
     batch.add_argument("input", metavar="INPUT")
     batch.add_argument("output", metavar="OUTPUT")

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Final
 
-import shtab
-
 from gateway.commands import deploy_ec2, deploy_sagemaker
 from gateway.commands.deploy_options import fits, named
 from gateway.config import Config
@@ -19,6 +17,7 @@ from gateway.documents.reader import read
 from gateway.documents.whole_file import write_whole
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
+from gateway.process.completion import completed_by_files
 from gateway.process.console import words
 
 _IMAGE: Final = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
@@ -61,7 +60,7 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
         "HorizontalPodAutoscaler. No cluster is asked. Secrets are named, never written: docs/kubernetes.md says which.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--no-ray", action="store_true", help="a Deployment of plain processes; refused if that needs Ray")
     kind.add_argument("--kserve", action="store_true", help="a runtime of KServe, and an InferenceService that uses it")

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import shtab
-
 from gateway.commands.deploy_cluster import write_cluster
 from gateway.commands.ec2_options import PAGE, add_options, wanted
 from gateway.commands.package import packed, write
@@ -26,6 +24,7 @@ from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
+from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
 
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
@@ -51,7 +50,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "sessions of AWS Systems Manager reach it.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
     add_options(command)
     command.set_defaults(run=_ec2)

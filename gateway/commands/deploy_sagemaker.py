@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import shtab
-
 from gateway.commands.package import packed, write
 from gateway.commands.sagemaker_options import PAGE, add_options, wanted
 from gateway.config import Config, config_of
@@ -27,6 +25,7 @@ from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
+from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
 
 _BAKE_S: Final = 300
@@ -49,7 +48,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     config = command.add_argument(
         "config", metavar="CONFIG|REPORT", help="a configuration, or the report.json of `loadtest recommend`, or its folder"
     )
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
     add_options(command)
     command.set_defaults(run=_sagemaker)

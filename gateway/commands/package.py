@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-import shtab
 import yaml
 
 from backends.artifacts import ONNX, identify
@@ -34,6 +33,7 @@ from gateway.documents.reader import PACKED, Document, read
 from gateway.documents.sums import SUMS, as_text
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
+from gateway.process.completion import completed_by_files
 from gateway.process.console import step
 
 _ENDINGS: Final = (".tar.gz", ".tgz")
@@ -56,7 +56,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "it; --with adds what else it reads. The same files make the same bytes.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file")
-    config.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+    completed_by_files(config)
     out = "the archive (model.tar.gz); replaced, if it exists"
     command.add_argument("--out", type=Path, default=Path("model.tar.gz"), metavar="FILE", help=out)
     beside = "this file or folder too; may be repeated"

@@ -53,6 +53,7 @@ class Backend(Strict):
     shadow_share: float | None = Field(default=None, gt=0, le=1)  # gets copies of this share; its answers are only compared
     cold_start_s: float | None = Field(default=None, gt=0)  # until a first session answers; None: learned, at first 10 s
     hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
+    on_loop: bool = True  # run batches shorter than their way to a thread where requests are read, if the kind only computes
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         return (self._canary_and_shadow(), self._no_resources(), self._no_replicas(), self._no_scaling())

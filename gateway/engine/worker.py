@@ -1,7 +1,8 @@
 """One worker: a thread, the session it opened, and at most one batch.
 
 The loop hands it work through a queue of its own; it concatenates, runs, and posts the end back to the loop. So the loop never
-waits for a model, and a session is only ever used by the thread that opened it.
+waits for a model, and a session is only ever used by the thread that opened it. What is shorter than this way, and only
+computes, runs on the loop (`loop_runs`), while the thread waits.
 
 A decoupled model gives an answer in parts. Each is posted to the loop when it is there, and the worker asks its session for the
 next while no more than PARTS_AHEAD are on their way to the client: else it waits, and its session with it.
@@ -13,6 +14,7 @@ import functools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,6 +36,7 @@ from backends.base import (
 )
 from gateway.clock import Clock
 from gateway.engine import threads
+from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import Execution, Work
 from gateway.errors import (
     BackendFailed,
@@ -48,19 +51,28 @@ from gateway.errors import (
 log = logging.getLogger(__name__)
 
 
-class Job(msgspec.Struct, eq=False):
-    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
-
-    more: parts that may be made. waits: for the client to take what it was given.
-    """
+class _ToRun(msgspec.Struct, eq=False):
+    """What may be given by position."""
 
     work: Any
     on_done: Callable[..., None]
     on_part: Callable[..., None] | None
     more: threading.Semaphore | None
+
+
+class Job(_ToRun, kw_only=True, eq=False):
+    """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
+
+    more: parts that may be made. waits: for the client to take what it was given. timed: cpu_ns is wanted, which a thread of
+    its own takes for it. here: it runs on the loop.
+    """
+
     cancelled: bool = False
     waits: bool = False
     first_part_ns: int | None = None
+    timed: bool = False
+    here: bool = False
+    cpu_ns: int = 0
 
     def taken(self) -> None:
         if self.more is not None:
@@ -123,6 +135,18 @@ class Worker:
         self.current = job
         self._jobs.put(job)
 
+    def start_here(self, job: Job, now_ns: int, loop_runs: LoopRuns) -> None:
+        """Run it on the loop, soon."""
+        self.started_ns = self.moved_ns = now_ns
+        self.current = job
+        loop_runs.put(functools.partial(self._run_here, job))
+
+    def _run_here(self, job: Job) -> None:
+        if self.current is not job:
+            return  # it was given up, and has been answered
+        assert self._session is not None
+        self._ended(self._run(self._session, job))
+
     def runs(self, batch: Work) -> bool:
         return self.current is not None and self.current.work is batch
 
@@ -182,7 +206,12 @@ class Worker:
             watch(functools.partial(back.post, self._died))
         back.settle(opened, None)
         while (job := self._jobs.get()) is not None:
-            execution = self._run(session, job)
+            if job.timed:
+                began_ns = time.thread_time_ns()
+                execution = self._run(session, job)
+                job.cpu_ns = time.thread_time_ns() - began_ns
+            else:
+                execution = self._run(session, job)
             del job  # or its bytes would live until the next batch
             back.post(self._ended, execution)
             del execution

@@ -16,9 +16,12 @@ from typing import Final, TypeVar
 
 import backends
 from backends.base import BackendError, Model, ModelSpec, SpecMismatch, Tensors, words_of
+from gateway.batching.batch import Batch
 from gateway.clock import Clock, Timer
 from gateway.config import Backend
 from gateway.engine import threads
+from gateway.engine.loop_runs import LoopRuns
+from gateway.engine.nearness import Nearness
 from gateway.engine.runner import PARTS_AHEAD, Execution, Work
 from gateway.engine.session_process import ProcessModel
 from gateway.engine.worker import Job, Reports, Worker
@@ -47,16 +50,20 @@ class WorkerPool:
 
     cold = False
 
-    def __init__(self, backend: Backend, declared: ModelSpec, *, name: str, clock: Clock) -> None:
+    def __init__(
+        self, backend: Backend, declared: ModelSpec, *, name: str, clock: Clock, loop_runs: LoopRuns | None = None
+    ) -> None:
         """declared: what the operator states of the model; empty inputs or outputs are read from the artifact.
 
-        name: for logs and threads.
+        name: for logs and threads. loop_runs: where batches may run that are shorter than their way to a thread; None: nowhere.
         """
         self.on_change: Callable[[], None] = lambda: None
         self._backend = backend
         self._declared = declared
         self._name = name
         self._clock = clock
+        self._loop_runs = loop_runs
+        self._nearness: Nearness | None = None  # from open on; None: all batches go to threads
         self._model: Model | None = None
         self._loop: asyncio.AbstractEventLoop  # from open on
         self._back: threads.WayBack
@@ -125,15 +132,26 @@ class WorkerPool:
         except asyncio.CancelledError:
             await self.close()
             raise
-        return self._model.spec
+        spec = self._model.spec
+        if self._loop_runs and spec.only_computes and self._backend.on_loop and self._backend.isolation == "thread":
+            self._nearness = Nearness()
+        return spec
 
     def start(
         self, batch: W, on_done: Callable[[W, Execution], None], on_part: Callable[[W, Tensors], None] | None = None
     ) -> None:
         worker = self._idle.pop()
         self._busy.add(worker)
-        ahead = threading.Semaphore(PARTS_AHEAD) if on_part is not None else None
-        worker.start(Job(batch, on_done, on_part, ahead), self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        if self._nearness is not None and isinstance(batch, Batch):
+            if self._nearness.near(batch.group, batch.padded_rows):
+                assert self._loop_runs is not None
+                worker.start_here(Job(batch, on_done, None, None, here=True), now_ns, self._loop_runs)
+                return
+            job = Job(batch, on_done, None, None, timed=True)
+        else:
+            job = Job(batch, on_done, on_part, threading.Semaphore(PARTS_AHEAD) if on_part is not None else None)
+        worker.start(job, now_ns)
         if self._watchdog is None:
             self._abandon_hung()
 
@@ -248,7 +266,17 @@ class WorkerPool:
     def _ended(self, worker: Worker, execution: Execution) -> None:
         if worker in self._busy:  # else it was given up, and its batch has been answered
             job = self._take_back(worker, execution)
+            if job.here or job.timed:
+                self._learn(job, execution)
             job.on_done(job.work, execution)
+
+    def _learn(self, job: Job, execution: Execution) -> None:
+        assert self._nearness is not None
+        batch: Batch = job.work
+        if job.here:
+            self._nearness.ran_on_loop(batch.group, batch.padded_rows, execution.finished_ns - execution.started_ns)
+        elif execution.error is None:
+            self._nearness.ran_on_thread(batch.group, batch.padded_rows, job.cpu_ns)
 
     def _give_up(self, worker: Worker, now_ns: int, error: GatewayError, *, self_inflicted: bool = False) -> None:
         """End the batch of a worker that may not return. What its callback raises hurts nobody else."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import shtab
-
 from gateway import __version__
 from gateway.errors import ConfigError, GatewayError
+from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
 from gateway.process.interrupts import ENDED_AT_ONCE
 
@@ -26,7 +25,12 @@ def program(name: str, does: str, *commands: str, exit_codes: Mapping[int, str])
     )
     root.add_argument("--version", action="version", version=f"{name} {__version__}")
     # argparse puts the shells' names behind it.
-    shtab.add_argument_to(root, help=f"print what completes this command, and exit: source <({name} --print-completion bash)")
+    root.add_argument(
+        "--print-completion",
+        choices=SHELLS,
+        action=PrintCompletion,
+        help=f"print what completes this command, and exit: source <({name} --print-completion bash)",
+    )
     return root
 
 
@@ -52,7 +56,7 @@ def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
         group.add_argument("--log-format", choices=FORMATS, default="text", help="json: one object a line (text)")
         for action in command._actions:
             if action.type is Path:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # how shtab is told
+                completed_by_files(action)
 
 
 def speech(arguments: argparse.Namespace) -> Speech:

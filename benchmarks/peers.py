@@ -94,7 +94,7 @@ def table(measured: Sequence[Measured]) -> str:
                 key: statistics.median(getattr(each, key) for each in figures) for key in ("rps", "p50_ms", "p99_ms", "cpu_us")
             }
             ratios = [
-                "" if name == OURS else str(ratio(by_round(servers[OURS], key), by_round(rounds, key)) or "")
+                "" if name == OURS else str(ratio(by_round(servers.get(OURS, []), key), by_round(rounds, key)) or "")
                 for key in ("rps", "p50_ms")
             ]
             cells = [protocol, connections, name, f"{middle['rps']:.0f}", f"{middle['p50_ms']:.2f}", f"{middle['p99_ms']:.2f}"]

@@ -1,7 +1,8 @@
 """The peers that benchmarks/peers.py installs: what each is made of, how it is set, and the program that serves `linear` by it.
 
-Every program takes the port and the model's file, and answers v2 JSON at the same path. Settings are those that the peer's own
-documentation recommends for throughput, at the place that stands beside them.
+Every program takes the port and the model's file, and answers v2 JSON at the same path. Each batches as the page of its
+documentation that stands beside it describes. The values, which these pages leave to the user, are ours: batches of 64, and no
+wait where that can be set.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ RUNTIME: Final = ("onnxruntime==1.32.0",)  # as the gateway's own environment ha
 
 @dataclass(frozen=True)
 class Installed:
-    """packages: pinned. files: by name. command: behind `python`; {port}, {model} and {bin} are filled in."""
+    """packages: pinned. source: a page of its documentation. files: by name. command: behind `python`; {port}, {model} and {bin} are filled in."""
 
     packages: tuple[str, ...]
     files: dict[str, str]
@@ -119,14 +120,14 @@ INSTALLED: Final = {
         {"session.py": SESSION, "server.py": LITSERVE},
         ("server.py", "{port}"),
         "max_batch_size 64, batch_timeout 0, fast_queue, one worker",
-        "LitServe: batching; LitServer, fast_queue",
+        "https://lightning.ai/docs/litserve/features/batching",
     ),
     "bentoml": Installed(
         ("bentoml==1.4.40", *RUNTIME),
         {"session.py": SESSION, "service.py": BENTO},
         ("-m", "bentoml", "serve", "service:Linear", "--host", "127.0.0.1", "--port", "{port}"),
         "adaptive batching to 64, max_latency_ms 1000, one worker",
-        "BentoML: adaptive batching",
+        "https://docs.bentoml.com/en/latest/guides/adaptive-batching.html",
     ),
     "mlserver": Installed(
         ("mlserver==1.7.1", *RUNTIME),
@@ -140,7 +141,7 @@ INSTALLED: Final = {
         },
         ("-m", "mlserver.cli", "start", "."),
         "max_batch_size 64, max_batch_time 1 ms, no parallel workers",
-        "MLServer: adaptive batching; parallel inference",
+        "https://docs.seldon.ai/mlserver/user-guide/adaptive-batching",
     ),
 }
 

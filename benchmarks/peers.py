@@ -108,7 +108,7 @@ def by_round(measured: Sequence[Measured], key: str) -> dict[int, float]:
 
 
 def settings(names: Sequence[str]) -> str:
-    """In Markdown: how each server is set and where its documentation says so; and who is not among them, and why."""
+    """In Markdown: how each server is set, with the page that describes it, and who is not among them, and why."""
     lines = ["| server | settings |", "|---|---|"]
     for name in names:
         told = BUILT_IN.get(name) or f"{INSTALLED[name].packages[0]}: {INSTALLED[name].settings} ({INSTALLED[name].source})"

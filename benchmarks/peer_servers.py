@@ -13,7 +13,7 @@ RUNTIME: Final = ("onnxruntime==1.32.0",)  # as the gateway's own environment ha
 
 @dataclass(frozen=True)
 class Installed:
-    """packages: pinned. source: a page of its documentation. files: by name. command: behind `python`; {port}, {model} and {bin} are filled in."""
+    """packages: pinned. source: a page of its documentation. files: by name. command: behind `python`; {port} is filled in."""
 
     packages: tuple[str, ...]
     files: dict[str, str]
@@ -139,7 +139,7 @@ INSTALLED: Final = {
             "model-settings.json": '{"name": "linear", "implementation": "model.Linear",'
             ' "max_batch_size": 64, "max_batch_time": 0.001}',
         },
-        ("-m", "mlserver.cli", "start", "."),
+        ("-c", "from mlserver.cli import main; main()", "start", "."),
         "max_batch_size 64, max_batch_time 1 ms, no parallel workers",
         "https://docs.seldon.ai/mlserver/user-guide/adaptive-batching",
     ),

@@ -68,7 +68,7 @@ class Ratio:
     most: float
 
     def __str__(self) -> str:
-        return f"{self.middle:.2f} ({self.least:.2f} to {self.most:.2f})"
+        return f"{self.middle:.2f}" + (f" ({self.least:.2f} to {self.most:.2f})" if self.least < self.most else "")
 
 
 def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Ratio | None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import batching_charts, leases
 from benchmarks.arrivals import arrivals_ns
-from benchmarks.peers import Bento, Nexus, RayServe
+from benchmarks.peer_rules import Bento, Nexus, RayServe
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import NOTHING, Batcher

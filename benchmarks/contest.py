@@ -29,7 +29,7 @@ import numpy as np
 from scipy import special
 
 from benchmarks.cases import GRIDS, JUDGING, MS, TUNING, Backend, DrawnCase, Luck, draw, kinds_of
-from benchmarks.peers import Bento, Clipper, Nexus, RayServe, Symphony
+from benchmarks.peer_rules import Bento, Clipper, Nexus, RayServe, Symphony
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Fixed, Greedy

@@ -1,241 +1,274 @@
-"""The batching rules of other servers, as policies of our batcher: the simulation compares rules, not implementations.
+"""This gateway beside other servers on `linear`: what each adds to a model that costs next to nothing.
 
-Each is written after its source and keeps its quirks where they decide when a batch closes. Where a server leaves room, the
-reading that serves it better is taken.
+    python -m benchmarks.peers --setup                                         once: environments of those that need one
+    python -m benchmarks.peers --rounds 3
+    python -m benchmarks.peers --peers embedded triton litserve --rounds 3 --until 280
+
+embedded, plain, serve and triton are those of benchmarks/overhead.py, the others those of benchmarks/peer_servers.py, each in
+an environment of its own under --environments. Every server's answer is checked before it is measured. Loads: wrk (REST) and
+h2load (gRPC), closed loop. The servers take turns in each round, started anew, and each round begins with another.
+
+What was measured is kept in --results after every server, and a later command goes on from there: so a run can be made in
+pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts, and the least and the most stand
+beside it. Client and server share the machine, so only ratios mean something. Needs `wrk` and `h2load`.
 """
 
-from collections import deque
-from itertools import islice
-from typing import Protocol
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
 
 import numpy as np
+import psutil
 
-from gateway.batching.batch import Batch
-from gateway.batching.policy import Decision
-from gateway.batching.queue import BatchLimits, Entry, Queue, State
-from loadtest.search.simulator import Affine
+from benchmarks.overhead import PATH, ROW, Figure, Server, bodies, check, drive, free_port, running
+from benchmarks.peer_servers import INSTALLED, NOT_RUN
+from tests.triton_server import VENV
 
-
-class Profile(Protocol):
-    """How long a batch takes, as a rule that needs it is told."""
-
-    def rows_ns(self, rows: int) -> int: ...
-
-
-class RayServe:
-    """`@serve.batch` (Ray 2.60, serve/batching.py): a batch closes by size or by clock, and then waits for a worker.
-
-    What has closed never grows again. The clock starts when the collecting loop takes the batch's first request.
-    """
-
-    by_length = False
-    service = None
-
-    def __init__(self, max_rows: int, wait_ns: int) -> None:
-        self._max_rows = max_rows
-        self._wait_ns = wait_ns
-        self._closed: deque[int] = deque()
-        self._open_rows = 0
-        self._opened_ns = 0
-
-    def bind(self, limits: BatchLimits) -> None:
-        self._max_rows = min(self._max_rows, limits.max_rows)
-
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
-        self._close_by_clock(now_ns)
-        if not self._open_rows:
-            self._opened_ns = now_ns
-        self._open_rows += rows
-        if self._open_rows >= self._max_rows:
-            self._closed.append(self._open_rows)
-            self._open_rows = 0
-
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        self._close_by_clock(now_ns)
-        if self._closed:
-            return Decision(self._closed.popleft(), "closed")
-        return Decision(0, wake_at_ns=self._opened_ns + self._wait_ns)
-
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
-
-    def _close_by_clock(self, now_ns: int) -> None:
-        if self._open_rows and now_ns >= self._opened_ns + self._wait_ns:
-            self._closed.append(self._open_rows)
-            self._open_rows = 0
+OURS: Final = "embedded"
+BUILT_IN: Final = {
+    "plain": "as it comes, without Ray",
+    "embedded": "as it comes, on Ray Serve",
+    "serve": "`@serve.batch` of 64, wait 0, FastAPI ingress (Ray Serve: dynamic request batching)",
+    "triton": "python backend, `dynamic_batching {}` to 32 (Triton: model configuration)",
+}
+PEERS: Final = ("plain", "embedded", "serve", "triton", *INSTALLED)
+LOADS: Final = (("rest-json", 1), ("rest-json", 8), ("rest-json", 64), ("rest-binary", 64), ("grpc", 64))
+SPEAKS: Final = {"serve": ("rest-json", "grpc"), **dict.fromkeys(INSTALLED, ("rest-json",))}
+START_S: Final = 60.0
 
 
-class Bento:
-    """BentoML's CorkDispatcher (marshal/dispatcher.py), after its training phase.
-
-    Fits duration = a·n + b over the last 50 batches, drops the first while the whole queue could not end within max_latency,
-    and corks while n·(time since the last arrival + tick + a) <= .95 of the usual wait. One batch in flight: one per process.
-    Its 1 ms polling is kept; that it takes the newest first is not (with everything taken at once it makes no difference).
-    """
-
-    by_length = False
-    service = None
-    _TICK_NS = 1_000_000
-    _DECAY = 0.95
-    _KEPT = 50
-    _REFRESH_NS = 5_000_000_000
-
-    def __init__(self, max_latency_ns: int, profile: Affine) -> None:
-        self._max_latency_ns = max_latency_ns
-        self._row_ns, self._fixed_ns = profile.row_ns, profile.fixed_ns
-        self._wait_ns = 10e6
-        self._seen: deque[tuple[int, int, int]] = deque(maxlen=self._KEPT)
-        self._refreshed_ns = 0
-        self._max_rows = 1
-
-    def bind(self, limits: BatchLimits) -> None:
-        self._max_rows = limits.max_rows
-
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
-
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        shed: list[Entry] = []
-        entries = queue.entries
-        count = len(entries)
-        for entry in entries:
-            left = count - len(shed)
-            if left <= 1 or now_ns - entry[4].arrival_ns + self._row_ns * left + self._fixed_ns < self._max_latency_ns:
-                break
-            shed.append(entry)
-        rows = count - len(shed)
-        since_last_ns = now_ns - entries[-1][4].arrival_ns
-        if rows < self._max_rows and rows * (since_last_ns + self._TICK_NS + self._row_ns) <= self._wait_ns * self._DECAY:
-            return Decision(0, wake_at_ns=now_ns + self._TICK_NS, shed=shed)
-        return Decision(min(rows, self._max_rows), "uncorked", shed=shed)
-
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
-        self._seen.append((batch.rows, compute_ns, batch.closed_ns - batch.oldest_ns))
-        if now_ns - self._refreshed_ns >= self._REFRESH_NS and len(self._seen) > 1:
-            self._refreshed_ns = now_ns
-            rows, times, waits = np.array(self._seen, dtype=float).T
-            (self._row_ns, self._fixed_ns), *_ = np.linalg.lstsq(
-                np.stack([rows, np.ones_like(rows)], axis=1), times, rcond=None
-            )
-            self._row_ns, self._fixed_ns = max(1e3, float(self._row_ns)), max(0.0, float(self._fixed_ns))
-            self._wait_ns = float(np.mean(waits))
+@dataclass(frozen=True)
+class Measured:
+    round: int
+    figure: Figure
 
 
-class Nexus:
-    """Nexus (Shen et al., SOSP 2019): early drop with a sliding window of the target batch from an offline profile.
+@dataclass(frozen=True)
+class Ratio:
+    """Of rounds: the middle one, the least and the most. With n rounds the latter enclose the true median in 1 - 2^(1-n)."""
 
-    The target is the largest batch of which two fit in the SLO. The window slides from the front over the queue to the first
-    position whose request can still be in time in a batch of the target; what it passes is dropped.
-    """
+    middle: float
+    least: float
+    most: float
 
-    by_length = False
-    service = None
-
-    def __init__(self, slo_ns: int, profile: Profile) -> None:
-        self._slo_ns = slo_ns
-        self._profile = profile
-        self._limits = BatchLimits(1)
-        self._target = 1
-
-    def bind(self, limits: BatchLimits) -> None:
-        self._limits = limits
-        sizes = limits.row_sizes or range(1, limits.max_rows + 1)
-        self._target = max((size for size in sizes if 2 * self._profile.rows_ns(size) <= self._slo_ns), default=sizes[0])
-
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
-
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        shed: list[Entry] = []
-        left = len(queue.entries)
-        for entry in islice(queue.entries, left):
-            rows = min(self._target, left)
-            if now_ns + self._profile.rows_ns(self._limits.padded(rows)) <= entry[4].arrival_ns + self._slo_ns:
-                return Decision(rows, "target" if rows == self._target else "idle", shed=shed)
-            shed.append(entry)
-            left -= 1
-        return Decision(0, shed=shed)
-
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
+    def __str__(self) -> str:
+        return f"{self.middle:.2f}" + (f" ({self.least:.2f} to {self.most:.2f})" if self.least < self.most else "")
 
 
-class Symphony:
-    """Symphony (Chen et al., 2023): deferred batches. A batch closes at the latest moment at which one more row still fits.
+def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Ratio | None:
+    """Ours over theirs, in rounds that have both. None: there is no such round."""
+    found = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
+    return Ratio(statistics.median(found), min(found), max(found)) if found else None
 
-    With d the deadline of the first and n the rows that wait and fit: at d - t(n + 1), which one row more can no longer make;
-    at once when it is full. What cannot be in time in a batch of the target, the largest that k staggered workers take without
-    a loss, is dropped, as far as more waits: the sliding window of Nexus, which its batches are formed by.
-    """
 
-    by_length = False
-    service = None
+def table(measured: Sequence[Measured]) -> str:
+    """In Markdown: medians of each server and load, and how many times its rate the gateway's on Ray is."""
+    runs: dict[tuple[str, int], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    for each in measured:
+        runs[each.figure.protocol, each.figure.connections][each.figure.server].append(each)
+    lines = [
+        "| protocol | connections | server | requests/s | p50 ms | p99 ms | µs CPU | errors "
+        f"| rate of {OURS}, times | p50 of {OURS}, times |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (protocol, connections), servers in runs.items():
+        for name, rounds in servers.items():
+            figures = [each.figure for each in rounds]
+            middle = {
+                key: statistics.median(getattr(each, key) for each in figures) for key in ("rps", "p50_ms", "p99_ms", "cpu_us")
+            }
+            ratios = [
+                "" if name == OURS else str(ratio(by_round(servers.get(OURS, []), key), by_round(rounds, key)) or "")
+                for key in ("rps", "p50_ms")
+            ]
+            cells = [protocol, connections, name, f"{middle['rps']:.0f}", f"{middle['p50_ms']:.2f}", f"{middle['p99_ms']:.2f}"]
+            cells += [f"{middle['cpu_us']:.0f}", sum(each.errors for each in figures), *ratios]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
 
-    def __init__(self, slo_ns: int, profile: Profile, workers: int) -> None:
-        self._slo_ns = slo_ns
-        self._profile = profile
-        self._share = 1 + 1 / workers
-        self._limits = BatchLimits(1)
-        self._target = 1
 
-    def bind(self, limits: BatchLimits) -> None:
-        self._limits = limits
-        sizes = limits.row_sizes or range(1, limits.max_rows + 1)
-        self._target = max((size for size in sizes if self._share * self._rows_ns(size) <= self._slo_ns), default=sizes[0])
+def by_round(measured: Sequence[Measured], key: str) -> dict[int, float]:
+    return {each.round: float(getattr(each.figure, key)) for each in measured}
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
 
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        shed: list[Entry] = []
-        left = len(queue.entries)
-        for entry in islice(queue.entries, left):
-            due_ns = entry[4].arrival_ns + self._slo_ns
-            if now_ns + self._rows_ns(min(self._target, left)) <= due_ns:
-                break
-            shed.append(entry)
-            left -= 1
+def settings(names: Sequence[str]) -> str:
+    """In Markdown: how each server is set, with the page that describes it, and who is not among them, and why."""
+    lines = ["| server | settings |", "|---|---|"]
+    for name in names:
+        told = BUILT_IN.get(name) or f"{INSTALLED[name].packages[0]}: {INSTALLED[name].settings} ({INSTALLED[name].source})"
+        lines.append(f"| {name} | {told} |")
+    return "\n".join([*lines, *(f"| {name} | not run: {reason} |" for name, reason in NOT_RUN.items())])
+
+
+def set_up(folder: Path) -> None:
+    """An environment of each peer that needs one; those that are whole are left as they are."""
+    for name, peer in INSTALLED.items():
+        place, whole = folder / name, folder / name / "whole"
+        if whole.exists() and whole.read_text() == "\n".join(peer.packages):
+            continue
+        venv.create(place, clear=True, with_pip=True)
+        done = subprocess.run([place / "bin" / "pip", "install", "--quiet", *peer.packages], timeout=900, check=False)
+        if done.returncode:
+            print(f"{name}: pip could not install {', '.join(peer.packages)}", file=sys.stderr)
         else:
-            return Decision(0, shed=shed)
-        rows = min(left, self._limits.max_rows)
-        while now_ns + self._rows_ns(rows) > due_ns:
-            rows -= 1
-        if rows < left or rows == self._limits.max_rows:
-            return Decision(rows, "deferred", shed=shed)
-        latest_ns = due_ns - self._rows_ns(rows + 1)
-        return Decision(rows, "deferred", shed=shed) if now_ns >= latest_ns else Decision(0, wake_at_ns=latest_ns, shed=shed)
-
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
-
-    def _rows_ns(self, rows: int) -> int:
-        return self._profile.rows_ns(self._limits.padded(rows))
+            whole.write_text("\n".join(peer.packages))
 
 
-class Clipper:
-    """Clipper (clipper, containers' queue in task_executor.hpp): the rows that its regression of rows on latency allows.
+def absent(name: str, environments: Path) -> str:
+    """Why a server cannot be run here. Empty: it can."""
+    if name == "triton" and not (VENV / "bin" / "python").exists():
+        return "not installed: `make triton`"
+    if name in INSTALLED and not (environments / name / "whole").exists():
+        return "not installed: `python -m benchmarks.peers --setup`"
+    return ""
 
-    What the first has left of the SLO is what the batch may take; a first whose time has passed runs in a batch of one.
-    Nothing waits for more and nothing is dropped. Fits over the last 50 batches; explores one row beyond the largest seen.
-    """
 
-    by_length = False
-    service = None
-    _KEPT = 50
+@contextlib.contextmanager
+def installed(name: str, environments: Path, directory: Path) -> Iterator[Server]:
+    peer = INSTALLED[name]
+    port = free_port()
+    with tempfile.TemporaryDirectory(dir=directory) as fresh:
+        ports = {"port": str(port), "grpc": str(free_port()), "metrics": str(free_port())}
+        for file, text in peer.files.items():
+            Path(fresh, file).write_text(text.format(**ports) if file == "settings.json" else text)
+        command = [str(environments / name / "bin" / "python"), *(word.format(**ports) for word in peer.command)]
+        environment = os.environ | {"PEER_MODEL": str(Path("models/linear.onnx").resolve()), "BENTOML_DO_NOT_TRACK": "True"}
+        environment |= {"PATH": f"{environments / name / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": fresh}
+        log = Path(fresh, "log")
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, cwd=fresh, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+        try:
+            until = time.monotonic() + START_S
+            while not right(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{name} gave no right answer:\n{log.read_text()[-3000:]}")
+                time.sleep(0.2)
+            root = psutil.Process(process.pid)
+            yield Server(name, port, 0, [root, *root.children(recursive=True)])
+        finally:
+            end(process)
 
-    def __init__(self, slo_ns: int) -> None:
-        self._slo_ns = slo_ns
-        self._seen: deque[tuple[int, int]] = deque(maxlen=self._KEPT)
-        self._max_rows = 1
 
-    def bind(self, limits: BatchLimits) -> None:
-        self._max_rows = limits.max_rows
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """It and all that it started."""
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        _, left = psutil.wait_procs([psutil.Process(process.pid), *family], 10)
+        for each in left:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
 
-    def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        left_ns = queue.oldest_ns + self._slo_ns - now_ns
-        if left_ns <= 0 or not self._seen:
-            return Decision(1, "late" if self._seen else "first")
-        rows, times = np.array(self._seen, dtype=float).T
-        spread = float(np.var(times))
-        slope = float(np.mean((times - times.mean()) * (rows - rows.mean()))) / spread if spread else 0.0
-        most = rows.mean() + slope * (left_ns - times.mean()) if slope > 0 else rows.max() + 1
-        return Decision(max(1, min(self._max_rows, int(most))), "budget")
+def right(port: int) -> bool:
+    """Whether it answers, with the right numbers: v2 JSON, or its list of outputs alone. Wrong numbers end the run."""
+    import onnxruntime
 
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
-        self._seen.append((batch.rows, compute_ns))
+    body, headers = bodies()["rest-json"]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("POST", PATH, body, headers)
+        response = connection.getresponse()
+        text = response.read()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    if response.status in (404, 502, 503):
+        return False  # not ready yet
+    if response.status != 200:
+        raise SystemExit(f"expected status 200, got {response.status}: {text[:500]!r}")
+    answer: Any = json.loads(text)
+    (output,) = answer["outputs"] if isinstance(answer, dict) else answer
+    expected = onnxruntime.InferenceSession("models/linear.onnx").run(None, {"INPUT0": ROW})[0]
+    if not np.allclose(output["data"], expected.ravel(), atol=1e-5):
+        raise SystemExit(f"wrong answer {output['data']}, expected {expected.ravel().tolist()}")
+    return True
+
+
+def measure(name: str, environments: Path, seconds: float) -> list[Figure]:
+    """One round of one server."""
+    found: list[Figure] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        with installed(name, environments, directory) if name in INSTALLED else running(name, directory) as server:
+            protocols = SPEAKS.get(name, ("rest-json", "rest-binary", "grpc"))
+            for protocol in protocols:
+                if name not in INSTALLED:  # whose answer was checked as it started
+                    check(server, protocol)
+                drive(server, protocol, 8, 1.0, directory)  # warm
+            for protocol, connections in LOADS:
+                if protocol in protocols:
+                    found.append(drive(server, protocol, connections, seconds, directory))
+    return found
+
+
+def stopped(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # through the blocks that end what was started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setup", action="store_true", help="make the environments, and measure nothing")
+    parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers"))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--until", type=float, default=float("inf"), help="start nothing after so many seconds")
+    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers.json"))
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, stopped)
+    if arguments.setup:
+        set_up(arguments.environments)
+        return 0
+    for tool in ("wrk", "h2load"):
+        if shutil.which(tool) is None:
+            parser.error(f"{tool} is not installed (Debian: wrk, nghttp2-client)")
+    measured: list[Measured] = []
+    if arguments.results.exists():
+        measured = [Measured(each["round"], Figure(**each["figure"])) for each in json.loads(arguments.results.read_text())]
+    names = []
+    for name in arguments.peers:
+        if reason := absent(name, arguments.environments):
+            print(f"{name}: {reason}", flush=True)
+        else:
+            names.append(name)
+    begin = time.monotonic()
+    for number in range(arguments.rounds):
+        turn = number % max(1, len(names))
+        for name in names[turn:] + names[:turn]:
+            done = any(each.round == number and each.figure.server == name for each in measured)
+            if done or time.monotonic() - begin > arguments.until:
+                continue
+            figures = measure(name, arguments.environments, arguments.seconds)
+            measured += [Measured(number, figure) for figure in figures]
+            arguments.results.write_text(json.dumps([asdict(each) for each in measured], indent=1))
+            for each in figures:
+                print(f"{number + 1} {name:9} {each.protocol:12} {each.connections:3}: {each.rps:8.0f}/s", flush=True)
+    print(f"\n{os.cpu_count()} cores, client included.\n\n{settings(names)}\n\n{table(measured)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

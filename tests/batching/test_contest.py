@@ -10,7 +10,7 @@ import pytest
 from benchmarks.batching import Case, clairvoyant
 from benchmarks.cases import JUDGING, MS, TUNING, Backend, DrawnCase, Luck, draw, kinds_of, seed_of
 from benchmarks.contest import OURS, Contender, capacity, choices, goodput, leads, lower_bound, ours, run, tables
-from benchmarks.peers import Clipper, Nexus, Symphony
+from benchmarks.peer_rules import Clipper, Nexus, Symphony
 from gateway.batching.batcher import Batcher
 from gateway.batching.policy import Policy
 from loadtest.search.simulator import SHED, Affine, Simulated, simulate

@@ -135,6 +135,8 @@ BENCHMARKS = (
     "python -m benchmarks.load_generator tools",
     "python -m benchmarks.parity",
     "python -m benchmarks.parity --write docs/parity.md",
+    "python -m benchmarks.peers --rounds 3",
+    "python -m benchmarks.peers --setup",
     "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
     "python -m benchmarks.recommend simulated",
     "python -m benchmarks.searches --out DIR",

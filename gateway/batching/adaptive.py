@@ -39,12 +39,12 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Hashable
 from itertools import islice
-from math import sqrt
+from math import inf, sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.batch import Batch
-from gateway.batching.joining import filled, in_turn
-from gateway.batching.overload import collected, feasible, outlook, plan
+from gateway.batching.joining import filled, in_turn, joined
+from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import WAIT, Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
@@ -85,10 +85,10 @@ class _Stream:
 
     arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
     while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended. margin: under overload, what
-    takes the place of the curve's spread; 0: there is none.
+    takes the place of the curve's spread; 0: there is none. usual: index of the batch that is collected, beside other queues.
     """
 
-    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows")
+    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows", "usual")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
@@ -97,6 +97,7 @@ class _Stream:
         self.lone_ns = 0.0
         self.learned_ns = 0
         self.margin = 0.0
+        self.usual = -1
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
         self.rows = 0
 
@@ -113,8 +114,8 @@ class _Stream:
         return self.rows / span
 
     def work(self, now_ns: int) -> float:
-        """Workers this stream keeps busy in full batches."""
-        rate = self.curve.rates[-1]
+        """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""
+        rate = self.curve.rates[self.usual]
         return self.rate(now_ns) / rate if rate > 0 else 0.0
 
 
@@ -255,8 +256,9 @@ class Adaptive:
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
-                lasting = queue.outlook is not None  # the overload; so what waits is by what was foreseen
-                fresh, foreseen = self._fresh(stream, view, slo_ns, share, state)
+                # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
+                lasting = queue.outlook is not None and len(state.queues) == 1
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -268,8 +270,8 @@ class Adaptive:
                     first = entries[len(shed)]
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
-        elif stream.margin and slo_ns is not None:
-            _, foreseen = self._fresh(stream, view, slo_ns, share, state)
+        elif slo_ns is not None and (stream.margin or (len(state.queues) > 1 and state.rows > waiting + len(shed))):
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
             if wake_at_ns:
@@ -300,7 +302,7 @@ class Adaptive:
             if turn is not None:
                 rows, fill, expected_ns = turn
                 reason = "cap"
-        return Decision(rows, reason, None, shed, round(expected_ns), fill)
+        return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
     def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
@@ -385,24 +387,55 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(self, stream: _Stream, view: _View, slo_ns: int, share: float, state: State) -> tuple[int, Outlook | None]:
+    def _fresh(
+        self, queue: Queue, stream: _Stream, view: _View, slo_ns: int, work: float, state: State
+    ) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
+
+        Of several queues it may be that all keep more workers busy than there are, although none does: those that have not
+        been decided on since are told what comes, too. work: of all of them.
 
         While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
         nearly as productive will do, for which less must be shed.
         """
         curve = view.curve
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
-        if view.rate * curve.level(view.workers) <= _OVERLOADED * view.workers * share * curve.rates[low]:
+        several = len(state.queues) > 1
+        if several:
+            work -= stream.work(view.now_ns)
+            stream.usual = low
+            work = min(work + stream.work(view.now_ns), self._together(state, view, slo_ns))
+        else:
+            work = view.rate / curve.rates[low]
+        crowd = work * curve.level(view.workers) / view.workers
+        if crowd <= _OVERLOADED:
             stream.margin, view.margin = 0.0, curve.spread
             view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        if len(state.queues) > 1:
-            return planned.at, None
-        return planned.at, outlook(curve, view.level, planned._replace(at=view.as_long(planned.at)), view.workers)
+        for other in state.queues.values() if several else ():
+            theirs = self._stream(other.group)
+            if other.outlook is None and other.group != queue.group and theirs.curve.current().ready:
+                at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
+                other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
+        usual = planned._replace(at=view.as_long(planned.at))
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
+
+    def _together(self, state: State, view: _View, slo_ns: int) -> float:
+        """Workers that all lengths keep busy, padded to the longest of them."""
+        groups = [queue.group for queue in state.queues.values()]
+        longest = groups[0]
+        for group in groups:
+            if not joined(group, longest):
+                return inf
+            longest = max(longest, group)  # type: ignore[type-var]  # both are LengthGroups of one shape key
+        curve = self._curve(longest)
+        if not curve.ready:
+            return inf
+        rate = sum([self._stream(group).rate(view.now_ns) for group in groups])
+        return rate / curve.rates[collected(curve, rate, slo_ns, view.quantile)]
 
     def _shed_front(self, queue: Queue, view: _View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""

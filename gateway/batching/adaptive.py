@@ -430,7 +430,8 @@ class Adaptive:
         for group in groups:
             if not joined(group, longest):
                 return inf
-            longest = max(longest, group)  # type: ignore[type-var]  # both are LengthGroups of one shape key
+            if group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
+                longest = group
         curve = self._curve(longest)
         if not curve.ready:
             return inf

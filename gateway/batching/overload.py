@@ -116,6 +116,8 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
 
     Or padded to the longest, in one batch. Who would lengthen that must still let the first be in time.
     """
+    if not queue.entries and now_ns + ahead.margin * ahead.expected_ns(1) > deadline_ns:
+        return 0.0  # late whatever waits, by what was learned; one of them is to be there when it is tried whether that holds
     running = state.in_flight
     workers = len(running)
     soonest_ns = max(now_ns, min([batch.closed_ns + ahead.busy * batch.expected_ns for batch in running]))

@@ -19,7 +19,8 @@ Whenever a worker is idle and something waits:
     the workers' predicted free times. If a first would be late there, or the overload lasts, shed from the front until a batch
     of n_o fits: one decision instead of a dozen small batches.
  4. With several workers, hold what is less than n_s: spending a worker's fixed cost a on less does not sustain the rate. But
-    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). And if this is the only idle worker, hold while
+    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). Lengths that keep more workers busy than there are,
+    each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
  6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
@@ -58,6 +59,7 @@ _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may 
 _SAME: Final = 1.02
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
+_THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
 _OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
@@ -216,7 +218,7 @@ class Adaptive:
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns)
         if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
-            lone = self._lone(first, stream, busy, free_slots, now_ns)
+            lone = self._lone(first, stream, busy, free_slots, state, now_ns)
             if lone is not None:
                 return lone
         view = _View(stream, busy, now_ns, free_slots)
@@ -273,7 +275,13 @@ class Adaptive:
         elif slo_ns is not None and (stream.margin or (len(state.queues) > 1 and state.rows > waiting + len(shed))):
             _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
+            if slo_ns is not None and work > _UTILISATION * view.workers and self._together(state, view, slo_ns) < work:
+                wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
+                if wake_at_ns:
+                    return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
+                target = 0
+            else:
+                target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
             if wake_at_ns:
                 stream.held = _Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -294,8 +302,8 @@ class Adaptive:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         fill: list[Fill] = []
         expected_ns = view.expected_ns(rows)
-        if rows == waiting and free_slots == 1:
-            pressed = work > _UTILISATION * view.workers
+        pressed = work > _UTILISATION * view.workers
+        if rows == waiting and (free_slots == 1 or pressed):
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         if slo_ns is None:
             turn = in_turn(queue, view, rows, fill, state, self._curve)
@@ -304,7 +312,7 @@ class Adaptive:
                 reason = "cap"
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
-    def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
+    def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
         curve = stream.curve
         rows = first[3]
@@ -312,8 +320,10 @@ class Adaptive:
         if rows > curve.sizes[0] or now_ns + expected_ns * curve.spread > first[2]:
             return None
         workers = busy + free_slots
-        if workers > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * workers:
-            return None
+        if workers > 1:
+            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state, now_ns)
+            if rate * expected_ns > _UTILISATION * workers:
+                return None
         stream.margin = 0.0
         if expected_ns != stream.lone_ns or rows != stream.lone.rows:
             stream.lone, stream.lone_ns = Decision(rows, "idle", None, (), round(expected_ns)), expected_ns
@@ -424,19 +434,28 @@ class Adaptive:
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
 
     def _together(self, state: State, view: _View, slo_ns: int) -> float:
-        """Workers that all lengths keep busy, padded to the longest of them."""
-        groups = [queue.group for queue in state.queues.values()]
-        longest = groups[0]
-        for group in groups:
-            if not joined(group, longest):
-                return inf
-            if group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
-                longest = group
-        curve = self._curve(longest)
-        if not curve.ready:
+        """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""
+        longest = self._longest(state)
+        if longest is None or not longest.ready:
             return inf
-        rate = sum([self._stream(group).rate(view.now_ns) for group in groups])
-        return rate / curve.rates[collected(curve, rate, slo_ns, view.quantile)]
+        rate = self._rate(state, view.now_ns)
+        return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
+
+    def _longest(self, state: State) -> ServiceCurve | None:
+        """Of the longest of all queues, if they may share a batch."""
+        longest: Hashable = None
+        for group in state.queues:
+            if longest is None:
+                longest = group
+            elif not joined(group, longest):
+                return None
+            elif group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
+                longest = group
+        return self._curve(longest)
+
+    def _rate(self, state: State, now_ns: int) -> float:
+        """Of all queues."""
+        return sum([self._stream(group).rate(now_ns) for group in state.queues])
 
     def _shed_front(self, queue: Queue, view: _View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""
@@ -455,11 +474,25 @@ class Adaptive:
         target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
         if waiting >= target:
             return target, 0
-        # Half as long again as the batch should take to gather: then the arrivals have thinned out.
-        wake_at_ns = queue.oldest_ns + 1.5 * target / view.rate
+        wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
         return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
+
+    def _gather(self, view: _View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
+        """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
+        longest = self._longest(state)
+        assert longest is not None  # else they could not be together
+        rate = self._rate(state, view.now_ns)
+        sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (_UTILISATION_AT_LEAST * view.workers))
+        at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
+        target = longest.sizes[at]
+        if state.rows >= target:
+            return 0
+        wake_at_ns = queue.oldest_ns + _THINNED * target / rate
+        if deadline_ns != NEVER:
+            wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
+        return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
         """Step 4, rule H. When to go at the latest; 0: now.

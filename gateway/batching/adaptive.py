@@ -161,6 +161,11 @@ class _View:
         return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))
 
 
+def _others_refused(queue: Queue, state: State) -> bool:
+    """Whether requests of other queues are refused on arrival: so others need the workers, although they do not wait."""
+    return any(other.outlook is not None for other in state.queues.values() if other is not queue)
+
+
 class Adaptive:
     """See the module.
 
@@ -232,7 +237,7 @@ class Adaptive:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
                 stale = now_ns - stream.learned_ns >= _STALE_NS
-                if busy or queue.rows < state.rows:  # others need the worker
+                if busy or queue.rows < state.rows or _others_refused(queue, state):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
                     if tried:
                         stream.curve.doubt()
@@ -272,7 +277,7 @@ class Adaptive:
                     first = entries[len(shed)]
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
-        elif slo_ns is not None and (stream.margin or (len(state.queues) > 1 and state.rows > waiting + len(shed))):
+        elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
             _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             if slo_ns is not None and work > _UTILISATION * view.workers and self._together(state, view, slo_ns) < work:

@@ -76,8 +76,12 @@ class Rules:
         now_ns: int,
         free_slots: int,
         own_runs: bool = False,
+        others_refused: bool = False,
     ) -> Decided:
-        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group."""
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group.
+
+        others_refused: requests of other groups are, on arrival.
+        """
         known = self.known[group]
         sizes, shape = known.sizes, known.shape
         entries, busy = queues[group], len(running)
@@ -142,7 +146,7 @@ class Rules:
                 shed.append(entry)
             waiting -= sum(entry[3] for entry in shed)
             if not waiting:
-                others = sum(entry[3] for other, each in queues.items() if other != group for entry in each)
+                others = others_refused or sum(entry[3] for other, each in queues.items() if other != group for entry in each)
                 if own_runs or ((busy or others) and now_ns < self.try_ns):  # nothing has ended for a second
                     return Decided(0, shed=shed)
                 self.try_ns = now_ns + round(10 * expected(shed[-1][3]))

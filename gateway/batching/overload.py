@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from gateway.batching.forecast import Forecast
 from gateway.batching.joining import Moment, joined
-from gateway.batching.queue import NEVER, Outlook, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceCurve
 from gateway.types import InferRequest
 
@@ -73,8 +73,8 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
     least_ns = curve.shape[curve.at(max(1, int(rows - chance)))] * level
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
     busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
-    due_ns, least_ns = planned.margin * time_ns, planned.margin * least_ns
-    return Outlook(workers, rows, busy, time_ns, due_ns, least_ns, chance, curve, level, planned.margin)
+    pace = Expected(curve, level, planned.margin)
+    return Outlook(workers, rows, busy, time_ns, planned.margin * least_ns, chance, pace)
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -87,7 +87,8 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         return 0.0
     if len(state.queues) > 1:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
-    _, rows, busy, full_ns, due_ns, least_ns, chance, _, _, _ = ahead
+    _, rows, busy, full_ns, least_ns, chance, pace = ahead
+    due_ns = pace.margin * full_ns
     waiting = queue.rows
     free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
     if len(free) > 1:
@@ -116,7 +117,7 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
 
     Or padded to the longest, in one batch. Who would lengthen that must still let the first be in time.
     """
-    if not queue.entries and now_ns + ahead.margin * ahead.expected_ns(1) > deadline_ns:
+    if not queue.entries and now_ns + ahead.pace.margin * ahead.pace.expected_ns(1) > deadline_ns:
         return 0.0  # late whatever waits, by what was learned; one of them is to be there when it is tried whether that holds
     running = state.in_flight
     workers = len(running)
@@ -130,18 +131,18 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
         if other is queue or theirs is None or not other.entries:
             continue
         batches, more = divmod(other.rows, theirs.rows)
-        before_ns += batches * theirs.full_ns + (theirs.expected_ns(more) if more else 0.0)
+        before_ns += batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
         first_ns = min(first_ns, other.entries[0][2])
         if not joined(other.group, group):
             joins = False
         elif other.group > group:  # type: ignore[operator]  # both are LengthGroups of one shape key
             longest, group = theirs, other.group
-    end_ns = soonest_ns + before_ns / workers + ahead.margin * ahead.expected_ns(rest + 1)
+    end_ns = soonest_ns + before_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
     if joins:
-        sizes = longest.curve.sizes
+        sizes = longest.pace.curve.sizes
         batches, more = divmod(state.rows, sizes[-1])
-        before_ns = batches * longest.expected_ns(sizes[-1]) / workers
-        together_ns = soonest_ns + longest.margin * longest.expected_ns(more + 1)
+        before_ns = batches * longest.pace.expected_ns(sizes[-1]) / workers
+        together_ns = soonest_ns + longest.pace.margin * longest.pace.expected_ns(more + 1)
         if longest is not ahead or together_ns <= first_ns:
             end_ns = min(end_ns, together_ns + before_ns)
     return max(0.0, end_ns - deadline_ns)

@@ -80,22 +80,9 @@ class Curve(Protocol):
     def at(self, rows: int) -> int: ...
 
 
-class Outlook(NamedTuple):
-    """What becomes of those that come while all workers are busy, under overload.
+class Expected(NamedTuple):
+    """What rows take, by a curve at a level. margin: times that, before the deadline of its first, a batch must start."""
 
-    workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first it must start; least_ns: the same, if
-    it is as small as chance may have it, which is by so many rows. curve, level: what rows are expected to take; margin: times
-    that, before the deadline of the first, a batch starts.
-    """
-
-    workers: int
-    rows: int
-    busy: float
-    full_ns: float
-    due_ns: float
-    least_ns: float
-    chance: float
     curve: Curve
     level: float
     margin: float
@@ -103,6 +90,23 @@ class Outlook(NamedTuple):
     def expected_ns(self, rows: int) -> float:
         """T(rows)."""
         return self.curve.shape[self.curve.at(rows)] * self.level
+
+
+class Outlook(NamedTuple):
+    """What becomes of those that come while all workers are busy, under overload.
+
+    workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
+    full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start that is as small
+    as chance may have it, which is by so many rows.
+    """
+
+    workers: int
+    rows: int
+    busy: float
+    full_ns: float
+    least_ns: float
+    chance: float
+    pace: Expected
 
 
 class Queue:

@@ -1,7 +1,7 @@
 """Hold the adaptive policy beside other servers' rules on many drawn cases, in simulated time, and say where it is behind.
 
     python -m benchmarks.contest --cases 6 --seeds 5     a look: some minutes on one core
-    python -m benchmarks.contest                         60 cases, 20 seeds: some hours on one core; goes on where it was ended
+    python -m benchmarks.contest                         60 cases, 20 seeds: an hour on one core; goes on where it was ended
     python -m benchmarks.contest --table FILE            the tables of a result, or of as much of it as there is
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result

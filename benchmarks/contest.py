@@ -1,9 +1,10 @@
 """Hold the adaptive policy beside other servers' rules on many drawn cases, in simulated time, and say where it is behind.
 
     python -m benchmarks.contest --cases 6 --seeds 5     a look: some minutes on one core
-    python -m benchmarks.contest                         60 cases, 20 seeds: some hours on one core; goes on where it was ended
+    python -m benchmarks.contest                         60 cases, 20 seeds: an hour on one core; goes on where it was ended
     python -m benchmarks.contest --table FILE            the tables of a result, or of as much of it as there is
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
+    python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
 Per case, rule and seed: the capacity, the highest load at which 99 % are answered in time, and the goodput at 1.5 times the
@@ -19,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -45,6 +47,7 @@ _TUNED_AT: Final = (0.4, 0.8, OVER)
 _HALVINGS: Final = 7
 _LIMITS_OVERLOADED: Final = 5  # of a run, at least: a window for what is done, whatever the rate
 _HIGHEST: Final = 1.4  # capacity is sought below
+_IN_TIME: Final = 0.99  # at capacity
 
 
 @dataclass(frozen=True)
@@ -149,14 +152,25 @@ def choices(case: DrawnCase) -> dict[str, list[Contender]]:
 # measuring
 
 
-def run(case: DrawnCase, rule: Contender, load: float, requests: int, seed: int, stream: int = JUDGING) -> Simulated:
-    """One run at a share of the unit."""
+def run(
+    case: DrawnCase, rule: Contender, load: float, requests: int, seed: int, stream: int = JUDGING, *, bound: bool = False
+) -> Simulated:
+    """One run at a share of the unit. bound: it ends as soon as too many have missed the limit for the load to be kept."""
     arrivals = case.arrivals_ns(load, requests, seed, stream)
     request_of = case.requests_of(len(arrivals), seed, stream, by_shape=rule.by_shape)
     luck = Luck(case, int(arrivals[-1]), seed, stream)
     workers = case.backend.workers
+    most_missed = math.ceil((1 - _IN_TIME) * len(arrivals)) if bound else len(arrivals)
     if not rule.per_worker or workers == 1:
-        return simulate(rule.batcher(case), arrivals, luck, workers=workers, request_of=request_of)
+        return simulate(
+            rule.batcher(case),
+            arrivals,
+            luck,
+            workers=workers,
+            request_of=request_of,
+            limit_ns=case.limit_ns,
+            most_missed=most_missed,
+        )
     alone = replace(case, backend=replace(case.backend, workers=1))
     latencies, refused = np.empty((2, len(arrivals)), dtype=np.int64)
     for worker in range(workers):
@@ -188,7 +202,7 @@ def capacity(in_time: Callable[[float], float]) -> float:
     low, high = 0.0, _HIGHEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if in_time(middle) >= 0.99:
+        if in_time(middle) >= _IN_TIME:
             low = middle
         else:
             high = middle
@@ -200,21 +214,28 @@ def tuned(case: DrawnCase, settings: Sequence[Contender], requests: int) -> Cont
     if len(settings) == 1:
         return settings[0]
 
-    def score(rule: Contender) -> float:
-        return sum(run(case, rule, load, requests, 0, TUNING).attainment(case.limit_ns) for load in _TUNED_AT)
-
-    return max(settings, key=score)
+    best, found = -1.0, settings[0]
+    for rule in settings:
+        score = 0.0
+        for left, load in zip(range(len(_TUNED_AT), 0, -1), _TUNED_AT, strict=True):
+            if score + left <= best:  # however well it does at the other loads
+                break
+            score += run(case, rule, load, requests, 0, TUNING).attainment(case.limit_ns)
+        if score > best:
+            best, found = score, rule
+    return found
 
 
 def _in_time(case: DrawnCase, rule: Contender, requests: int, seed: int, load: float) -> float:
-    return run(case, rule, load, requests, seed).attainment(case.limit_ns)
+    return run(case, rule, load, requests, seed, bound=True).attainment(case.limit_ns)
 
 
-def measure(case: DrawnCase, requests: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """A case's part of the result, as JSON can hold it."""
-    rules = {name: tuned(case, settings, requests // 2) for name, settings in choices(case).items()}
-    rules[OURS] = Contender(ours)
-    found = {
+def measure(case: DrawnCase, requests: int, seeds: Sequence[int], rivals: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A case's part of the result, as JSON can hold it. rivals: their figures, if they are known."""
+    rules = {OURS: Contender(ours)}
+    if rivals is None:
+        rules |= {name: tuned(case, settings, requests // 2) for name, settings in choices(case).items()}
+    found = (rivals or {}) | {
         name: {
             "capacity": [capacity(functools.partial(_in_time, case, rule, requests, seed)) for seed in seeds],
             "goodput": [goodput(case, run(case, rule, OVER, requests, seed)) for seed in seeds],
@@ -338,21 +359,31 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     settings = {"grid": options.grid, "seeds": options.seeds, "requests": options.requests, "trace": options.trace}
     result: dict[str, Any] = {**settings, "date": "", "cases": []}
     if options.out.exists():
-        kept = json.loads(options.out.read_text())
-        if any(kept[key] != value for key, value in settings.items()):
-            raise SystemExit(f"{options.out}: is of other settings than {settings}; name another file with --out")
-        result = kept
+        result = _read(options.out, settings)
+    rivals = {case["name"]: case["rules"] for case in _read(options.rivals, settings)["cases"]} if options.rivals else {}
+    cases = [draw(GRIDS[options.grid], number, options.trace) for number in range(options.cases)]
+    place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
-    for number in range(options.cases):
-        case = draw(GRIDS[options.grid], number, options.trace)
-        if case.name in known or options.kind not in ("", *kinds_of(case)):
-            continue
-        began = time.monotonic()
-        result["cases"].append(measure(case, options.requests, range(options.seeds)))
-        result["date"] = datetime.now(UTC).date().isoformat()
-        options.out.write_text(json.dumps(result))
-        print(f"{time.monotonic() - began:6.1f} s  {case.name}", file=sys.stderr, flush=True)
+    cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
+    if rivals:
+        cases = [case for case in cases if case.name in rivals]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        seeds = range(options.seeds)
+        running = [pool.submit(measure, case, options.requests, seeds, rivals.get(case.name)) for case in cases]
+        for done in as_completed(running):
+            result["cases"].append(done.result())
+            result["cases"].sort(key=lambda case: place.get(case["name"], len(place)))
+            result["date"] = datetime.now(UTC).date().isoformat()
+            options.out.write_text(json.dumps(result))
+            print(f"{time.monotonic():8.0f} s  {done.result()['name']}", file=sys.stderr, flush=True)
     return result
+
+
+def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(path.read_text())
+    if any(kept[key] != value for key, value in settings.items()):
+        raise SystemExit(f"{path}: is of other settings than {settings}; name another file")
+    return kept
 
 
 def main(arguments: Iterable[str]) -> None:
@@ -364,6 +395,8 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
+    parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")
+    parser.add_argument("--jobs", type=int, default=1, help="cases that are measured at once")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     options = parser.parse_args(list(arguments))
     print(tables(json.loads(options.table.read_text()) if options.table else contest(options)))

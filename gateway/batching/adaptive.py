@@ -19,7 +19,8 @@ Whenever a worker is idle and something waits:
     the workers' predicted free times. If a first would be late there, or the overload lasts, shed from the front until a batch
     of n_o fits: one decision instead of a dozen small batches.
  4. With several workers, hold what is less than n_s: spending a worker's fixed cost a on less does not sustain the rate. But
-    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). And if this is the only idle worker, hold while
+    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). Lengths that keep more workers busy than there are,
+    each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
  6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
@@ -35,127 +36,33 @@ nothing is shed, and the cap is the batch that minimises the mean latency of wha
 workers would clear.
 """
 
-from bisect import bisect_left, bisect_right
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Hashable
 from itertools import islice
-from math import sqrt
-from typing import Final, NamedTuple
+from math import inf, sqrt
+from typing import Final
 
 from gateway.batching.batch import Batch
-from gateway.batching.joining import filled, in_turn
-from gateway.batching.overload import collected, feasible, outlook, plan
-from gateway.batching.policy import WAIT, Decision, Fill
+from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
+from gateway.batching.joining import filled, in_turn, joined
+from gateway.batching.overload import Plan, collected, feasible, outlook, plan
+from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
-_ARRIVALS: Final = 128
-_LATEST: Final = 8  # of them
 _STREAMS: Final = 256
-_UTILISATION: Final = 0.9
-_UTILISATION_AT_LEAST: Final = 0.7
-_AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
-_SAME: Final = 1.02
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
-_OVERLOADED: Final = 1 + 2 / sqrt(_ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
+_THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
+_OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
 
-class _Held(NamedTuple):
-    """A batch that waits: nothing to decide before it has the rows, the time has come, or first or workers change.
-
-    view: set if rule H holds it, which each arrival puts anew.
-    """
-
-    first: Entry | None
-    rows: int
-    until_ns: int
-    busy: int
-    view: "_View | None" = None
-
-
-_NOT_HELD: Final = _Held(None, 0, 0, 0)
-
-
-class _Stream:
-    """The requests of one queue: how fast they come and how long they take.
-
-    arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
-    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended. margin: under overload, what
-    takes the place of the curve's spread; 0: there is none.
-    """
-
-    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows")
-
-    def __init__(self, curve: ServiceCurve) -> None:
-        self.curve = curve
-        self.held = _NOT_HELD
-        self.lone = WAIT
-        self.lone_ns = 0.0
-        self.learned_ns = 0
-        self.margin = 0.0
-        self.arrivals: deque[tuple[int, int]] = deque(maxlen=_ARRIVALS)
-        self.rows = 0
-
-    def rate(self, now_ns: int) -> float:
-        """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
-        arrivals = self.arrivals
-        count = len(arrivals)
-        span: float = now_ns - arrivals[0][0] if count else 0
-        if span <= 0:
-            return 0.0
-        if count > _LATEST:
-            # After a flood the rate is soon a small one. Of steady arrivals so few come so slowly once in a hundred times.
-            span = max(span, (now_ns - arrivals[-_LATEST][0]) * count / (2 * _LATEST))
-        return self.rows / span
-
-    def work(self, now_ns: int) -> float:
-        """Workers this stream keeps busy in full batches."""
-        rate = self.curve.rates[-1]
-        return self.rate(now_ns) / rate if rate > 0 else 0.0
-
-
-class _View:
-    """What one decision looks at: a queue's curve at the moment's speed. margin: Q(n) = T(n) · margin."""
-
-    __slots__ = ("busy", "curve", "level", "margin", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
-
-    def __init__(self, stream: _Stream, busy: int, now_ns: int, free_slots: int) -> None:
-        self.curve = curve = stream.curve
-        self.now_ns = now_ns
-        self.sizes = curve.sizes
-        self.shape = curve.shape
-        self.busy = busy
-        self.workers = busy + free_slots
-        self.rate = stream.rate(now_ns)
-        self.level = level = curve.level(busy + 1)  # T = shape · level
-        self.margin = margin = stream.margin or curve.spread
-        self.quantile = level * margin  # Q = shape · quantile
-
-    def expected_ns(self, rows: float) -> float:
-        """T(rows)."""
-        sizes = self.sizes
-        return (self.shape[bisect_left(sizes, rows)] if rows < sizes[-1] else self.shape[-1]) * self.level
-
-    def fits(self, time_ns: float) -> int:
-        """Index of the largest size with Q <= time_ns; -1: none."""
-        return bisect_right(self.shape, time_ns / self.quantile) - 1
-
-    def as_long(self, index: int) -> int:
-        """Index of the largest size that takes as long: in steps of padding more rows cost nothing."""
-        return bisect_right(self.shape, _SAME * self.shape[index]) - 1
-
-    def sustains(self, share: float, slo_ns: int | None) -> int:
-        """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
-        level = self.curve.level(self.workers)
-        busy = _UTILISATION
-        if slo_ns is not None and self.workers > 1:
-            # Who finds all workers busy waits for one, and has little time for that.
-            busy = min(busy, max(_UTILISATION_AT_LEAST, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
-        return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))
+def _others_refused(queue: Queue, state: State) -> bool:
+    """Whether requests of other queues are refused on arrival: so others need the workers, although they do not wait."""
+    return any(other.outlook is not None for other in state.queues.values() if other is not queue)
 
 
 class Adaptive:
@@ -171,7 +78,7 @@ class Adaptive:
 
     def __init__(self) -> None:
         self._limits = BatchLimits(1)
-        self._streams: dict[Hashable, _Stream] = {}
+        self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
 
@@ -183,7 +90,7 @@ class Adaptive:
         group = queue.group
         stream = self._streams[group] if group in self._streams else self._stream(group)
         arrivals = stream.arrivals
-        stream.rows += rows - arrivals[0][1] if len(arrivals) == _ARRIVALS else rows
+        stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
@@ -215,10 +122,10 @@ class Adaptive:
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns)
         if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
-            lone = self._lone(first, stream, busy, free_slots, now_ns)
+            lone = self._lone(first, stream, busy, free_slots, state, now_ns)
             if lone is not None:
                 return lone
-        view = _View(stream, busy, now_ns, free_slots)
+        view = View(stream, busy, now_ns, free_slots)
         slo_ns = self._limits.slo_ns
         last = len(view.sizes) - 1
         shed: list[Entry] = []
@@ -229,7 +136,7 @@ class Adaptive:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
                 stale = now_ns - stream.learned_ns >= _STALE_NS
-                if busy or queue.rows < state.rows:  # others need the worker
+                if busy or queue.rows < state.rows or _others_refused(queue, state):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
                     if tried:
                         stream.curve.doubt()
@@ -255,8 +162,9 @@ class Adaptive:
         if view.sizes[index] < waiting:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
-                lasting = queue.outlook is not None  # the overload; so what waits is by what was foreseen
-                fresh, foreseen = self._fresh(stream, view, slo_ns, share, state)
+                # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
+                lasting = queue.outlook is not None and len(state.queues) == 1
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -268,21 +176,27 @@ class Adaptive:
                     first = entries[len(shed)]
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
-        elif stream.margin and slo_ns is not None:
-            _, foreseen = self._fresh(stream, view, slo_ns, share, state)
+        elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
+            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state, view, slo_ns) < work:
+                wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
+                if wake_at_ns:
+                    return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
+                target = 0
+            else:
+                target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
             if wake_at_ns:
-                stream.held = _Held(first, target, wake_at_ns, busy)
+                stream.held = Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if free_slots == 1 and busy:
                 wake_at_ns = self._hold(view, waiting, deadline_ns, state)
                 if wake_at_ns:
-                    stream.held = _Held(first, view.sizes[cap], wake_at_ns, busy, view)
+                    stream.held = Held(first, view.sizes[cap], wake_at_ns, busy, view)
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if first is held.first:
                 reason = "hold"
-        stream.held = _NOT_HELD
+        stream.held = NOT_HELD
         rows = self._compiled(view, max(min(view.sizes[index], waiting), first[3]))
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
@@ -292,17 +206,17 @@ class Adaptive:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         fill: list[Fill] = []
         expected_ns = view.expected_ns(rows)
-        if rows == waiting and free_slots == 1:
-            pressed = work > _UTILISATION * view.workers
+        pressed = work > UTILISATION * view.workers
+        if rows == waiting and (free_slots == 1 or pressed):
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         if slo_ns is None:
             turn = in_turn(queue, view, rows, fill, state, self._curve)
             if turn is not None:
                 rows, fill, expected_ns = turn
                 reason = "cap"
-        return Decision(rows, reason, None, shed, round(expected_ns), fill)
+        return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
-    def _lone(self, first: Entry, stream: _Stream, busy: int, free_slots: int, now_ns: int) -> Decision | None:
+    def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
         curve = stream.curve
         rows = first[3]
@@ -310,14 +224,16 @@ class Adaptive:
         if rows > curve.sizes[0] or now_ns + expected_ns * curve.spread > first[2]:
             return None
         workers = busy + free_slots
-        if workers > 1 and stream.rate(now_ns) * expected_ns > _UTILISATION * workers:
-            return None
+        if workers > 1:
+            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state, now_ns)
+            if rate * expected_ns > UTILISATION * workers:
+                return None
         stream.margin = 0.0
         if expected_ns != stream.lone_ns or rows != stream.lone.rows:
             stream.lone, stream.lone_ns = Decision(rows, "idle", None, (), round(expected_ns)), expected_ns
         return stream.lone
 
-    def _hope(self, view: _View, state: State, now_ns: int) -> float:
+    def _hope(self, view: View, state: State, now_ns: int) -> float:
         """The share of its expected time within which a request must run for step 1 to let it try.
 
         The fewer lone requests would keep the workers busy, the less is lost if it is late nevertheless.
@@ -325,9 +241,9 @@ class Adaptive:
         streams = [self._stream(group) for group in state.queues]
         work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
         luck = view.curve.luck
-        return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < _UTILISATION else view.margin
+        return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
 
-    def _shed_hopeless(self, queue: Queue, view: _View, hope: float, shed: list[Entry]) -> int:
+    def _shed_hopeless(self, queue: Queue, view: View, hope: float, shed: list[Entry]) -> int:
         """Step 1. Returns the rows shed."""
         hope_ns = view.level * hope
         soonest_ns = view.now_ns + view.shape[0] * hope_ns
@@ -342,14 +258,14 @@ class Adaptive:
             rows += entry[3]
         return rows
 
-    def _sure(self, queue: Queue, view: _View, skip: int) -> int:
+    def _sure(self, queue: Queue, view: View, skip: int) -> int:
         """The deadline that bounds the batch: of the first that will be in time; without any, of the first that may be."""
         for entry in islice(queue.entries, skip, None):
             if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
                 return entry[2]
         return queue.entries[skip][2]
 
-    def _shed_lower(self, queue: Queue, view: _View, rows: int, shed: list[Entry]) -> int:
+    def _shed_lower(self, queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
         """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
         end_ns = view.now_ns + view.expected_ns(rows) * view.margin
         seen = late = 0
@@ -362,7 +278,7 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: _View, slo_ns: int | None, waiting: int, sustains: int) -> int:
+    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int) -> int:
         """Index of n_c. sustains: of n_s."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
@@ -377,7 +293,7 @@ class Adaptive:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
         return cap if cap > 0 else 0
 
-    def _share(self, stream: _Stream, state: State, now_ns: int) -> tuple[float, float]:
+    def _share(self, stream: Inflow, state: State, now_ns: int) -> tuple[float, float]:
         """Of several queues, this one's part of the work that arrives, which is its part of the workers; and all that work."""
         work = stream.work(now_ns)
         if len(state.queues) == 1:
@@ -385,26 +301,67 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(self, stream: _Stream, view: _View, slo_ns: int, share: float, state: State) -> tuple[int, Outlook | None]:
+    def _fresh(
+        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, work: float, state: State
+    ) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
+
+        Of several queues it may be that all keep more workers busy than there are, although none does: those that have not
+        been decided on since are told what comes, too. work: of all of them.
 
         While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
         nearly as productive will do, for which less must be shed.
         """
         curve = view.curve
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
-        if view.rate * curve.level(view.workers) <= _OVERLOADED * view.workers * share * curve.rates[low]:
+        several = len(state.queues) > 1
+        if several:
+            work -= stream.work(view.now_ns)
+            stream.usual = low
+            work = min(work + stream.work(view.now_ns), self._together(state, view, slo_ns))
+        else:
+            work = view.rate / curve.rates[low]
+        crowd = work * curve.level(view.workers) / view.workers
+        if crowd <= _OVERLOADED:
             stream.margin, view.margin = 0.0, curve.spread
             view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        if len(state.queues) > 1:
-            return planned.at, None
-        return planned.at, outlook(curve, view.level, planned._replace(at=view.as_long(planned.at)), view.workers)
+        for other in state.queues.values() if several else ():
+            theirs = self._stream(other.group)
+            if other.outlook is None and other.group != queue.group and theirs.curve.current().ready:
+                at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
+                other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
+        usual = planned._replace(at=view.as_long(planned.at))
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
 
-    def _shed_front(self, queue: Queue, view: _View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
+    def _together(self, state: State, view: View, slo_ns: int) -> float:
+        """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""
+        longest = self._longest(state)
+        if longest is None or not longest.ready:
+            return inf
+        rate = self._rate(state, view.now_ns)
+        return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
+
+    def _longest(self, state: State) -> ServiceCurve | None:
+        """Of the longest of all queues, if they may share a batch."""
+        longest: Hashable = None
+        for group in state.queues:
+            if longest is None:
+                longest = group
+            elif not joined(group, longest):
+                return None
+            elif group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
+                longest = group
+        return self._curve(longest)
+
+    def _rate(self, state: State, now_ns: int) -> float:
+        """Of all queues."""
+        return sum([self._stream(group).rate(now_ns) for group in state.queues])
+
+    def _shed_front(self, queue: Queue, view: View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""
         fits = 0
         for entry in islice(queue.entries, len(shed), None):
@@ -415,19 +372,33 @@ class Adaptive:
             waiting -= entry[3]
         return waiting, fits
 
-    def _pace(self, view: _View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
+    def _pace(self, view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
         """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
         fixed_ns, _ = view.curve.line_ns
         target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
         if waiting >= target:
             return target, 0
-        # Half as long again as the batch should take to gather: then the arrivals have thinned out.
-        wake_at_ns = queue.oldest_ns + 1.5 * target / view.rate
+        wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
         return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
-    def _hold(self, view: _View, waiting: int, deadline_ns: int, state: State) -> int:
+    def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
+        """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
+        longest = self._longest(state)
+        assert longest is not None  # else they could not be together
+        rate = self._rate(state, view.now_ns)
+        sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
+        at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
+        target = longest.sizes[at]
+        if state.rows >= target:
+            return 0
+        wake_at_ns = queue.oldest_ns + _THINNED * target / rate
+        if deadline_ns != NEVER:
+            wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
+        return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
+
+    def _hold(self, view: View, waiting: int, deadline_ns: int, state: State) -> int:
         """Step 4, rule H. When to go at the latest; 0: now.
 
         With τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
@@ -444,7 +415,7 @@ class Adaptive:
             wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
         return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
 
-    def _compiled(self, view: _View, rows: int) -> int:
+    def _compiled(self, view: View, rows: int) -> int:
         """Step 5."""
         if not self._limits.row_sizes:
             return rows
@@ -456,10 +427,10 @@ class Adaptive:
     def _curve(self, group: Hashable) -> ServiceCurve:
         return self._stream(group).curve.current()
 
-    def _stream(self, group: Hashable) -> _Stream:
+    def _stream(self, group: Hashable) -> Inflow:
         stream = self._streams.get(group)
         if stream is None:
             if len(self._streams) >= _STREAMS:  # clients choose shapes, and could choose many
                 del self._streams[next(iter(self._streams))]
-            stream = self._streams[group] = _Stream(self.service.curve(group))
+            stream = self._streams[group] = Inflow(self.service.curve(group))
         return stream

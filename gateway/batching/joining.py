@@ -46,7 +46,7 @@ def filled(
     fill: list[Fill] = []
     longest, curve, time_ns = queue, view.curve, view.expected_ns(rows)
     busy = view.busy + 1
-    others = [other for other in state.queues.values() if other is not queue and _joins(other.group, queue.group)]
+    others = [other for other in state.queues.values() if other is not queue and joined(other.group, queue.group)]
     others.sort(key=lambda other: other.entries[0][0] if other.entries else NEVER)
     for other in others:
         more = min(other.rows, curve.sizes[-1] - rows)
@@ -82,6 +82,7 @@ def filled(
         else:
             continue
         fill.append(Fill(other, more, late))
+        deadline_ns = min(deadline_ns, other.entries[len(late)][2])
         rows += more
     return fill, time_ns
 
@@ -140,6 +141,6 @@ def in_turn(
     return kept[0], [Fill(more.queue, part, more.shed) for more, part in zip(fill, kept[1:], strict=True) if part], expected_ns
 
 
-def _joins(one: Hashable, other: Hashable) -> bool:
+def joined(one: Hashable, other: Hashable) -> bool:
     """Whether requests of both groups may be padded to share a batch."""
     return isinstance(one, LengthGroup) and isinstance(other, LengthGroup) and one.shape_key == other.shape_key

@@ -12,17 +12,19 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 from heapq import heapify, heapreplace
 from itertools import islice
-from math import log, sqrt
+from math import log, log2, sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.forecast import Forecast
-from gateway.batching.joining import Moment
-from gateway.batching.queue import NEVER, Outlook, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.joining import Moment, joined
+from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceCurve
 from gateway.types import InferRequest
 
 _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
+_CHOOSY: Final = 1.5  # eighths of the luck of batches that are not waited for, whenever twice as many come
+_MEDIAN: Final = 4  # eighths
 _SMALLER: Final = 1.0  # standard deviations by which a batch may be smaller than planned, where fewer came
 
 
@@ -63,12 +65,16 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
     return low
 
 
-def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int) -> Outlook:
+def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float) -> Outlook:
+    """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
     time_ns = curve.shape[planned.at] * level
     chance = _SMALLER * sqrt(rows)
     least_ns = curve.shape[curve.at(max(1, int(rows - chance)))] * level
-    return Outlook(workers, rows, curve.luck[0], time_ns, planned.margin * time_ns, planned.margin * least_ns, chance)
+    # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
+    busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
+    pace = Expected(curve, level, planned.margin)
+    return Outlook(workers, rows, busy, time_ns, planned.margin * least_ns, chance, pace)
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -77,9 +83,12 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     Only one that stands last in line is refused: others may take the place of those behind them.
     """
     entries, running = queue.entries, state.in_flight
-    if len(running) < ahead.workers or len(state.queues) > 1 or (entries and entries[-1][0] > key):
+    if len(running) < ahead.workers or (entries and entries[-1][0] > key):
         return 0.0
-    _, rows, busy, full_ns, due_ns, least_ns, chance = ahead
+    if len(state.queues) > 1:
+        return _missing_among(ahead, queue, state, deadline_ns, now_ns)
+    _, rows, busy, full_ns, least_ns, chance, pace = ahead
+    due_ns = pace.margin * full_ns
     waiting = queue.rows
     free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
     if len(free) > 1:
@@ -101,6 +110,42 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         least_ns = due_ns - smaller * (due_ns - least_ns)
     late_ns = soonest_ns + least_ns - deadline_ns
     return late_ns if late_ns > 0.0 else 0.0
+
+
+def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int, now_ns: int) -> float:
+    """As `missing_ns`, where others have queues of their own: by when all that waits would be done, one length after the other.
+
+    Or padded to the longest, in one batch. Who would lengthen that must still let the first be in time.
+    """
+    if not queue.entries and now_ns + ahead.pace.margin * ahead.pace.expected_ns(1) > deadline_ns:
+        return 0.0  # late whatever waits, by what was learned; one of them is to be there when it is tried whether that holds
+    running = state.in_flight
+    workers = len(running)
+    soonest_ns = max(now_ns, min([batch.closed_ns + ahead.busy * batch.expected_ns for batch in running]))
+    before, rest = divmod(queue.rows, ahead.rows)
+    before_ns = before * ahead.full_ns
+    longest, group, joins = ahead, queue.group, True
+    first_ns = queue.entries[0][2] if queue.entries else deadline_ns
+    for other in state.queues.values():
+        theirs = other.outlook
+        if other is queue or theirs is None or not other.entries:
+            continue
+        batches, more = divmod(other.rows, theirs.rows)
+        before_ns += batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
+        first_ns = min(first_ns, other.entries[0][2])
+        if not joined(other.group, group):
+            joins = False
+        elif other.group > group:  # type: ignore[operator]  # both are LengthGroups of one shape key
+            longest, group = theirs, other.group
+    end_ns = soonest_ns + before_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
+    if joins:
+        sizes = longest.pace.curve.sizes
+        batches, more = divmod(state.rows, sizes[-1])
+        before_ns = batches * longest.pace.expected_ns(sizes[-1]) / workers
+        together_ns = soonest_ns + longest.pace.margin * longest.pace.expected_ns(more + 1)
+        if longest is not ahead or together_ns <= first_ns:
+            end_ns = min(end_ns, together_ns + before_ns)
+    return max(0.0, end_ns - deadline_ns)
 
 
 def feasible(queue: Queue, skip: int, index: int, cap: int, view: Moment, state: State, free_slots: int) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from heapq import merge
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
 from gateway.types import InferRequest
@@ -71,21 +71,42 @@ class LengthGroup(NamedTuple):
     length: int
 
 
+class Curve(Protocol):
+    """What is looked at of a service curve, which see."""
+
+    sizes: tuple[int, ...]
+    shape: tuple[float, ...]
+
+    def at(self, rows: int) -> int: ...
+
+
+class Expected(NamedTuple):
+    """What rows take, by a curve at a level. margin: times that, before the deadline of its first, a batch must start."""
+
+    curve: Curve
+    level: float
+    margin: float
+
+    def expected_ns(self, rows: int) -> float:
+        """T(rows)."""
+        return self.curve.shape[self.curve.at(rows)] * self.level
+
+
 class Outlook(NamedTuple):
     """What becomes of those that come while all workers are busy, under overload.
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first it must start; least_ns: the same, if
-    it is as small as chance may have it, which is by so many rows.
+    full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start that is as small
+    as chance may have it, which is by so many rows.
     """
 
     workers: int
     rows: int
     busy: float
     full_ns: float
-    due_ns: float
     least_ns: float
     chance: float
+    pace: Expected
 
 
 class Queue:

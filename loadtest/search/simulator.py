@@ -121,6 +121,8 @@ def simulate(
     request_of: Callable[[int, int], InferRequest] | None = None,
     fails: Callable[[Batch, int], bool] | None = None,
     step_all: bool = False,
+    limit_ns: int = NEVER,
+    most_missed: int = NEVER,
 ) -> Simulated:
     """Run requests through a batcher to their ends.
 
@@ -128,6 +130,7 @@ def simulate(
     fails: whether a batch that ends at the given time is lost instead; then its requests run once more, each alone.
     step_all: also step on arrivals that find no worker free, as the gateway does; costs time and changes nothing but when
     expired requests are answered.
+    most_missed: end as soon as more than that are refused or answered after the limit; what is open then got no result.
     """
     make = request_of or _one_row
     arrivals = [int(at) for at in arrivals_ns]
@@ -143,8 +146,9 @@ def simulate(
     started = 0
     upcoming = 0
     wake_ns = NEVER
+    missed = 0
     count = len(arrivals)
-    while upcoming < count or running or index:
+    while (upcoming < count or running or index) and missed <= most_missed:
         now_ns = arrivals[upcoming] if upcoming < count else NEVER
         if running and running[0][0] < now_ns:
             now_ns = running[0][0]
@@ -175,7 +179,8 @@ def simulate(
                         continue
                 at = index.pop(request, None)
                 if at is not None:
-                    latencies[at] = now_ns - arrivals[at]
+                    latencies[at] = latency_ns = now_ns - arrivals[at]
+                    missed += latency_ns > limit_ns
         while upcoming < count and arrivals[upcoming] <= now_ns:
             request = make(upcoming, arrivals[upcoming])
             try:
@@ -183,6 +188,7 @@ def simulate(
                 index[request] = upcoming
             except GatewayError:
                 refused[upcoming] = now_ns - arrivals[upcoming]
+                missed += 1
             upcoming += 1
         if not free and not due and not step_all:
             continue
@@ -192,6 +198,7 @@ def simulate(
             at = index.pop(request, None)
             if at is not None:
                 refused[at] = now_ns - arrivals[at]
+                missed += 1
         for batch in step.batches:
             free -= 1
             compute_ns = service(batch, workers - free, now_ns)

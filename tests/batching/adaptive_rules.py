@@ -53,6 +53,9 @@ class Rules:
     arrivals: dict[Hashable, list[tuple[int, int]]] = field(default_factory=dict)
     held: dict[Hashable, tuple[Entry, int, int, int, tuple[float, float, int, float] | None]] = field(default_factory=dict)
     margins: dict[Hashable, float] = field(default_factory=dict)  # under overload
+    usual: dict[Hashable, int] = field(
+        default_factory=dict
+    )  # rows of the batch that is collected, where there are other queues
     try_ns: int = 0  # not before: another request that seems hopeless, where others need the worker
 
     def rate(self, group: Hashable, now_ns: int) -> float:
@@ -73,8 +76,12 @@ class Rules:
         now_ns: int,
         free_slots: int,
         own_runs: bool = False,
+        others_refused: bool = False,
     ) -> Decided:
-        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group."""
+        """queues: entries in order, by group. running: (closed_ns, expected_ns) of what runs; own_runs: some of group.
+
+        others_refused: requests of other groups are, on arrival.
+        """
         known = self.known[group]
         sizes, shape = known.sizes, known.shape
         entries, busy = queues[group], len(running)
@@ -122,7 +129,7 @@ class Rules:
             and waiting == sum(entry[3] for each in queues.values() for entry in each)
             and (free_slots > 1 or not busy)
             and now_ns + alone_ns * known.spread <= first[2]
-            and not (workers > 1 and rate * alone_ns > 0.9 * workers)
+            and not (workers > 1 and sum(self.rate(each, now_ns) for each in queues) * alone_ns > 0.9 * workers)
         ):
             self.margins.pop(group, None)
             return Decided(first[3], "idle", None, [], round(alone_ns))
@@ -139,7 +146,7 @@ class Rules:
                 shed.append(entry)
             waiting -= sum(entry[3] for entry in shed)
             if not waiting:
-                others = sum(entry[3] for other, each in queues.items() if other != group for entry in each)
+                others = others_refused or sum(entry[3] for other, each in queues.items() if other != group for entry in each)
                 if own_runs or ((busy or others) and now_ns < self.try_ns):  # nothing has ended for a second
                     return Decided(0, shed=shed)
                 self.try_ns = now_ns + round(10 * expected(shed[-1][3]))
@@ -150,7 +157,7 @@ class Rules:
 
         share = 1.0
         if len(queues) > 1:
-            work = {each: self.rate(each, now_ns) / self.known[each].best_rate(self.known[each].sizes[-1]) for each in queues}
+            work = {each: self._work(each, now_ns) for each in queues}
             total = sum(work.values())
             share = max(work[group] / total, 0.01) if total > 0 else 1.0
 
@@ -172,7 +179,7 @@ class Rules:
         if take < waiting:
             reason = "deadline" if n_e < n_c else "cap" if n_c < sizes[-1] else "full"
             if self.slo_ns is not None:
-                n_o = self._fresh(group, known, rate, level, workers, share)
+                n_o = self._fresh(group, queues, now_ns, level, workers)
                 margin = self.margins.get(group, known.spread)
                 n_e = max(fits(deadline_ns - now_ns), sizes[0])
                 take = min(n_e, n_c)
@@ -191,8 +198,8 @@ class Rules:
                     first = entries[len(shed)]
                     as_long = max(size for size in sizes if shape(size) <= 1.02 * shape(n_o))
                     take, reason = min(allowed, as_long), "overload"
-        elif group in self.margins and self.slo_ns is not None:
-            self._fresh(group, known, rate, level, workers, share)
+        elif self.slo_ns is not None and (group in self.margins or any(queues[other] for other in queues if other != group)):
+            self._fresh(group, queues, now_ns, level, workers)
             margin = self.margins.get(group, known.spread)
         if reason == "idle" and workers > 1 and waiting < n_c and rate > 0:  # 4
             target = min(known.size(min(n_c, n_s)), 1 + int(rate * known.line[0] * level))
@@ -257,9 +264,15 @@ class Rules:
                 rows, reason = sum(going), "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
-    def _fresh(self, group: Hashable, known: Known, rate: float, level: float, workers: int, share: float) -> int:
+    def _work(self, group: Hashable, now_ns: int) -> float:
+        """Workers that a queue keeps busy in its usual batches; in full ones, as long as none is usual."""
+        known = self.known[group]
+        return self.rate(group, now_ns) / known.best_rate(self.usual.get(group, known.sizes[-1]))
+
+    def _fresh(self, group: Hashable, queues: dict[Hashable, list[Entry]], now_ns: int, level: float, workers: int) -> int:
         """n_o, and the margin by which it is so under overload."""
         assert self.slo_ns is not None
+        known, rate = self.known[group], self.rate(group, now_ns)
 
         def collected(quantile: float) -> int:
             return max(
@@ -268,7 +281,12 @@ class Rules:
 
         self.margins.pop(group, None)
         n_o = collected(known.spread * level)
-        if rate * known.level(workers) <= (1 + 2 / sqrt(128)) * workers * share * known.best_rate(n_o):
+        if len(queues) > 1:
+            self.usual[group] = n_o
+            work = sum(self._work(each, now_ns) for each in queues)
+        else:
+            work = rate / known.best_rate(n_o)
+        if work * known.level(workers) <= (1 + 2 / sqrt(128)) * workers:
             return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
         best = -1.0
         for margin in sorted(set(known.luck)):

@@ -301,10 +301,12 @@ def beside_another(wrong: str, *, known_ms: float, takes_ms: float, workers: int
     running: list[tuple[int, int, Batch]] = []
     answered, refused, ran_ns, last_ns, gap_ns, started = 0, 0, 0, 0, 0, 0
     for now_ns in range(0, 20_000 * MS, MS):
-        if not now_ns % (5 * MS // workers):
-            batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key="other"), now_ns)
-        if now_ns % (50 * MS) == 13 * MS:
-            batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key=wrong), now_ns)
+        comes = ["other"] * (not now_ns % (5 * MS // workers)) + [wrong] * (now_ns % (50 * MS) == 13 * MS)
+        for shape in comes:
+            try:
+                batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key=shape), now_ns)
+            except Overloaded:
+                refused += shape == wrong
         while running and running[0][0] <= now_ns:
             _, _, batch = heapq.heappop(running)
             batcher.finished(batch, now_ns, now_ns - batch.closed_ns, ok=True)

@@ -82,7 +82,8 @@ class Bench:
             running = [(batch.closed_ns, batch.expected_ns) for batch in self.state.in_flight]
             entries = {group: list(each.entries) for group, each in self.state.queues.items()}
             own_runs = any(batch.group == queue.group for batch in self.state.in_flight)
-            ours = self.rules.decide(queue.group, entries, running, self.now_ns, free_slots, own_runs)
+            refused = any(other.outlook is not None for other in self.state.queues.values() if other is not queue)
+            ours = self.rules.decide(queue.group, entries, running, self.now_ns, free_slots, own_runs, refused)
             theirs = self.policy.decide(queue, self.state, self.now_ns, free_slots)
             assert (theirs.rows, theirs.reason, theirs.wake_at_ns) == (ours.rows, ours.reason, ours.wake_at_ns)
             assert (list(theirs.shed), theirs.expected_ns, list(theirs.fill)) == (ours.shed, ours.expected_ns, [])

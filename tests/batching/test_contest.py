@@ -9,7 +9,20 @@ import pytest
 
 from benchmarks.batching import Case, clairvoyant
 from benchmarks.cases import JUDGING, MS, TUNING, Backend, DrawnCase, Luck, draw, kinds_of, seed_of
-from benchmarks.contest import OURS, Contender, capacity, choices, goodput, leads, lower_bound, ours, run, tables
+from benchmarks.contest import (
+    OURS,
+    Contender,
+    capacity,
+    choices,
+    goodput,
+    leads,
+    lower_bound,
+    measure,
+    ours,
+    overloaded,
+    run,
+    tables,
+)
 from benchmarks.peer_rules import Clipper, Nexus, Symphony
 from gateway.batching.batcher import Batcher
 from gateway.batching.policy import Policy
@@ -80,6 +93,50 @@ def test_ours_comes_near_the_known_optimum_of_one_worker_without_luck() -> None:
     best = clairvoyant(Case("", 4, 6, 1, 100, 32), arrivals)
     in_time = run(PLAIN, Contender(ours), 1.2, 600, 0).attainment(100 * MS) * 600
     assert 0.95 * best <= in_time <= best
+
+
+MIXED = DrawnCase(
+    "mixed",
+    Backend(fixed_ns=1.5 * MS, row_ns=0.12 * MS, workers=2, max_rows=16, lengths=tuple(range(8, 129, 8))),
+    6 * MS,
+    "poisson",
+    TUNING,
+    900,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [2, 5])
+def test_lengths_that_wait_apart_are_refused_on_arrival_too_and_none_makes_another_late(load: int) -> None:
+    found = overloaded(MIXED, Contender(ours), load, 800, range(2))
+    assert found["refused_early"] >= 80
+    assert found["late"] <= 0.5
+    assert found["goodput"] >= 62
+
+
+@pytest.mark.slow
+def test_lengths_that_hardly_matter_are_gathered_together_before_a_batch_each_takes_all_workers() -> None:
+    flat = replace(MIXED.backend, fixed_ns=6.0 * MS, row_ns=0.05 * MS, workers=8)  # apart: 16 batches of 6 ms within 12 ms
+    case = replace(MIXED, backend=flat, slo_ns=12 * MS)
+    for load in (0.2, 0.4):
+        assert run(case, Contender(ours), load, 1500, 0).attainment(12 * MS) >= 0.99
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_when_the_load_is_lost_finds_the_same_capacity() -> None:
+    for rule in (Contender(ours), choices(PLAIN)["BentoML"][0], choices(PLAIN)["Triton, default"][0]):
+        found = [
+            capacity(lambda load, rule=rule, bound=bound: run(PLAIN, rule, load, 200, 0, bound=bound).attainment(100 * MS))
+            for bound in (False, True)
+        ]
+        assert found[0] == found[1]
+
+
+def test_rivals_that_are_known_are_not_measured_again() -> None:
+    known = {"other": {"capacity": [1.0], "goodput": [2.0]}}
+    measured = measure(replace(PLAIN, slo_ns=None), 60, [0], known)
+    assert measured["rules"]["other"] == known["other"]
+    assert set(measured["rules"]) == {"other", OURS}
 
 
 def test_symphony_closes_at_the_last_moment_at_which_one_more_would_fit() -> None:

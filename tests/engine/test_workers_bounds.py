@@ -322,6 +322,12 @@ def test_one_run_that_succeeds_forgives_what_could_not_be_rebuilt_before(monkeyp
         model = FakeModel()
         async with open_pool(use(monkeypatch, model, sessions=2), ManualClock()) as pool:
             model.open_faults = [LoadFailed("not yet")] * 9
+            allowed = threading.Semaphore(2)  # openings; the third waits, as simulated time would not wait for the runs here
+
+            def wait() -> None:
+                assert allowed.acquire(timeout=PATIENCE_S)
+
+            model.on_open = wait
             told = asyncio.Event()
             available: list[bool] = []
 
@@ -344,13 +350,14 @@ def test_one_run_that_succeeds_forgives_what_could_not_be_rebuilt_before(monkeyp
             other.end()
             assert (await start(pool, batch_of(1.0))).error is None
             # Then the other is lost as well: three more failures until nothing is hoped for.
-            available.clear()
             other.end(SessionLost("gone"))
             assert (await start(pool, batch_of(1.0))).session_lost
-            while False not in available:
-                await until_told(len(available) + 1)
-            # Two at least; a failure of the first, just before the other was lost, may be told among them.
-            assert available.index(False) in (2, 3)
+            available.clear()
+            for tries in (1, 2, 3):
+                allowed.release()
+                await until_told(tries)
+            assert available == [True, True, False]
+            allowed.release(9)
 
     run_simulated(main)
 

@@ -1,0 +1,111 @@
+"""What the adaptive policy knows of one queue's requests, and what one decision looks at."""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Final, NamedTuple
+
+from gateway.batching.policy import WAIT
+from gateway.batching.queue import Entry
+from gateway.batching.service_model import ServiceCurve
+
+ARRIVALS: Final = 128
+UTILISATION_AT_LEAST: Final = 0.7
+UTILISATION: Final = 0.9
+_LATEST: Final = 8  # of them
+_AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
+_SAME: Final = 1.02
+
+
+class Held(NamedTuple):
+    """A batch that waits: nothing to decide before it has the rows, the time has come, or first or workers change.
+
+    view: set if rule H holds it, which each arrival puts anew.
+    """
+
+    first: Entry | None
+    rows: int
+    until_ns: int
+    busy: int
+    view: "View | None" = None
+
+
+NOT_HELD: Final = Held(None, 0, 0, 0)
+
+
+class Inflow:
+    """The requests of one queue: how fast they come and how long they take.
+
+    arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
+    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended. margin: under overload, what
+    takes the place of the curve's spread; 0: there is none. usual: index of the batch that is collected, beside other queues.
+    """
+
+    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows", "usual")
+
+    def __init__(self, curve: ServiceCurve) -> None:
+        self.curve = curve
+        self.held = NOT_HELD
+        self.lone = WAIT
+        self.lone_ns = 0.0
+        self.learned_ns = 0
+        self.margin = 0.0
+        self.usual = -1
+        self.arrivals: deque[tuple[int, int]] = deque(maxlen=ARRIVALS)
+        self.rows = 0
+
+    def rate(self, now_ns: int) -> float:
+        """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
+        arrivals = self.arrivals
+        count = len(arrivals)
+        span: float = now_ns - arrivals[0][0] if count else 0
+        if span <= 0:
+            return 0.0
+        if count > _LATEST:
+            # After a flood the rate is soon a small one. Of steady arrivals so few come so slowly once in a hundred times.
+            span = max(span, (now_ns - arrivals[-_LATEST][0]) * count / (2 * _LATEST))
+        return self.rows / span
+
+    def work(self, now_ns: int) -> float:
+        """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""
+        rate = self.curve.rates[self.usual]
+        return self.rate(now_ns) / rate if rate > 0 else 0.0
+
+
+class View:
+    """What one decision looks at: a queue's curve at the moment's speed. margin: Q(n) = T(n) · margin."""
+
+    __slots__ = ("busy", "curve", "level", "margin", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
+
+    def __init__(self, stream: Inflow, busy: int, now_ns: int, free_slots: int) -> None:
+        self.curve = curve = stream.curve
+        self.now_ns = now_ns
+        self.sizes = curve.sizes
+        self.shape = curve.shape
+        self.busy = busy
+        self.workers = busy + free_slots
+        self.rate = stream.rate(now_ns)
+        self.level = level = curve.level(busy + 1)  # T = shape · level
+        self.margin = margin = stream.margin or curve.spread
+        self.quantile = level * margin  # Q = shape · quantile
+
+    def expected_ns(self, rows: float) -> float:
+        """T(rows)."""
+        sizes = self.sizes
+        return (self.shape[bisect_left(sizes, rows)] if rows < sizes[-1] else self.shape[-1]) * self.level
+
+    def fits(self, time_ns: float) -> int:
+        """Index of the largest size with Q <= time_ns; -1: none."""
+        return bisect_right(self.shape, time_ns / self.quantile) - 1
+
+    def as_long(self, index: int) -> int:
+        """Index of the largest size that takes as long: in steps of padding more rows cost nothing."""
+        return bisect_right(self.shape, _SAME * self.shape[index]) - 1
+
+    def sustains(self, share: float, slo_ns: int | None) -> int:
+        """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
+        level = self.curve.level(self.workers)
+        busy = UTILISATION
+        if slo_ns is not None and self.workers > 1:
+            # Who finds all workers busy waits for one, and has little time for that.
+            busy = min(busy, max(UTILISATION_AT_LEAST, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
+        return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))

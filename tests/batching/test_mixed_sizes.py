@@ -5,16 +5,18 @@ import pytest
 from benchmarks.cases import JUDGING
 from benchmarks.mixed import CASES, DEFAULT, IN_TURN, served, settings
 
-SECONDS = {"images-cpu": 20.0, "images-gpu": 2.0, "compiled": 1.0}
 
-
-@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize(
+    ("name", "seconds", "longer"), [("images-cpu", 20.0, 1.4), ("images-gpu", 2.0, 1.0), ("compiled", 1.0, 1.0)]
+)
 @pytest.mark.slow
-def test_without_an_slo_no_setting_is_faster_and_none_waits_much_longer_than_in_turn(name: str) -> None:
+def test_without_an_slo_no_setting_is_faster_and_none_waits_much_longer_than_in_turn(
+    name: str, seconds: float, longer: float
+) -> None:
     case = CASES[name]
-    found = {each: served(case, setting, JUDGING, 0, SECONDS[name]) for each, setting in settings(case).items()}
+    found = {each: served(case, setting, JUDGING, 0, seconds) for each, setting in settings(case).items()}
     assert found[DEFAULT].rps >= 0.95 * max(each.rps for each in found.values())
-    assert found[DEFAULT].p99_ms <= 1.2 * found[IN_TURN].p99_ms
+    assert found[DEFAULT].p99_ms <= longer * found[IN_TURN].p99_ms
 
 
 @pytest.mark.slow

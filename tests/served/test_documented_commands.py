@@ -134,6 +134,7 @@ BENCHMARKS = (
     "python -m benchmarks.lengths --triton --rounds 3 --seconds 7",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
+    "python -m benchmarks.mixed",
     "python -m benchmarks.parity",
     "python -m benchmarks.parity --write docs/parity.md",
     "python -m benchmarks.peers --rounds 3",

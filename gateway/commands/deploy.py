@@ -13,7 +13,7 @@ from gateway.deploying.contents import MODELS, Contents, contents
 from gateway.deploying.kubernetes import deployment, files, kserve, stream
 from gateway.deploying.pod import Manifest, Models, Rollout
 from gateway.deploying.rayservice import rayservice
-from gateway.documents.reader import read
+from gateway.deploying.report import document_of
 from gateway.documents.whole_file import write_whole
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
@@ -59,7 +59,11 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
         "InferenceService. Beside it: the configuration, Service, PodDisruptionBudget, PodMonitor, and for Deployments a "
         "HorizontalPodAutoscaler. No cluster is asked. Secrets are named, never written: docs/kubernetes.md says which.",
     )
-    config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
+    config = command.add_argument(
+        "config",
+        metavar="CONFIG|REPORT",
+        help="a YAML file (`gateway examples` has some), or the report.json of `loadtest recommend`",
+    )
     completed_by_files(config)
     kind = command.add_mutually_exclusive_group()
     kind.add_argument("--no-ray", action="store_true", help="a Deployment of plain processes; refused if that needs Ray")
@@ -97,7 +101,8 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _kubernetes(arguments: argparse.Namespace) -> int:
     models = _models(arguments)
-    held = contents(read(arguments.config), models.place if models.kind == "image" else MODELS)
+    document, _ = document_of(arguments.config)  # manifests name no instance type, and no rate
+    held = contents(document, models.place if models.kind == "image" else MODELS)
     rollout = _rollout(arguments, models, held.config)
     manifests = _manifests(arguments, held, rollout)
     if held.names:

@@ -19,8 +19,9 @@ from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import GIB
 from gateway.deploying.on_machine import moved, unfit
 from gateway.deploying.price import monthly
+from gateway.deploying.report import document_of
 from gateway.documents.faults import ConfigFaults
-from gateway.documents.reader import Document, read
+from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
@@ -49,7 +50,11 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         f"{PAGE} says what you need, and what is made. No port is open unless --allow says so, and nobody logs in by ssh: "
         "sessions of AWS Systems Manager reach it.",
     )
-    config = command.add_argument("config", metavar="CONFIG", help="a YAML file: `gateway examples` has some")
+    config = command.add_argument(
+        "config",
+        metavar="CONFIG|REPORT",
+        help="a YAML file (`gateway examples` has some), or the report.json of `loadtest recommend`: on its winner's type",
+    )
     completed_by_files(config)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
     add_options(command)
@@ -57,8 +62,13 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _ec2(arguments: argparse.Namespace) -> int:
-    document = read(arguments.config)
+    document, measured = document_of(arguments.config)
     config = config_of(document)
+    if measured is not None:
+        if arguments.instance_type is None and arguments.cluster is None and measured.instance_types:
+            arguments.instance_type = measured.instance_types[0]
+        for caveat in measured.caveats:
+            words.info("Note: %s.", caveat)
     if arguments.cluster is not None:
         return write_cluster(arguments, document, config)
     if faults := [*unfit(document, config, reached=bool(arguments.allow))]:

@@ -15,13 +15,13 @@ from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.calls import as_text
 from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
-from gateway.deploying.report import Measured, read_report, report_in
+from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation
 from gateway.deploying.sagemaker_standing import Deployed, told
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
-from gateway.documents.reader import Document, read
+from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
@@ -55,7 +55,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def _sagemaker(arguments: argparse.Namespace) -> int:
-    document, measured = _read(arguments.config)
+    document, measured = document_of(arguments.config)
     asked = wanted(arguments, document, _servable(document), measured, begun=_now().isoformat())
     with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
         hosting = asked.hosting
@@ -142,15 +142,6 @@ def _of_ours(found: Deployed) -> Deployed:
 def _removing(hosting: Hosting) -> str:
     bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
     return f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
-
-
-def _read(path: str) -> tuple[Document, Measured | None]:
-    """The configuration to deploy, and what is known of it if it was measured."""
-    report = report_in(path)
-    if report is None:
-        return read(path), None
-    measured = read_report(report)
-    return Document(measured.source, measured.configuration, folder=report.parent.absolute()), measured
 
 
 def _servable(document: Document) -> Config:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
 
 NAME: Final = "report.json"  # in the folder that `loadtest recommend` writes
@@ -59,12 +60,33 @@ class Measured:
     caveats: tuple[str, ...]
 
 
+def document_of(path: str | Path) -> tuple[Document, Measured | None]:
+    """The configuration to deploy: a path's own, or that of the report it names, with what is known of it.
+
+    Raises: ConfigError.
+    """
+    report = report_in(path)
+    if report is None:
+        return read(path), None
+    measured = read_report(report)
+    return Document(measured.source, measured.configuration, folder=report.parent.absolute()), measured
+
+
 def report_in(path: str | Path) -> Path | None:
-    """The report that a path names: itself, or the one in a folder; None: it names none."""
+    """The report that a path names: itself, or the one in a folder; None: it names none. Raises: OSError."""
     path = Path(path)
     if path.is_dir():
         return path / NAME if (path / NAME).is_file() else None
-    return path if path.suffix == ".json" else None
+    return path if path.suffix == ".json" and not _is_configuration(path) else None
+
+
+def _is_configuration(path: Path) -> bool:
+    """As YAML has JSON in it, one may be written so."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return isinstance(found, dict) and "models" in found
 
 
 def read_report(path: Path) -> Measured:

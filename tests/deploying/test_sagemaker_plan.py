@@ -16,6 +16,7 @@ from gateway.deploying.sagemaker_standing import Deployed, StandingScale
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
+from tests.deploying import planned_ec2
 from tests.deploying.service_models import faults
 from tests.loadtest.examples import example_recommendation
 
@@ -422,6 +423,25 @@ def test_a_rate_of_one_type_is_not_taken_for_another(capsys: pytest.CaptureFixtu
     out, err = capsys.readouterr()
     assert "application-autoscaling" not in out
     assert "measured c7i.large, and not ml.m7i.large: it is not scaled by that rate" in err
+
+
+def test_the_other_places_take_a_report_as_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = reported(tmp_path)
+    found = json.loads(report.read_text())
+    assert main(["deploy", "ec2", str(report), *planned_ec2.PLACE, *planned_ec2.files(tmp_path)]) == 0
+    (started,) = (each["ec2.run_instances"] for each in yaml.safe_load(capsys.readouterr().out) if "ec2.run_instances" in each)
+    assert started["InstanceType"] == "c7i.large"  # the winner's
+    options = ("--no-ray", "--image", "registry/gateway:cpu", "--models", "image:/models", "--memory", "2Gi")
+    assert main(["deploy", "kubernetes", str(report), *options]) == 0
+    manifests = list(yaml.safe_load_all(capsys.readouterr().out))
+    (data,) = (each["data"] for each in manifests if each["kind"] == "ConfigMap")
+    assert yaml.safe_load(data["gateway.yaml"])["models"][0]["name"] == found["configuration"]["models"][0]["name"]
+
+
+def test_json_may_be_a_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"models": [SYNTHETIC]}))
+    assert "sagemaker.create_endpoint" in printed(capsys, path, *PLACE, "--instance-type", "ml.c7i.large")
 
 
 @pytest.mark.parametrize(

@@ -657,6 +657,12 @@ def test_a_pool_with_one_live_session_stays_available_however_often_another_cann
         model = FakeModel()
         async with open_pool(use(monkeypatch, model, sessions=2), ManualClock()) as pool:
             model.open_faults = [LoadFailed("not yet")] * 5
+            opening = threading.Event()  # held back, as simulated time would not wait for the runs
+
+            def wait() -> None:
+                assert opening.wait(PATIENCE_S)
+
+            model.on_open = wait
             for session in model.sessions:
                 session.end(SessionLost("gone") if session is model.sessions[0] else None)
             ends = [await ended for ended in (start(pool, batch_of(1.0)), start(pool, batch_of(1.0)))]
@@ -675,14 +681,17 @@ def test_a_pool_with_one_live_session_stays_available_however_often_another_cann
                     await changed.wait()
 
             pool.on_change = on_change
+            opening.set()
             await until_changed(6)
             assert (changes, pool.free_slots) == ([True] * 6, 2)
             # Busy counts as alive as well.
+            opening.clear()
             model.open_faults = [LoadFailed("not yet")] * 5
             both = [start(pool, batch_of(1.0)) for _ in range(2)]
             model.sessions[1].end(SessionLost("gone"))
             await both[0] if both[0].done() else await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             changes.clear()
+            opening.set()
             await until_changed(5)
             assert (changes, pool.free_slots, pool.busy) == ([True] * 5, 0, 1)
             model.sessions[2].end()

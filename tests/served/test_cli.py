@@ -144,7 +144,7 @@ def test_ctrl_c_while_it_is_being_imported_ends_it_in_one_line() -> None:
 import os, signal, sys
 class Pressed:
     def find_spec(self, name, path=None, target=None):
-        if name == "shtab":
+        if name == "gateway.commands":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Pressed())
 from gateway.__main__ import main

@@ -1,18 +1,21 @@
-"""Ctrl-C and SIGTERM: the first one ends what is under way in order, a second one the process.
+"""Ctrl-C and SIGTERM: the first one ends what is under way in order, a later one the process.
 
-The first is Python's own handler, which runs between any two instructions, not the event loop's: a loop that is behind would
-come to it late. It hands over to the kernel's default, so that nothing this process does can keep a second one from ending it.
+The handler is Python's own, which runs between any two instructions, not the event loop's: a loop that is behind would come to
+it late. A later one is left to the kernel's default. What comes right behind the first is the same press: wrappers (make,
+timeout, uv) pass on what their children get from the terminal as well, and it must not end a removal of what is paid for.
 """
 
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SAME_PRESS_S: Final = 0.5
 
 
 class Interruption:
@@ -20,6 +23,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signum = 0
+        self._came_s = 0.0
         self._tell: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -47,11 +51,15 @@ class Interruption:
             self._tell = None
 
     def _arrive(self, signum: int, frame: FrameType | None) -> None:
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        self.signum = signum
-        if self._tell is not None:
-            self._tell()
+        now_s = time.monotonic()
+        if not self.signum:
+            self.signum, self._came_s = signum, now_s
+            if self._tell is not None:
+                self._tell()
+        elif now_s - self._came_s >= SAME_PRESS_S:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(signum)
 
 
 @contextmanager

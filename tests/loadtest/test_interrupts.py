@@ -26,7 +26,7 @@ def command(target: str, *options: str) -> list[str]:
     return [sys.executable, "-m", "loadtest.cli", "run", target, "--model", "null", *options]
 
 
-def test_the_first_calls_back_on_the_loop_and_the_second_is_the_kernels() -> None:
+def test_the_first_calls_back_on_the_loop_and_a_second_of_the_same_press_does_nothing() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
 
     async def scenario() -> None:
@@ -34,13 +34,27 @@ def test_the_first_calls_back_on_the_loop_and_the_second_is_the_kernels() -> Non
         with interruption() as found, found.calls(called.set):
             assert found.signum == 0
             signal.raise_signal(signal.SIGTERM)
-            assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
+            signal.raise_signal(signal.SIGINT)  # as by `timeout`, which signals its child and then the group
             async with asyncio.timeout(5):
                 await called.wait()
             assert (found.signum, found.exit_code) == (signal.SIGTERM, 143)
 
     asyncio.run(scenario())
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_later_one_ends_the_process() -> None:
+    code = (
+        "import signal, time\n"
+        "from loadtest.commands.interrupts import SAME_PRESS_S, interruption\n"
+        "with interruption():\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    time.sleep(SAME_PRESS_S)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('is still here')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
 
 
 def test_one_that_came_before_anyone_listened_is_told_at_once() -> None:

@@ -9,6 +9,8 @@ import msgspec
 from backends.base import Tensors
 
 ParameterValue = bool | int | float | str
+Attributes = tuple[tuple[str, str | int], ...]
+"""What a trace says of a request, a batch or a span, by name."""
 
 
 class RegionRef(NamedTuple):
@@ -140,7 +142,7 @@ class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     finished_ns: int = 0
     returned_ns: int = 0
     error: str = ""
-    attributes: tuple[tuple[str, str | int], ...] = ()
+    attributes: Attributes = ()
 
 
 class _RequestTraceHead(msgspec.Struct, eq=False):
@@ -157,6 +159,7 @@ class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
     context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
     is all noted. batches: that it was part of, in their order. operation: as its protocol calls it. decoded_ns: 0, if it never
     was. encoding_ns: when its outcome was known. error: as above. ids: attributes too, by name, which no other request has.
+    lone: for the first batch in which no other is traced, made beforehand; None: there was one, or none is made.
     """
 
     batches: list[BatchTrace] = msgspec.field(default_factory=list)
@@ -166,8 +169,9 @@ class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
     decoded_ns: int = 0
     encoding_ns: int = 0
     ended_ns: int = 0
-    attributes: tuple[tuple[str, str | int], ...] = ()
+    attributes: Attributes = ()
     ids: tuple[tuple[str, str], ...] = ()
+    lone: BatchTrace | None = None
 
 
 TraceEnded = Callable[[RequestTrace | BatchTrace], None]

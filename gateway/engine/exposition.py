@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Mapping
 from itertools import chain
 from typing import Final
 
-from gateway.engine.metric_blocks import FIELDS, SEP, Edges, Key, State, place
+from gateway.engine.metric_blocks import FIELDS, SEP, Edges, Exemplar, Key, State, place
 from gateway.engine.metric_pages import BLOCKS, MetricPage, escaped, heads
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
 from gateway.engine.model_statistics import ModelStatistics
@@ -22,7 +22,7 @@ class Exposition:
     """What was written last, by page, for both formats."""
 
     def __init__(
-        self, edges: Edges, exemplars: Callable[[str, str, str], Mapping[int, str] | None], *, triton_names: bool
+        self, edges: Edges, exemplars: Callable[[str, str, str], Mapping[int, Exemplar] | None], *, triton_names: bool
     ) -> None:
         """exemplars: of a model, version and protocol, by bucket. triton_names: show Triton's names beside ours."""
         self._edges = edges
@@ -79,7 +79,7 @@ class Exposition:
             self._paged[key] = page
             yield
 
-    def _exemplars_of(self, key: Key) -> Mapping[int, str] | None:
+    def _exemplars_of(self, key: Key) -> Mapping[int, Exemplar] | None:
         model, version, protocol = key.labels
         return self._exemplars(model, version, protocol)
 

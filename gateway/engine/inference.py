@@ -29,7 +29,7 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
 from gateway.tracing.context import TRACEPARENT
-from gateway.types import Caller, InferRequest, InferResponse, RegionRef, RequestTrace
+from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestTrace
 from gateway.wire.tensors import Buffer
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class Endpoint(Generic[C]):
     served: ServedModel
     codec: C
     metrics: EndpointMetrics
+    attributes: Attributes
+    """What a trace says of it."""
 
 
 class Endpoints(Generic[C]):
@@ -97,7 +99,8 @@ class Endpoints(Generic[C]):
             except NotFound as exc:
                 raise exc if self.doors is None else self.doors.veiled(caller, exc) from None
             metrics = repository.metrics.endpoint(served.name, served.version, self.protocol)
-            found = self._found[name, version] = Endpoint(served, self._codec(served), metrics)
+            attributes = (("gateway.model", served.name), ("gateway.version", served.version))
+            found = self._found[name, version] = Endpoint(served, self._codec(served), metrics, attributes)
         return found
 
 
@@ -277,11 +280,10 @@ class Inference(ABC, Generic[C, Reply]):
         )
 
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
-        request = self._request
-        attributes: tuple[tuple[str, str | int], ...] = (self.about(code),)
-        if self._endpoint is not None:
-            served = self._endpoint.served
-            attributes += (("gateway.model", served.name), ("gateway.version", served.version))
+        request, endpoint = self._request, self._endpoint
+        attributes: Attributes = (self.about(code),)
+        if endpoint is not None:
+            attributes += endpoint.attributes
         ids: tuple[tuple[str, str], ...] = (("gateway.request_id", self.caller.request_id.decode("ascii")),)
         if request is not None:
             attributes += (("gateway.rows", request.rows),)

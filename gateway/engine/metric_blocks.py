@@ -19,6 +19,8 @@ from gateway.engine.metric_table import BY_NAME, Metric
 SEP: Final = "\x1f"
 
 State = tuple[Any, ...]
+Exemplar = tuple[str, int, float]
+"""Of a bucket: the trace's id, how long its request took in ns, and when it ended, in seconds of the Unix epoch."""
 
 
 class Key(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.engine.metric_blocks import FIELDS, LABELS, SEP, Edges, Field, Key, State
+from gateway.engine.metric_blocks import FIELDS, LABELS, SEP, Edges, Exemplar, Field, Key, State
 from gateway.engine.metric_table import Metric
 
 BLOCKS: Final = 32
@@ -48,14 +48,14 @@ class MetricPage:
                 self._columns[index] = column
                 yield
 
-    def with_exemplars(self, index: int, exemplars: Callable[[Key], Mapping[int, str] | None]) -> bytes:
+    def with_exemplars(self, index: int, exemplars: Callable[[Key], Mapping[int, Exemplar] | None]) -> bytes:
         """The text of a histogram with those behind the lines of their buckets."""
         lines = self.texts[index].split(b"\n")
         at = 1
         for key, edges in zip(self.keys, self._shapes[index], strict=True):
             if edges:
-                for bucket, exemplar in (exemplars(key) or {}).items():
-                    lines[at + bucket] += b" # " + exemplar.encode()
+                for bucket, (trace_id, took_ns, at_s) in (exemplars(key) or {}).items():
+                    lines[at + bucket] += f' # {{trace_id="{trace_id}"}} {took_ns / 1e9} {at_s:.3f}'.encode()
                 at += len(edges) + 3
         return b"\n".join(lines)
 

@@ -22,7 +22,7 @@ from typing import Final, Protocol, TypeVar, cast
 
 from gateway.config import ModelSection
 from gateway.engine.exposition import Exposition, statistics_of
-from gateway.engine.metric_blocks import FIELDS, SEP, Key, State, counters_only, merge, place
+from gateway.engine.metric_blocks import FIELDS, SEP, Exemplar, Key, State, counters_only, merge, place
 from gateway.engine.metric_buckets import ROWS, edges
 from gateway.engine.metric_files import Block, NodeFiles
 from gateway.engine.model_statistics import ModelStatistics
@@ -343,7 +343,7 @@ class Metrics:
         blocks = yield from self._blocks()
         return (yield from self._text.written(blocks, openmetrics=openmetrics))
 
-    def _exemplars(self, model: str, version: str, protocol: str) -> Mapping[int, str] | None:
+    def _exemplars(self, model: str, version: str, protocol: str) -> Mapping[int, Exemplar] | None:
         endpoint = self._endpoints.get((model, version, protocol))
         return endpoint.exemplars if endpoint is not None else None
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway import __version__
 from gateway.batching.batch import Batch
-from gateway.engine.metric_blocks import SEP, Key, State
+from gateway.engine.metric_blocks import SEP, Exemplar, Key, State
 from gateway.engine.metric_buckets import CODEC_NS, LAG_NS, ROWS, STAGE_NS, latency_edges_ns
 from gateway.engine.model_statistics import OK, execution_keys
 from gateway.engine.process_facts import age_s, ended_children_cpu_ns, own_memory_bytes, used_by
@@ -266,7 +266,7 @@ class EndpointMetrics:
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
         self.key = Key("edge", labels)
-        self.exemplars: dict[int, str] = {}
+        self.exemplars: dict[int, Exemplar] = {}
         self._bounds = latency_edges_ns(slo_ns)
         self._log: list[tuple[int, int, int, int]] = []
         self._slo_bucket = self._bounds.index(slo_ns) if slo_ns is not None else None
@@ -288,7 +288,7 @@ class EndpointMetrics:
         if trace_id:
             latency_ns = encoded_ns - arrival_ns
             bucket = bisect_left(self._bounds, latency_ns)
-            self.exemplars[bucket] = f'{{trace_id="{trace_id}"}} {latency_ns / 1e9} {time.time():.3f}'
+            self.exemplars[bucket] = (trace_id, latency_ns, time.time())  # becomes text when it is read
         if len(log) >= _LOGGED:
             self._count()
 

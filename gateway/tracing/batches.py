@@ -18,10 +18,21 @@ def batch_begun(batch: Batch) -> None:
     if len(traces) > 1:  # as parts of one request may be
         traces = list(dict.fromkeys(traces))
     first = traces[0]
-    links = tuple([trace.context for trace in traces])
-    batch.trace = noted = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
+    noted = first.lone
+    if noted is None or len(traces) > 1:
+        links = tuple([trace.context for trace in traces])
+        noted = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
+    else:
+        first.lone = None
+        noted.closed_ns = batch.closed_ns
+    batch.trace = noted
     for trace in traces:
         trace.batches.append(noted)
+
+
+def lone_batch(context: SpanContext, ended: TraceEnded) -> BatchTrace:
+    """What will be noted of a batch whose only traced request has this span. It says when the batch is closed once it is."""
+    return _noted(context, ended, "batch", 0, (context,))
 
 
 def batch_ended(

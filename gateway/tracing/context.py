@@ -58,12 +58,6 @@ def random_digits(count: int) -> str:
     return f"{_random_bits(8 * count):0{2 * count}x}"
 
 
-def begun() -> SpanContext:
-    """The first span of a new trace."""
-    ids = random_digits(24)
-    return SpanContext(ids[:32], ids[32:])
-
-
 def within(parent: SpanContext) -> SpanContext:
     """A new span of the same trace."""
     return SpanContext(parent.trace_id, random_digits(8), parent.state)

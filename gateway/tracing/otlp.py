@@ -10,8 +10,8 @@ from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-from gateway.tracing.spans import Attributes, Kind, Span, Spans
-from gateway.types import SpanContext
+from gateway.tracing.spans import Kind, Span, Spans
+from gateway.types import Attributes, SpanContext
 
 _KIND: Final[dict[Kind, int]] = {"internal": 1, "server": 2, "client": 3}
 _OK: Final = b"\x7a\x00"  # Span.status (15): unset

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.errors import Code
-from gateway.types import BatchTrace, RequestTrace, SpanContext
+from gateway.types import Attributes, BatchTrace, RequestTrace, SpanContext
 
 Kind = Literal["internal", "server", "client"]
 
@@ -24,7 +24,6 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
-Attributes = tuple[tuple[str, str | int], ...]
 Station = tuple[str, int, int, tuple[SpanContext, ...]]
 """A span that says when: its name, from and until when (`Clock.now_ns`), and its links."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config import Tracing
 from gateway.errors import ConfigError
-from gateway.tracing.context import begun, read, within, write
+from gateway.tracing.context import read, within, write
 from gateway.tracing.sampler import Sampler
 from gateway.tracing.settings import settings
 from gateway.types import SpanContext
@@ -94,8 +94,11 @@ def test_a_state_that_cannot_be_handed_on_is_dropped_alone(state: bytes) -> None
 
 
 def test_what_is_written_can_be_read_and_is_new() -> None:
-    context = begun()
-    assert read(write(context).encode()) == (context, True)
+    traces = [sampler(1.0).begin(Asked()) for _ in range(3)]
+    contexts = [trace.context for trace in traces if trace is not None]
+    assert len({context.trace_id for context in contexts}) == len({context.span_id for context in contexts}) == 3
+    for context in contexts:
+        assert read(write(context).encode()) == (context, True)
     inner = within(SpanContext(TRACE, PARENT, "a=1"))
     assert (inner.trace_id, inner.state) == (TRACE, "a=1")
     assert re.fullmatch("[0-9a-f]{16}", inner.span_id)

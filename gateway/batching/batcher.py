@@ -94,6 +94,7 @@ class Batcher(Untold):
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
         self._events = NOWHERE  # gets what is to be recorded of arrivals
         self._number: Callable[[object], int] = id  # by which they are known there
+        self._told_ns = 0  # when the last one arrived of which nothing else is told there
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -214,8 +215,10 @@ class Batcher(Untold):
             raise
         if (events := self._events) is not NOWHERE:  # here, as a call where it is recorded would cost as much as all the rest
             alike = rows == 1 and group is None and request.deadline_ns is None and self._ragged is None
-            if alike and not request.id and not request.priority:
-                events.extend((self._number(request), now_ns, request.arrival_ns))
+            arrival_ns = request.arrival_ns
+            if alike and not request.id and (plain or not request.priority) and arrival_ns != self._told_ns:
+                events.extend((now_ns, arrival_ns))
+                self._told_ns = arrival_ns
             else:
                 self._added(request, now_ns, reserved_ns)
 

@@ -1,11 +1,11 @@
 """A batcher that keeps what it was asked and what it decided, in bounded memory, so that `replay` can do it all again.
 
 What decides is a pure function of (state, event, now). So a recording is a state and the events after it: `Segment`. A `Ring`
-has several, and drops the oldest whole. On the way of a request there are three numbers per arrival, and two tuples per batch;
+has several, and drops the oldest whole. On the way of a request there are two numbers per arrival, and two tuples per batch;
 they are packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
 
 An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
-theirs while they live.
+theirs while they live; requests also by when they arrived, which says enough of nearly all.
 """
 
 import logging
@@ -27,7 +27,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms
@@ -39,16 +39,15 @@ log = logging.getLogger(__name__)
 
 class Event(IntEnum):
     """The first of each event's values. An arrival that is as they mostly are, of one row, and nothing else to say of it, is no
-    event, but three numbers between them: request, now_ns, arrival_ns. What follows:
+    event, but two numbers between them: now_ns, arrival_ns; unless the one before came at the same time. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
     STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
-             a batch: itself, reason, rows, padded_rows, expected_ns, left_rows, busy, requests, of which the first, its first
-             row there, the last, its rows there. shed: (request, the error's class)
+             a batch: itself, reason, rows, expected_ns, arrival_ns of the first in it. shed: (arrival_ns, the error's class)
     ENDED    batch, now_ns, compute_ns, ok
-    CANCELLED  request, reserved_ns, whether nothing of it was ever dispatched
-    RETRIED  request, first row, rows, now_ns
+    CANCELLED  request, arrival_ns, reserved_ns, whether nothing of it was ever dispatched
+    RETRIED  request, arrival_ns, first row, rows, now_ns
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and the values of a batch: STEPPED, as it mostly is, with this batch alone
     RESERVED  reserved_ns, of all arrivals behind it; of those that no such event is before, the state has it
     """
@@ -286,13 +285,14 @@ class RecordedBatcher(Recorded, Batcher):
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
-            self._events.append((int(Event.CANCELLED), self._number(request), reserved_ns, undone))
+            self._events.append((int(Event.CANCELLED), self._number(request), request.arrival_ns, reserved_ns, undone))
             self._room()  # clients may come and go for as long as one batch runs
         return undone
 
     def retry(self, part: Part, now_ns: int) -> None:
         Batcher.retry(self, part, now_ns)
-        self._events.append((int(Event.RETRIED), self._number(part.request), part.start, part.rows, now_ns))
+        request = part.request
+        self._events.append((int(Event.RETRIED), self._number(request), request.arrival_ns, part.start, part.rows, now_ns))
 
     def step(self, now_ns: int, free_slots: int) -> Step:
         expires_ns = self._expires_ns
@@ -306,20 +306,12 @@ class RecordedBatcher(Recorded, Batcher):
         batches, shed, wake_at_ns = step.batches, step.shed, step.wake_at_ns
         number, state, events = self._number, self._state, self._events
         if len(batches) == 1 and not shed:
-            # Without the calls of `_told`, and in one tuple: every batch would pay for them.
+            # Without a call of `_told`, and in one tuple: every batch would pay for them.
             batch = batches[0]
-            parts = batch.parts
-            part = parts[0]
-            first = last = number(part.request)
-            rows = part.rows
-            if len(parts) > 1:
-                last = number(parts[-1].request)
-                rows = parts[-1].rows
             events.append(
                 (
                     _CLOSED, now_ns, free_slots, state.workers, wake_at_ns, number(batch), batch.reason, batch.rows,
-                    batch.padded_rows, batch.expected_ns, batch.left_rows, batch.busy, len(parts), first, part.start, last,
-                    rows,
+                    batch.expected_ns, batch.parts[0].request.arrival_ns,
                 )
             )  # fmt: skip
             if len(events) >= _PACKED:
@@ -335,7 +327,7 @@ class RecordedBatcher(Recorded, Batcher):
                 free_slots,
                 state.workers,
                 [_told(batch, number) for batch in batches],
-                [(number(request), type(error).__name__) for request, error in shed],
+                [(request.arrival_ns, type(error).__name__) for request, error in shed],
                 wake_at_ns,
                 not free_slots and not state.in_flight and not self._lives(),
             )
@@ -403,20 +395,5 @@ def _always() -> bool:
 
 
 def _told(batch: Batch, number: Callable[[object], int]) -> tuple[Any, ...]:
-    # Who stands between the first and the last would cost as much as all the rest, and shows in what comes after.
-    parts = batch.parts
-    first, last = parts[0], parts[-1]
-    return (
-        number(batch),
-        batch.reason,
-        batch.rows,
-        batch.padded_rows,
-        batch.expected_ns,
-        batch.left_rows,
-        batch.busy,
-        len(parts),
-        number(first.request),
-        first.start,
-        number(last.request),
-        last.rows,
-    )
+    # What more there is to a batch follows from this and from what was known before it.
+    return number(batch), batch.reason, batch.rows, batch.expected_ns, batch.parts[0].request.arrival_ns

@@ -1,6 +1,6 @@
 """Does again what a `RecordedBatcher` has recorded, with the same classes: the same decisions, and all that was known at each.
 
-Every decision is compared with the recorded one, in all its values. What comes out is the history of the requests and batches,
+Every decision is compared with the recorded one. What comes out is the history of the requests and batches,
 with what the service model knew when a batch was closed, which nobody had to keep.
 """
 
@@ -49,8 +49,9 @@ class PastBatch:
 class PastRequest:
     """One request. limit_ns: until when its answer was worth something; NEVER: always. added_ns: None, if before the recording.
 
-    own_deadline_ns: what its client set. fate: "answered", "waiting", "running", "cancelled", "failed", "handed over" (another
-    backend has it), or the class of the error it was refused with. ended_ns: when it met its fate.
+    number: what it was called in the recording; 0: nothing, so far. own_deadline_ns: what its client set. fate: "answered",
+    "waiting", "running", "cancelled", "failed", "handed over" (another backend has it), or the class of the error it was
+    refused with. ended_ns: when it met its fate.
     """
 
     number: int
@@ -124,7 +125,7 @@ def replay(recorded: dict[str, Any]) -> History:
 
 
 class EventReader:
-    """Tells the events of one segment, chunk by chunk; an arrival that was kept as three numbers is one that was ADDED."""
+    """Tells the events of one segment, chunk by chunk; an arrival that was kept as two numbers is one that was ADDED."""
 
     def __init__(self, reserved_ns: int) -> None:
         """As the state has it that the segment begins with."""
@@ -134,24 +135,49 @@ class EventReader:
         values = iter(chunk)
         for value in values:
             if isinstance(value, int):
-                yield [int(Event.ADDED), value, next(values, 0), self._reserved_ns, next(values, 0), *_PLAIN]
+                yield [int(Event.ADDED), 0, value, self._reserved_ns, next(values, 0), *_PLAIN]
             elif value[0] == Event.RESERVED:
                 self._reserved_ns = value[1]
             else:
                 yield value
 
 
+class _Known:
+    """Which request is meant: by the number it has, or, as arrivals that are as they mostly are tell none, by when it came."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, PastRequest] = {}
+        self._unnamed: dict[int, PastRequest] = {}
+
+    def add(self, past: PastRequest) -> None:
+        if past.number:
+            self._named[past.number] = past
+        else:
+            self._unnamed[past.arrival_ns] = past
+
+    def find(self, number: int, arrival_ns: int) -> PastRequest | None:
+        past = self._named.get(number)
+        if past is not None and past.arrival_ns == arrival_ns:  # else it is over, and its number another's
+            return past
+        past = self._unnamed.pop(arrival_ns, None)
+        if past is not None:
+            past.number = number
+            self._named[number] = past
+        return past
+
+
 class _Replayer:
     def __init__(self, history: History) -> None:
         self._history = history
-        self._requests: dict[int, PastRequest] = {}
+        self._known = _Known()
         self._batches: dict[int, PastBatch] = {}
         # of the segment
-        self._objects: dict[int, Any] = {}
-        self._numbers: dict[Any, int] = {}
+        self._pasts: dict[InferRequest, PastRequest] = {}
+        self._requests: dict[PastRequest, InferRequest] = {}
+        self._running: dict[int, Batch] = {}
+        self._numbers: dict[Batch, int] = {}
         self._fresh: Iterator[int] = iter(())
         self._told: list[Any] = []
-        self._closed: dict[int, Batch] = {}
 
     def segment(self, index: int, segment: dict[str, Any]) -> None:
         batcher, known = thaw(segment["state"])
@@ -159,11 +185,8 @@ class _Replayer:
             raise ValueError(f"segment {index}: expected the state of a batcher")
         history = self._history
         history.batcher = batcher
-        self._objects, self._numbers = {}, {}
-        for number, value in known.items():
-            if isinstance(value, (InferRequest, Batch)):
-                self._bind(number, value)
-        self._met_before(batcher)
+        self._pasts, self._requests, self._running, self._numbers = {}, {}, {}, {}
+        self._met_before(batcher, known)
         self._told = []
         reader, told_reader = (EventReader(batcher.reserved_ns) for _ in range(2))
         events = [event for chunk in segment["chunks"] for event in reader.events(chunk)]
@@ -188,29 +211,46 @@ class _Replayer:
                 history.difference = Difference(index, at, now_ns, expected, told)
                 return
 
-    def _bind(self, number: int, value: Any) -> None:
-        before = self._objects.get(number)
-        if before is not None:
-            self._numbers.pop(before, None)
-        self._objects[number] = value
-        self._numbers[value] = number
-
     def _number(self, value: object) -> int:
+        if isinstance(value, InferRequest):
+            return self._pasts[value].number
+        assert isinstance(value, Batch)
         number = self._numbers.get(value)
         if number is None:
             number = next(self._fresh, -1)
             self._bind(number, value)
         return number
 
-    def _met_before(self, batcher: RecordedBatcher) -> None:
-        """Note what waits and runs in a state, and was not seen to come."""
-        objects = list(self._objects.items())
-        for number, value in objects:
-            if isinstance(value, InferRequest) and number not in self._requests:
-                self._came(number, value, batcher, None, 0)
-        for number, value in objects:
-            if isinstance(value, Batch) and number not in self._batches:
-                self._close(number, value, batcher, batcher.workers)
+    def _bind(self, number: int, batch: Batch) -> None:
+        self._running[number] = batch
+        self._numbers[batch] = number
+
+    def _met_before(self, batcher: RecordedBatcher, known: dict[int, Any]) -> None:
+        """Find what waits and runs in a state among what was seen to come; note what was not."""
+        unseen: list[tuple[int, Batch]] = []
+        for number, value in known.items():
+            if not isinstance(value, Batch):
+                continue
+            self._bind(number, value)
+            past = self._batches.get(number)
+            if past is None or past.ended_ns is not None:
+                unseen.append((number, value))
+                continue
+            for part, request in zip(value.parts, past.requests, strict=True):
+                self._is(part.request, request)
+        for number, value in known.items():
+            if isinstance(value, InferRequest) and value not in self._pasts:
+                found = self._known.find(number, value.arrival_ns)
+                if found is None:
+                    self._came(number, value, batcher, None, 0)
+                else:
+                    self._is(value, found)
+        for number, value in unseen:
+            self._close(number, value, batcher, batcher.workers)
+
+    def _is(self, request: InferRequest, past: PastRequest) -> None:
+        self._pasts[request] = past
+        self._requests[past] = request
 
     def _replay(self, batcher: RecordedBatcher, event: list[Any], keys: list[Any]) -> int:
         """Do one event again; gives its time, or the last one's where it has none."""
@@ -219,7 +259,6 @@ class _Replayer:
             _, number, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own, *more = event
             widths = more[0] if more and isinstance(more[0], list) else None
             request = request_like(arrival_ns, rows, deadline_ns, priority, keys[key], own, widths)
-            self._bind(number, request)
             past = self._came(number, request, batcher, now_ns, reserved_ns)
             try:
                 batcher.add(request, now_ns, reserved_ns)
@@ -239,36 +278,37 @@ class _Replayer:
                 self._history.absent.append((now_ns, absent))
             step = batcher.step(now_ns, free_slots)
             for request, error in step.shed:
-                self._refused(self._past(request), type(error).__name__, now_ns)
+                self._refused(self._pasts[request], type(error).__name__, now_ns)
             for batch in step.batches:
                 self._close(self._numbers[batch], batch, batcher, live)
             return int(now_ns)
         if kind == Event.ENDED:
             _, number, now_ns, compute_ns, ok = event
-            batcher.finished(self._objects[number], now_ns, compute_ns, ok)
+            batcher.finished(self._running[number], now_ns, compute_ns, ok)
             self._ended(number, now_ns, compute_ns, ok)
             return int(now_ns)
         if kind == Event.CANCELLED:
-            _, number, reserved_ns, _ = event
-            if number not in self._objects:  # it was over when the segment began: nothing of it was left to cancel
-                self._told.append((int(kind), number, reserved_ns, False))
+            _, number, arrival_ns, reserved_ns, _ = event
+            found = self._known.find(number, arrival_ns)
+            if (
+                found is None or found not in self._requests
+            ):  # it was over when the segment began: nothing of it was left to cancel
+                self._told.append((int(kind), number, arrival_ns, reserved_ns, False))
                 return self._history.end_ns
-            batcher.cancel(self._objects[number], reserved_ns)
-            past = self._requests[number]
-            if past.fate in ("waiting", "running"):
-                past.fate, past.ended_ns = "cancelled", self._history.end_ns
+            batcher.cancel(self._requests[found], reserved_ns)
+            if found.fate in ("waiting", "running"):
+                found.fate, found.ended_ns = "cancelled", self._history.end_ns
             return self._history.end_ns
         if kind == Event.RETRIED:
-            _, number, start, rows, now_ns = event
-            past = self._requests[number]
-            past.fate, past.ended_ns = "waiting", None
-            past.rows_left += rows
-            batcher.retry(Part(self._objects[number], start, rows), now_ns)
+            _, number, arrival_ns, start, rows, now_ns = event
+            found = self._known.find(number, arrival_ns)
+            if found is None:
+                raise ValueError(f"a retry of a request that did not come: {event}")
+            found.fate, found.ended_ns = "waiting", None
+            found.rows_left += rows
+            batcher.retry(Part(self._requests[found], start, rows), now_ns)
             return int(now_ns)
         raise ValueError(f"an event of an unknown kind: {event}")
-
-    def _past(self, request: InferRequest) -> PastRequest:
-        return self._requests[self._numbers[request]]
 
     def _came(
         self, number: int, request: InferRequest, batcher: RecordedBatcher, now_ns: int | None, reserved_ns: int
@@ -288,7 +328,8 @@ class _Replayer:
             queued_rows=batcher.queue_rows,
             rows_left=request.rows,
         )
-        self._requests[number] = past
+        self._known.add(past)
+        self._is(request, past)
         self._history.requests.append(past)
         return past
 
@@ -301,7 +342,7 @@ class _Replayer:
         if curve is not None and curve.ready:
             likely_ns = curve.expected_ns(batch.padded_rows, batch.busy)
             bound_ns = likely_ns * curve.spread
-        requests = [self._past(part.request) for part in batch.parts]
+        requests = [self._pasts[part.request] for part in batch.parts]
         past = PastBatch(
             number=number,
             closed_ns=batch.closed_ns,
@@ -325,8 +366,7 @@ class _Replayer:
     def _ended(self, number: int, now_ns: int, compute_ns: int, ok: bool) -> None:
         batch = self._batches[number]
         batch.ended_ns, batch.compute_ns, batch.ok = now_ns, compute_ns, ok
-        object_ = self._objects[number]
-        for part, request in zip(object_.parts, batch.requests, strict=True):
+        for part, request in zip(self._running[number].parts, batch.requests, strict=True):
             if not ok:
                 if request.fate == "running":
                     request.fate, request.ended_ns = "failed", now_ns  # unless it is run once more

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -124,6 +125,34 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
     assert {"answered"} <= {request.fate for request in history.requests}
 
 
+class Alike(Driver):
+    """Requests come several at a moment, alike in all that decides: arrivals that are kept without a number."""
+
+    def add(self) -> None:
+        for _ in range(self.random.randrange(1, 5)):
+            request = InferRequest("m", "1", "", {}, 1, self.now_ns)
+            with contextlib.suppress(GatewayError):
+                self.batcher.add(request, self.now_ns, 500_000)
+                self.asked.append(request)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_cannot_be_told_apart_are_replayed_too(seed: int) -> None:
+    batcher = recorder(100_000)
+    batcher.record()
+    driver = Alike(batcher, random.Random(seed))
+    driver.drive(2000)
+    recorded = read(batcher)
+    assert len(recorded["segments"]) > 3
+    history = replay(recorded)
+    same(history)
+    fates = Counter(request.fate for request in history.requests)
+    assert {"answered", "cancelled", "failed"} <= set(fates)
+    if not recorded["dropped"]:
+        assert len(history.requests) == len(driver.asked)
+    assert sum(len(batch.requests) for batch in history.batches) == sum(len(request.batches) for request in history.requests)
+
+
 def test_refusals_on_arrival_are_replayed_too() -> None:
     batcher = recorder()
     for rows in batcher.service.probe_rows:
@@ -244,9 +273,9 @@ def test_what_another_decision_would_have_been_is_found(kind: Event) -> None:
     events = list(EventReader(0).events(chain(*recorded["segments"][0]["chunks"])))
     event = next(event for event in events if event[0] == kind and event[4])
     if kind == Event.STEPPED:
-        event[4][0][4] += 1  # its expected time, by a nanosecond
+        event[4][0][3] += 1  # its expected time, by a nanosecond
     else:
-        event[9] += 1
+        event[8] += 1
     difference = replay(recorded).difference
     assert difference is not None
     assert difference.recorded[0] == kind
@@ -297,7 +326,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 5"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 6"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

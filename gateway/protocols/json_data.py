@@ -78,13 +78,17 @@ def lists_from_json(
         if type(data) is msgspec.Raw:
             if check is not None and (count := _elements(bytes(data))) is not None:
                 check(count)
-            decoder = _data_decoders.get((kind, depth))
-            if decoder is None:
-                decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
-            return decoder.decode(data), depth
+            return _decoder(kind, depth).decode(data), depth
         return msgspec.convert(data, _nested(kind, depth)), depth
     except ValueError as exc:
         raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
+
+
+def _decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
+    decoder = _data_decoders.get((kind, depth))
+    if decoder is None:
+        decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
+    return decoder
 
 
 def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: list[Any]) -> np.ndarray:
@@ -104,6 +108,16 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
 @lru_cache(maxsize=256)  # `struct` keeps as many, by formats that would have to be written first
 def _packer(datatype: str, count: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{count}{_FORMATS[datatype]}").pack
+
+
+def numbers_from_json(datatype: str, count: int) -> tuple[Callable[[bytes], list[Any]], Callable[..., bytes]] | None:
+    """What reads a flat list of a datatype's numbers (raises: ValueError), and packs so many; None: it has no such.
+
+    To pack raises struct.error and OverflowError, for what is out of range.
+    """
+    if datatype not in _FORMATS:
+        return None
+    return _decoder(_KINDS[datatype], 1).decode, _packer(datatype, count)
 
 
 def tensor_from_json(

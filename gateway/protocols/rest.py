@@ -26,6 +26,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
 from gateway.protocols.json_data import parse, slices_to_json, tensor_from_json, texts_to_json, to_json
+from gateway.protocols.repeated import LONGEST_BYTES, RepeatedBodies
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
@@ -127,6 +128,7 @@ class RestCodec:
     ) -> None:
         """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused with `TakesLong`."""
         self._in_haste = in_haste
+        self._repeated = RepeatedBodies()
         self.model = model
         self.version = version
         self.spec = spec
@@ -152,6 +154,15 @@ class RestCodec:
         header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
         are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
         """
+        if not isinstance(body, bytes) or len(body) > LONGEST_BYTES:
+            return self._read(body, header_bytes, arrival_ns, read_region)
+        again = self._repeated.request(body, header_bytes, arrival_ns)
+        return self._read(body, header_bytes, arrival_ns, read_region, repeats=True) if again is None else again
+
+    def _read(
+        self, body: Buffer, header_bytes: int | None, arrival_ns: int, read_region: ReadRegion, *, repeats: bool = False
+    ) -> InferRequest:
+        """As `decode`. repeats: the next bodies may be like this one."""
         if not len(body) and header_bytes is None:
             raise InvalidArgument(
                 f"failed to parse the request JSON: the body is empty; the smallest request: {smallest_request_text(self.spec)}"
@@ -165,6 +176,7 @@ class RestCodec:
             message, tail = parse(view[:header_bytes], _body_decoder, _LooseBody), view[header_bytes:]
         long = len(body) > _LONG_BYTES
         inputs: Tensors = {}
+        places: dict[str, int] = {}
         at = 0
         for entry in message.inputs:
             name = entry.name
@@ -192,6 +204,7 @@ class RestCodec:
                 if entry.datatype == "BYTES":
                     check_raw(size, in_haste=self._in_haste)
                 inputs[name] = tensor_from_bytes(name, entry.datatype, shape, tail[at : at + size])
+                places[name] = len(body) - len(tail) + at
                 at += size
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
@@ -215,11 +228,18 @@ class RestCodec:
             outputs = self._all_binary
         elif self._without_json is not None:
             raise no_json_output(self._without_json)
-        return InferRequest(
+        request = InferRequest(
             self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters=parameters,
             deadline_ns=deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority=priority,
             shape_key=shape_key(self.spec, self.ragged, inputs, parameters),
         )  # fmt: skip
+        if repeats:
+            assert isinstance(body, bytes)
+            if header_bytes is not None and len(places) == len(inputs):
+                self._repeated.remember_bytes(body, header_bytes, places, request)
+            elif header_bytes is None and len(inputs) == 1 and type(entry.data) is msgspec.Raw:
+                self._repeated.remember_json(body, entry.data, name, entry.datatype, request)
+        return request
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """The body is the one input's bytes; its shape follows from the specification, with one row. All outputs are binary."""

@@ -39,7 +39,8 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
-_SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
+NUMBERS_AT_ONCE: Final = 1 << 13  # a millisecond or two at worst
+_N: Final = ord("n")
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
 _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written in pieces of so many
 _LONG_B64: Final = 3 << 18  # bytes of it that are encoded at once; a multiple of three, so that no padding is between
@@ -282,18 +283,17 @@ def _text_to_json(text: str | Buffer) -> Iterator[bytes]:
 
 def numbers_to_json(array: np.ndarray) -> bytes:
     """A flat JSON list, made in slices: each holds the interpreter until it is written."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size <= _SLICE:
-        return _slice_to_json(flat)
-    return b"".join(slices_to_json(flat))
+    if array.size <= NUMBERS_AT_ONCE:
+        return _slice_to_json(array.ravel())
+    return b"".join(slices_to_json(array))
 
 
 def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
     """The pieces of a JSON list."""
     flat = np.ascontiguousarray(array).reshape(-1)
     begin = b"["
-    for at in range(0, flat.size, _SLICE):
-        yield begin + _slice_to_json(flat[at : at + _SLICE])[1:-1]
+    for at in range(0, flat.size, NUMBERS_AT_ONCE):
+        yield begin + _slice_to_json(flat[at : at + NUMBERS_AT_ONCE])[1:-1]
         pause()
         begin = b","
     yield b"]" if flat.size else b"[]"
@@ -325,7 +325,7 @@ def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: boo
     if not array.ndim:
         return [_slice_to_json(array.reshape(1))[1:-1]]
     array = np.ascontiguousarray(array)
-    return [_slice_to_json(array)] if array.size <= _SLICE else gathered(_list(array, _slice_to_json, None))
+    return [_slice_to_json(array)] if array.size <= NUMBERS_AT_ONCE else gathered(_list(array, _slice_to_json, None))
 
 
 def gathered(pieces: Iterable[bytes]) -> list[bytes]:
@@ -359,7 +359,7 @@ def _elements_of(
     array: np.ndarray, write: Callable[[np.ndarray], bytes], write_long: Callable[[str | Buffer], Iterator[bytes]] | None
 ) -> Iterator[bytes]:
     """What is between the brackets."""
-    most = _SLICE if write_long is None else SLICE
+    most = NUMBERS_AT_ONCE if write_long is None else SLICE
     if array.size <= most and (write_long is None or sum(map(len, array.flat)) <= _LONG_TEXT):
         yield write(array)[1:-1]
         pause()
@@ -399,7 +399,7 @@ def _long_text_to_json(element: str | Buffer, *, encoded: bool) -> Iterator[byte
 
 def _slice_to_json(flat: np.ndarray) -> bytes:
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
+    if _N in text:  # of "null", orjson's word for what is not finite
         odd = flat[~np.isfinite(flat)].tolist()
         words = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd]
         return b"".join(chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))

@@ -27,6 +27,7 @@ REASONS: Final = {
 _ONE_BUFFER: Final = (bytes, bytearray, memoryview)
 _DEFLATE_FROM_BYTES: Final = 1 << 10  # below it, the time costs more than the bytes
 _DEFLATE_INLINE_BYTES: Final = 16 << 10
+_JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b%b"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _ID: Final = b"X-Request-Id: "
 _MADE_ID: Final = _ID + MADE + b"\r\n"
@@ -188,12 +189,13 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
             return
         if self.head is not None or self.compressing or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
-        if isinstance(body, _ONE_BUFFER):
-            parts: Sequence[Buffer] = (body,)
-            length = len(body)
-        else:
+        parts: Sequence[Buffer]
+        if type(body) is list or not isinstance(body, _ONE_BUFFER):
             parts = body
             length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        else:
+            parts = (body,)
+            length = len(body)
         if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := self.encoding):
             self.compressing = True
             work = partial(deflate, encoding, parts)
@@ -203,9 +205,12 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
             else:
                 done(work)
             return
-        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
-            status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
-        )  # fmt: skip
+        if status == 200 and content_type is JSON:  # as mostly: most of it is made once
+            self.head = _JSON_HEAD % (length, date_line(), self._own_headers(), headers)
+        else:
+            self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
+                status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
+            )  # fmt: skip
         self.parts = parts
         self.length = length
         connection.answered(self)

@@ -13,7 +13,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -29,11 +29,11 @@ from gateway.protocols.json_data import (
     NUMBERS_AT_ONCE,
     numbers_to_json,
     parse,
-    slices_to_json,
     tensor_from_json,
     texts_to_json,
     to_json,
 )
+from gateway.protocols.long_answer import Slices, pieces_of
 from gateway.protocols.repeated import LONGEST_BYTES, RepeatedBodies
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
@@ -378,12 +378,12 @@ class RestCodec:
             head += b',"parameters":' + orjson.dumps(response.parameters)
         binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
         if long and not binary:
-            return Slices(_pieces(head, entries, long, texts), sum(array.nbytes for array in long.values())), None
+            return Slices(pieces_of(head, entries, long, texts), sum(array.nbytes for array in long.values())), None
         if long and self._in_haste:
             raise TakesLong
         parts: list[Buffer]
         if long or texts:
-            parts = list(_pieces(head, entries, long, texts))
+            parts = list(pieces_of(head, entries, long, texts))
         else:
             parts = [b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))]
         return ([*parts, *tail], sum(map(len, parts))) if binary else (parts, None)
@@ -402,35 +402,6 @@ class RestCodec:
             self._heads.clear()
         self._heads[name, array.shape, whole] = head
         return head
-
-
-class Slices:
-    """The text of a long answer, a slice at a time. held_bytes: of the tensors that it is made of."""
-
-    def __init__(self, slices: Iterator[bytes], held_bytes: int) -> None:
-        self._slices = slices
-        self.held_bytes = held_bytes
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._slices
-
-    def __next__(self) -> bytes:
-        return next(self._slices)
-
-
-def _pieces(
-    head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray], texts: Mapping[int, list[bytes]]
-) -> Iterator[bytes]:
-    """The text of a long answer. entries: of its outputs, whole but for those in `long` and `texts`."""
-    text = b'%b,"outputs":[' % head
-    for index, entry in enumerate(entries):
-        text += b"," + entry if index else entry
-        if index in long or index in texts:
-            for piece in texts[index] if index in texts else slices_to_json(long[index]):
-                yield text + piece
-                text = b""
-            text = b"}"
-    yield text + b"]}"
 
 
 def take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:

@@ -20,7 +20,7 @@ for a head or a body is told by `reader.phase`, and ended by `refuse`.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config import Limits
@@ -48,8 +48,8 @@ class Http1Connection(BoundedHttp1Connection):
     """
 
     __slots__ = (
-        "_answered_requests", "_backlog", "_called", "_clock", "_continue_due", "_gathering", "_handler", "_turn_began_ns",
-        "draining", "last_arrival_ns",
+        "_answered_requests", "_backlog", "_called", "_clock", "_continue_due", "_gathering", "_handler", "_little_bytes",
+        "_path", "_query", "_recycled", "_target", "_turn_began_ns", "draining", "last_arrival_ns",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,10 @@ class Http1Connection(BoundedHttp1Connection):
         self._called = False
         self._continue_due = False
         self._answered_requests = 0
+        self._recycled = limits.requests_per_connection > 0
+        # One request of no more bytes leaves room for another; negative: none does.
+        self._little_bytes = min(_SHORT_BYTES, limits.body_bytes - 1) if limits.pipelined_requests > 1 else -1
+        self._target = self._path = self._query = b""  # of the last request
 
     def __repr__(self) -> str:
         phase = PHASES[self.reader.phase]
@@ -120,7 +124,11 @@ class Http1Connection(BoundedHttp1Connection):
         exchanges = self._exchanges
         if exchanges and (exchanges[0].head is not None or exchanges[0].pieces is not None):
             self._flush()
-        if self._backlog or self._unread or (exchanges and not self._has_room()):
+        if (
+            self._backlog
+            or self._unread
+            or ((len(exchanges) > 1 or self.held_bytes > self._little_bytes or self._congested) and not self._has_room())
+        ):
             self._settle()
         self._turn_began_ns = 0
 
@@ -198,25 +206,38 @@ class Http1Connection(BoundedHttp1Connection):
     # the reader's calls
 
     def arrived(
-        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
+        self, method: bytes, target: bytes, headers: Mapping[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
     ) -> None:
         self.last_arrival_ns = now_ns = self._clock()
-        path, _, query = target.partition(b"?")
+        if target is not self._target:  # which the reader gives again while it is the same
+            self._target = target
+            self._path, _, self._query = target.partition(b"?")
+        size = len(body)
         exchange = Exchange(
-            self, method, path, query, headers, body, keep_alive=keep_alive, arrival_ns=now_ns, http_1_0=http_1_0
-        )
+            self, method, self._path, self._query, headers, body, keep_alive=keep_alive, arrival_ns=now_ns, http_1_0=http_1_0,
+            held_bytes=size,
+        )  # fmt: skip
         self._continue_due = False
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
+        exchanges = self._exchanges
+        long = size > _SHORT_BYTES or b"content-encoding" in headers
         # Alone and short, as most are, it costs no look at what is bounded.
         if (
             self._backlog
-            or ((self._exchanges or self._congested) and (now_ns - self._turn_began_ns >= _TURN_NS or not self._has_room()))
-            or ((len(body) > _SHORT_BYTES or b"content-encoding" in headers) and not self._outlet.may_take_long())
+            or ((exchanges or self._congested) and (now_ns - self._turn_began_ns >= _TURN_NS or not self._has_room()))
+            or (long and not self._outlet.may_take_long())
         ):
             self._backlog.append(exchange)
-        else:
+        elif long:
             self._begin(exchange)
+        else:
+            exchanges.append(exchange)
+            self.held_bytes += size
+            try:
+                self._handler(exchange)
+            except BaseException:
+                self.failed(exchange)
 
     def continue_expected(self) -> None:
         if self._exchanges or self._backlog:
@@ -281,13 +302,33 @@ class Http1Connection(BoundedHttp1Connection):
         return self._outlet.unsent
 
     def answered(self, exchange: Exchange) -> None:
-        if self._exchanges[0] is exchange and (not self._gathering or exchange.length > _WRITE_NOW_BYTES):
-            self._flush()
+        exchanges = self._exchanges
+        if exchanges[0] is exchange and (not self._gathering or exchange.length > _WRITE_NOW_BYTES):
+            if len(exchanges) == 1 and exchange.length <= _WRITE_NOW_BYTES and self._goes_on(exchange):
+                self._write_alone(exchange)
+            else:
+                self._flush()
         else:
             exchange.body = b""  # what it has asked is over, though its answer waits
             self._hold(exchange, exchange.length)
             if exchange.length > FREE_BYTES:
                 self._account.owe(self.held())
+
+    def _goes_on(self, exchange: Exchange) -> bool:
+        """Whether nothing is to be told with an answer but itself."""
+        plain = exchange.keep_alive and not exchange.http_1_0 and exchange.method != b"HEAD"
+        return plain and not (self.draining or self._recycled or self._continue_due)
+
+    def _write_alone(self, exchange: Exchange) -> None:
+        """Write a short answer with none behind it: as `_flush` does, at a third of the price."""
+        self._exchanges.popleft()
+        self.held_bytes -= exchange.held_bytes
+        self._answered_requests += 1
+        head = exchange.head
+        assert head is not None
+        self._outlet.write_short(b"".join((head, b"\r\n", *exchange.parts)))
+        if not self._reading:
+            self._settle()
 
     def _flush(self) -> None:
         """Write the answers whose turn it is."""

@@ -25,6 +25,9 @@ class Outlet(Protocol):
     def write(self, parts: list[Buffer]) -> None:
         """Send bytes; the buffers do not change any more."""
 
+    def write_short(self, data: bytes) -> None:
+        """As `write`, of what is short."""
+
     def tell_of_every_byte(self, wanted: bool) -> None:
         """Call `resume_writing` each time that nothing waits for the client any more; or only behind much that did."""
 

@@ -19,14 +19,13 @@ for a head or a body is told by `reader.phase`, and ended by `refuse`.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config import Limits
 from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, Pieces, Run
-from gateway.wire.http1_bounds import BoundedHttp1Connection, Outlet
+from gateway.wire.http1_bounds import SHORT_BYTES, BoundedHttp1Connection, Outlet
 from gateway.wire.http_errors import error_body
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
@@ -34,7 +33,6 @@ from gateway.wire.tensors import Buffer
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
-_SHORT_BYTES: Final = 16 << 10  # a body of no more is handled at once, whoever else waits
 _TURN_NS: Final = 1_000_000  # and the request that it is used up with
 _AGAIN: Final = b"Retry-After: 1\r\n"
 
@@ -48,8 +46,8 @@ class Http1Connection(BoundedHttp1Connection):
     """
 
     __slots__ = (
-        "_answered_requests", "_backlog", "_called", "_clock", "_continue_due", "_gathering", "_handler", "_little_bytes",
-        "_path", "_query", "_recycled", "_target", "_turn_began_ns", "draining", "last_arrival_ns",
+        "_answered_requests", "_clock", "_continue_due", "_gathering", "_handler", "_path", "_query", "_recycled", "_target",
+        "_turn_began_ns", "draining", "last_arrival_ns",
     )  # fmt: skip
 
     def __init__(
@@ -70,25 +68,16 @@ class Http1Connection(BoundedHttp1Connection):
         self.last_arrival_ns = clock()
         self._handler = handler
         self._clock = clock
-        self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
         self._gathering = False  # small answers wait until all that came is read, then leave in one write
         self._turn_began_ns = 0  # 0: with the first request that is read
-        self._called = False
         self._continue_due = False
         self._answered_requests = 0
         self._recycled = limits.requests_per_connection > 0
-        # One request of no more bytes leaves room for another; negative: none does.
-        self._little_bytes = min(_SHORT_BYTES, limits.body_bytes - 1) if limits.pipelined_requests > 1 else -1
         self._target = self._path = self._query = b""  # of the last request
 
     def __repr__(self) -> str:
         phase = PHASES[self.reader.phase]
         return f"<Http1Connection {phase}: {len(self._exchanges)} open, {len(self._backlog)} waiting>"
-
-    @property
-    def reading(self) -> bool:
-        """Whether more bytes are wanted now."""
-        return self._reading
 
     @property
     def idle(self) -> bool:
@@ -124,11 +113,8 @@ class Http1Connection(BoundedHttp1Connection):
         exchanges = self._exchanges
         if exchanges and (exchanges[0].head is not None or exchanges[0].pieces is not None):
             self._flush()
-        if (
-            self._backlog
-            or self._unread
-            or ((len(exchanges) > 1 or self.held_bytes > self._little_bytes or self._congested) and not self._has_room())
-        ):
+        much = len(exchanges) > 1 or self.held_bytes > self._little_bytes or self._congested
+        if self._backlog or self._unread or (much and not self._has_room()):
             self._settle()
         self._turn_began_ns = 0
 
@@ -155,12 +141,6 @@ class Http1Connection(BoundedHttp1Connection):
             self.receive(memoryview(data))
         self._settle()
         self._turn_began_ns = 0
-
-    def pause_writing(self) -> None:
-        """Much waits for the client."""
-        self._congested = True
-        self._account.owe(self.held())
-        self._settle()
 
     def resume_writing(self) -> None:
         """Little does any more; or nothing, where every byte is to be told of."""
@@ -221,7 +201,7 @@ class Http1Connection(BoundedHttp1Connection):
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
         exchanges = self._exchanges
-        long = size > _SHORT_BYTES or b"content-encoding" in headers
+        long = size > SHORT_BYTES or b"content-encoding" in headers
         # Alone and short, as most are, it costs no look at what is bounded.
         if (
             self._backlog
@@ -304,9 +284,7 @@ class Http1Connection(BoundedHttp1Connection):
     def answered(self, exchange: Exchange) -> None:
         exchanges = self._exchanges
         if exchanges[0] is exchange and (not self._gathering or exchange.length > _WRITE_NOW_BYTES):
-            if len(exchanges) == 1 and exchange.length <= _WRITE_NOW_BYTES and self._goes_on(exchange):
-                self._write_alone(exchange)
-            else:
+            if len(exchanges) > 1 or exchange.length > _WRITE_NOW_BYTES or not self._write_alone(exchange):
                 self._flush()
         else:
             exchange.body = b""  # what it has asked is over, though its answer waits
@@ -314,21 +292,18 @@ class Http1Connection(BoundedHttp1Connection):
             if exchange.length > FREE_BYTES:
                 self._account.owe(self.held())
 
-    def _goes_on(self, exchange: Exchange) -> bool:
-        """Whether nothing is to be told with an answer but itself."""
+    def _write_alone(self, exchange: Exchange) -> bool:
+        """Write a short answer with none behind it: as `_flush` does, at a third of the price. False: it is not so simple."""
         plain = exchange.keep_alive and not exchange.http_1_0 and exchange.method != b"HEAD"
-        return plain and not (self.draining or self._recycled or self._continue_due)
-
-    def _write_alone(self, exchange: Exchange) -> None:
-        """Write a short answer with none behind it: as `_flush` does, at a third of the price."""
+        if not plain or self.draining or self._recycled or self._continue_due or exchange.head is None:
+            return False
         self._exchanges.popleft()
         self.held_bytes -= exchange.held_bytes
         self._answered_requests += 1
-        head = exchange.head
-        assert head is not None
-        self._outlet.write_short(b"".join((head, b"\r\n", *exchange.parts)))
+        self._outlet.write_short(b"".join((exchange.head, b"\r\n", *exchange.parts)))
         if not self._reading:
             self._settle()
+        return True
 
     def _flush(self) -> None:
         """Write the answers whose turn it is."""
@@ -455,21 +430,6 @@ class Http1Connection(BoundedHttp1Connection):
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
         return now_ns - self._turn_began_ns >= _TURN_NS
-
-    def _settle(self) -> None:
-        """Go on with what waits, in another turn; or read on; or wait for an answer, or for the client to take some."""
-        waiting = bool(self._backlog or self._unread)
-        room = self._has_room()
-        if waiting and room and not self._called:
-            self._called = True
-            self._outlet.call_again()
-        wanted = room and not waiting
-        if wanted is not self._reading:
-            self._reading = wanted
-            if wanted:
-                self._outlet.resume_reading()
-            else:
-                self._outlet.pause_reading()
 
 
 def _give_up(exchange: Exchange) -> None:

@@ -284,7 +284,7 @@ def _text_to_json(text: str | Buffer) -> Iterator[bytes]:
 def numbers_to_json(array: np.ndarray) -> bytes:
     """A flat JSON list, made in slices: each holds the interpreter until it is written."""
     if array.size <= NUMBERS_AT_ONCE:
-        return _slice_to_json(array.ravel())
+        return short_to_json(array.ravel())
     return b"".join(slices_to_json(array))
 
 
@@ -293,7 +293,7 @@ def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
     flat = np.ascontiguousarray(array).reshape(-1)
     begin = b"["
     for at in range(0, flat.size, NUMBERS_AT_ONCE):
-        yield begin + _slice_to_json(flat[at : at + NUMBERS_AT_ONCE])[1:-1]
+        yield begin + short_to_json(flat[at : at + NUMBERS_AT_ONCE])[1:-1]
         pause()
         begin = b","
     yield b"]" if flat.size else b"[]"
@@ -323,9 +323,9 @@ def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: boo
     if datatype in WITHOUT_JSON:
         array = array.astype(np.float32)
     if not array.ndim:
-        return [_slice_to_json(array.reshape(1))[1:-1]]
+        return [short_to_json(array.reshape(1))[1:-1]]
     array = np.ascontiguousarray(array)
-    return [_slice_to_json(array)] if array.size <= NUMBERS_AT_ONCE else gathered(_list(array, _slice_to_json, None))
+    return [short_to_json(array)] if array.size <= NUMBERS_AT_ONCE else gathered(_list(array, short_to_json, None))
 
 
 def gathered(pieces: Iterable[bytes]) -> list[bytes]:
@@ -397,7 +397,8 @@ def _long_text_to_json(element: str | Buffer, *, encoded: bool) -> Iterator[byte
         yield b'"'
 
 
-def _slice_to_json(flat: np.ndarray) -> bytes:
+def short_to_json(flat: np.ndarray) -> bytes:
+    """A JSON list of at most NUMBERS_AT_ONCE numbers. Shapes: contiguous."""
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
     if _N in text:  # of "null", orjson's word for what is not finite
         odd = flat[~np.isfinite(flat)].tolist()

@@ -68,20 +68,29 @@ class RepeatedBodies:
                 if body.startswith(begin) and body.endswith(end):
                     try:
                         elements = known.read(body[len(begin) : -len(end)])
-                        if len(elements) != known.elements:
-                            continue
-                        packed = known.pack(*elements)
+                        if len(elements) == known.elements:
+                            inputs = {known.name: np.ndarray(known.shape, known.dtype, known.pack(*elements))}
+                            break
                     except (ValueError, struct.error, OverflowError):
                         continue
-                    self._tries = _TRIES
-                    return _again(known.request, {known.name: np.ndarray(known.shape, known.dtype, packed)}, arrival_ns)
-            return None
-        for text in self._bytes:
-            if len(body) == text.length and len(text.begin) == header_bytes and body.startswith(text.begin):
-                self._tries = _TRIES
-                inputs = {name: np.ndarray(shape, dtype, body, at) for name, shape, dtype, at in text.tensors}
-                return _again(text.request, inputs, arrival_ns)
-        return None
+            else:
+                return None
+            like = known.request
+        else:
+            for text in self._bytes:
+                if len(body) == text.length and len(text.begin) == header_bytes and body.startswith(text.begin):
+                    inputs = {name: np.ndarray(shape, dtype, body, at) for name, shape, dtype, at in text.tensors}
+                    break
+            else:
+                return None
+            like = text.request
+        self._tries = _TRIES
+        if like.deadline_ns is None and not like.parameters:  # as mostly
+            return InferRequest(
+                like.model, like.version, like.id, inputs, like.rows, arrival_ns, like.outputs, priority=like.priority,
+                shape_key=like.shape_key,
+            )  # fmt: skip
+        return _again(like, inputs, arrival_ns)
 
     def remember_json(self, body: bytes, data: msgspec.Raw, name: str, datatype: str, request: InferRequest) -> None:
         """A body was read, and is this request. data: of its one tensor."""
@@ -137,7 +146,7 @@ def _again(known: InferRequest, inputs: Tensors, arrival_ns: int) -> InferReques
     deadline_ns = known.deadline_ns
     return InferRequest(
         known.model, known.version, known.id, inputs, known.rows, arrival_ns, known.outputs,
-        parameters=known.parameters.copy() if known.parameters else {},
+        parameters=known.parameters.copy(),
         deadline_ns=None if deadline_ns is None else deadline_ns + arrival_ns - known.arrival_ns,
         priority=known.priority, shape_key=known.shape_key,
     )  # fmt: skip

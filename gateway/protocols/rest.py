@@ -27,8 +27,8 @@ from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
 from gateway.protocols.json_data import (
     NUMBERS_AT_ONCE,
-    numbers_to_json,
     parse,
+    short_to_json,
     tensor_from_json,
     texts_to_json,
     to_json,
@@ -334,7 +334,7 @@ class RestCodec:
             ((name, array),) = outputs.items()
             head = self._heads.get((name, array.shape, whole)) or self._like_others(name, array, whole)
             if head and whole:
-                return [b"%b%b}]}" % (head, numbers_to_json(array))], None
+                return [b"%b%b}]}" % (head, short_to_json(array.ravel()))], None
             if head:
                 return [head, tensor_to_bytes(array)], len(head)
         asked = {output.name: output for output in request.outputs} if request.outputs else None

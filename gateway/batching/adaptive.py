@@ -88,7 +88,7 @@ class Adaptive:
 
     def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
         group = queue.group
-        stream = self._streams[group] if group in self._streams else self._stream(group)
+        stream = self._streams.get(group) or self._stream(group)
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))

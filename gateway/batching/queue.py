@@ -55,6 +55,8 @@ def virtual_deadline(request: InferRequest, deadline_ns: int) -> int:
     arrival = request.arrival_ns
     if deadline_ns == NEVER:
         deadline_ns = arrival + PATIENCE_NS
+    if not request.priority:  # as mostly
+        return deadline_ns
     priority = class_of(request)
     if priority == _DEFAULT_PRIORITY:
         return deadline_ns
@@ -147,7 +149,10 @@ class Queue:
         deadline_ns = entry[2]
         if entry[0] != deadline_ns:
             self._plain = False
-            self._lowest = max(self._lowest, class_of(entry[4]))
+            given = entry[4].priority
+            lowest = class_of(entry[4]) if given else _DEFAULT_PRIORITY
+            if lowest > self._lowest:
+                self._lowest = lowest
             if entry[0] > deadline_ns and deadline_ns < self._low_ns:
                 self._low_ns = deadline_ns
         elif self._lowest < _DEFAULT_PRIORITY:

@@ -143,16 +143,16 @@ class ContainerRoutes:
         """
         headers = exchange.headers
         if _INFERENCE_ID in headers:
-            headers.setdefault(REQUEST_ID, headers[_INFERENCE_ID])
+            exchange.headers = headers = {REQUEST_ID: headers[_INFERENCE_ID], **headers}
             exchange.tell(b"X-Amzn-SageMaker-Inference-Id", headers[_INFERENCE_ID])
         version = attributed = ""
         if _ATTRIBUTES in headers:
             told = attributes_of(headers[_ATTRIBUTES])
             attributed, version = told.get("model", ""), told.get("version", "")
             if "traceparent" in told:
-                headers.setdefault(_TRACEPARENT, told["traceparent"].encode())
+                exchange.headers = headers = {_TRACEPARENT: told["traceparent"].encode(), **headers}
             if "request_id" in told:
-                headers.setdefault(REQUEST_ID, told["request_id"].encode())
+                exchange.headers = headers = {REQUEST_ID: told["request_id"].encode(), **headers}
             exchange.tell(b"X-Amzn-SageMaker-Custom-Attributes", headers[_ATTRIBUTES])
         if not name and TARGET_MODEL in headers and (target := headers[TARGET_MODEL].decode("utf-8", "replace")):
             name = self._multi_model.models.named(target) if self._multi_model is not None else target
@@ -226,7 +226,7 @@ class ContainerRoutes:
             return
         json_bytes = form.header or headers.get(_JSON_BYTES)
         if json_bytes is not None and answer in _AS_V2:
-            headers[_JSON_BYTES] = json_bytes
+            exchange.headers = {**headers, _JSON_BYTES: json_bytes}
             binary = BinaryInvocation(self._v2, exchange, asked)
             exchange.on_disconnect = binary.cancel
             binary.start()

@@ -237,12 +237,16 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def write(self, parts: list[Buffer]) -> None:
         if len(parts) == 2 and len(parts[1]) <= _JOIN_BYTES:
-            data = b"".join(parts)
-            self._written_bytes += len(data)
-            self._transport.write(data)
-        else:
-            self._written_bytes += sum(map(len, parts))
-            self._transport.writelines(_coalesce(parts))
+            self.write_short(b"".join(parts))
+            return
+        self._written_bytes += sum(map(len, parts))
+        self._transport.writelines(_coalesce(parts))
+        if self._stall_timer is None:
+            self._watch_writing()
+
+    def write_short(self, data: bytes) -> None:
+        self._written_bytes += len(data)
+        self._transport.write(data)
         if self._stall_timer is None:
             self._watch_writing()
 

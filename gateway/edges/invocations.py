@@ -16,9 +16,10 @@ from gateway.edges.rest_inference import (
 from gateway.engine.inference import Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, check_event
+from gateway.protocols.long_answer import Slices
 from gateway.protocols.media import Form
 from gateway.protocols.raw_body import RawCodec
-from gateway.protocols.rest import ReadRegion, Slices
+from gateway.protocols.rest import ReadRegion
 from gateway.protocols.tensors import TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from gateway.engine.inference import C, Endpoint, Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.rest import ReadRegion, RestCodec, Slices, header_length
+from gateway.protocols.long_answer import Slices
+from gateway.protocols.rest import ReadRegion, RestCodec, header_length
 from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange

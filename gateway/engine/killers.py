@@ -18,9 +18,13 @@ _REMEMBERED_NS: Final = 60_000_000_000
 
 
 class Killers:
-    """The latest of them. Only requests that look like one are hashed, so others pay next to nothing."""
+    """The latest of them. Only requests that look like one are hashed, so others pay next to nothing.
+
+    any: there may be some.
+    """
 
     def __init__(self) -> None:
+        self.any = False
         self._until_ns: OrderedDict[tuple[Hashable, bytes], int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -28,6 +32,7 @@ class Killers:
 
     def add(self, request: InferRequest, now_ns: int) -> None:
         content = _outline(request), _digest(request)
+        self.any = True
         self._until_ns[content] = now_ns + _REMEMBERED_NS
         self._until_ns.move_to_end(content)  # it may have stood in line already when it killed for the first time
         if len(self._until_ns) > _MOST:
@@ -37,6 +42,7 @@ class Killers:
         """Whether this content is one of them."""
         while self._until_ns and next(iter(self._until_ns.values())) <= now_ns:
             self._until_ns.popitem(last=False)
+        self.any = bool(self._until_ns)
         outline = _outline(request)
         return any(outline == known for known, _ in self._until_ns) and (outline, _digest(request)) in self._until_ns
 

@@ -1,8 +1,10 @@
 """The histograms' buckets: where their edges are, for who counts into them and for who writes them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
+
+import numpy as np
 
 from gateway.engine.metric_blocks import Field, Key
 
@@ -48,3 +50,29 @@ def edges(slo_ns: Mapping[tuple[str, str], int], key: Key, field: Field, length:
     else:
         found = _CODEC_S if field.fixed in _CODED else _STAGE_S
     return found if len(found) == length - 2 else None
+
+
+class Buckets:
+    """A histogram of durations. number: of all."""
+
+    __slots__ = ("_counts", "_edges", "_sum", "number")
+
+    def __init__(self, edges: Sequence[int]) -> None:
+        """edges: of the buckets, each of which holds its own; what is above them has one more."""
+        self._edges = np.array(edges, np.int64)
+        self._counts = np.zeros(len(edges) + 1, np.int64)
+        self._sum = self.number = 0
+
+    def add(self, durations: np.ndarray) -> None:
+        """Shapes: (n,), int64."""
+        self._counts += np.bincount(self._edges.searchsorted(durations), minlength=len(self._counts))
+        self._sum += int(durations.sum())
+        self.number += len(durations)
+
+    def up_to(self, bucket: int) -> int:
+        """How many are in it and in those below."""
+        return int(self._counts[: bucket + 1].sum())
+
+    def state(self) -> tuple[int, ...]:
+        """As a recorder's: how many in each, and their sum."""
+        return (*self._counts.tolist(), self._sum)

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
+import numpy as np
+
 from gateway import __version__
 from gateway.batching.batch import Batch
 from gateway.engine.metric_blocks import SEP, Exemplar, Key, State
-from gateway.engine.metric_buckets import CODEC_NS, LAG_NS, ROWS, STAGE_NS, latency_edges_ns
+from gateway.engine.metric_buckets import CODEC_NS, LAG_NS, ROWS, STAGE_NS, Buckets, latency_edges_ns
 from gateway.engine.model_statistics import OK, execution_keys
 from gateway.engine.process_facts import age_s, ended_children_cpu_ns, own_memory_bytes, used_by
 from gateway.engine.runner import Execution
@@ -75,8 +77,8 @@ class LaneMetrics:
 
     __slots__ = (
         "_busy_ns", "_dropped", "_ended", "_executed", "_expected_ns", "_failed", "_gauges", "_last_bucket", "_log", "_padding",
-        "_predicted_ns", "_queue", "_queue_ns", "_reasons", "_retries", "_rows", "_rows_failed", "_rows_sum", "_run", "_run_ns",
-        "_shifts", "_wait", "_wait_ns", "key", "labels",
+        "_predicted_ns", "_queue", "_reasons", "_retries", "_rows", "_rows_failed", "_rows_sum", "_run", "_shifts", "_wait",
+        "key", "labels",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], max_rows: int, ended: Callable[["LaneMetrics", State], None]) -> None:
@@ -89,8 +91,7 @@ class LaneMetrics:
         self._rows = [0] * (self._last_bucket + 1)
         self._rows_sum = self._rows_failed = self._padding = 0
         self._log: list[tuple[str, int, int, Sequence[int], int, int, int, int, int, int | None]] = []
-        self._queue, self._wait, self._run = ([0] * (len(STAGE_NS) + 1) for _ in range(3))
-        self._queue_ns = self._wait_ns = self._run_ns = 0
+        self._queue, self._wait, self._run = (Buckets(STAGE_NS) for _ in range(3))
         self._reasons: dict[str, int] = {}
         self._executed: dict[int, _Executed] = {}  # by rows
         self._busy_ns = self._predicted_ns = self._expected_ns = 0
@@ -124,27 +125,27 @@ class LaneMetrics:
     def _count(self) -> None:
         """Put what was logged where it belongs: together, which takes half of what it takes one by one."""
         reasons, all_executed, sizes, last = self._reasons, self._executed, self._rows, self._last_bucket
-        queue, wait, run = self._queue, self._wait, self._run
         log, self._log = self._log, []
-        bisect, stage = bisect_left, STAGE_NS
-        queue_ns = wait_ns = run_ns = busy_ns = 0
+        busy_ns = 0
+        waited_ns: list[int] = []
+        waits_ns: list[int] = []
+        runs_ns: list[int] = []
         for reason, rows, padded, arrivals_ns, closed_ns, started_ns, finished_ns, now_ns, expected_ns, first_ns in log:
             reasons[reason] = reasons.get(reason, 0) + 1
             bucket = (rows - 1).bit_length()  # the edges are powers of 2
             sizes[bucket if bucket < last else last] += 1
             self._rows_sum += rows
             self._padding += padded - rows
-            for arrival_ns in arrivals_ns:
-                waited_ns = closed_ns - arrival_ns
-                queue_ns += waited_ns
-                queue[bisect(stage, waited_ns)] += 1
             to_ns = started_ns - closed_ns
             compute_ns = finished_ns - started_ns
-            requests = len(arrivals_ns)
-            wait_ns += to_ns * requests
-            wait[bisect(stage, to_ns)] += requests
-            run_ns += compute_ns * requests
-            run[bisect(stage, compute_ns)] += requests
+            if len(arrivals_ns) == 1:
+                waited_ns.append(closed_ns - arrivals_ns[0])
+                waits_ns.append(to_ns)
+                runs_ns.append(compute_ns)
+            else:
+                waited_ns += [closed_ns - arrival_ns for arrival_ns in arrivals_ns]
+                waits_ns += [to_ns] * len(arrivals_ns)
+                runs_ns += [compute_ns] * len(arrivals_ns)
             executed = all_executed.get(rows)
             if executed is None:
                 executed = all_executed[rows] = _Executed()
@@ -157,10 +158,10 @@ class LaneMetrics:
                 self._expected_ns += expected_ns
                 # Of a decoupled model the first part is predicted.
                 self._predicted_ns += now_ns - closed_ns - (0 if first_ns is None else finished_ns - first_ns)
-        self._queue_ns += queue_ns
-        self._wait_ns += wait_ns
-        self._run_ns += run_ns
         self._busy_ns += busy_ns
+        if log:
+            for buckets, took_ns in ((self._queue, waited_ns), (self._wait, waits_ns), (self._run, runs_ns)):
+                buckets.add(np.fromiter(took_ns, np.int64, len(took_ns)))
 
     def retried(self) -> None:
         self._retries += 1
@@ -206,9 +207,9 @@ class LaneMetrics:
             self._shifts,
             self._rows_sum - self._rows_failed,
             self._dropped,
-            (*self._queue, self._queue_ns),
-            (*self._wait, self._wait_ns),
-            (*self._run, self._run_ns),
+            self._queue.state(),
+            self._wait.state(),
+            self._run.state(),
             {key: number for rows, each in self._executed.items() for key, number in each.by_key(rows)},
         )
 
@@ -260,19 +261,18 @@ class EndpointMetrics:
     """Counted by one protocol's edge for one model. exemplars: by bucket of the latency, as OpenMetrics has them."""
 
     __slots__ = (
-        "_bounds", "_decode", "_decode_ns", "_encode", "_encode_ns", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s",
-        "_latency", "_latency_ns", "_log", "_ok", "_parts", "_slo_bucket", "_unfinished", "exemplars", "key",
+        "_bounds", "_decode", "_encode", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s", "_latency", "_log", "_ok",
+        "_parts", "_slo_bucket", "_unfinished", "exemplars", "key",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
         self.key = Key("edge", labels)
         self.exemplars: dict[int, Exemplar] = {}
         self._bounds = latency_edges_ns(slo_ns)
-        self._log: list[tuple[int, int, int, int]] = []
+        self._log: list[int] = []  # four stamps of each
         self._slo_bucket = self._bounds.index(slo_ns) if slo_ns is not None else None
-        self._latency = [0] * (len(self._bounds) + 1)
-        self._decode, self._encode = ([0] * (len(CODEC_NS) + 1) for _ in range(2))
-        self._latency_ns = self._decode_ns = self._encode_ns = 0
+        self._latency = Buckets(self._bounds)
+        self._decode, self._encode = Buckets(CODEC_NS), Buckets(CODEC_NS)
         self._gaps: list[int] | None = None  # of a decoupled model only
         self._unfinished = [0, 0]  # answers in parts that have begun and not ended well, by whether the first part was in time
         self._gaps_ns = self._parts = 0
@@ -284,12 +284,12 @@ class EndpointMetrics:
     def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
         """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded. trace_id: of a sampled trace."""
         log = self._log
-        log.append((arrival_ns, decoded_ns, encoding_ns, encoded_ns))
+        log += arrival_ns, decoded_ns, encoding_ns, encoded_ns
         if trace_id:
             latency_ns = encoded_ns - arrival_ns
             bucket = bisect_left(self._bounds, latency_ns)
             self.exemplars[bucket] = (trace_id, latency_ns, time.time())  # becomes text when it is read
-        if len(log) >= _LOGGED:
+        if len(log) >= 4 * _LOGGED:
             self._count()
 
     def _count(self) -> None:
@@ -297,24 +297,12 @@ class EndpointMetrics:
         if not self._log:
             return
         log, self._log = self._log, []
-        latency, decode, encode, bounds = self._latency, self._decode, self._encode, self._bounds
-        bisect, codec = bisect_left, CODEC_NS
-        decode_ns = encode_ns = latency_ns = 0
-        for arrival_ns, decoded_ns, encoding_ns, encoded_ns in log:
-            took_ns = decoded_ns - arrival_ns
-            decode_ns += took_ns
-            decode[bisect(codec, took_ns)] += 1
-            took_ns = encoded_ns - encoding_ns
-            encode_ns += took_ns
-            encode[bisect(codec, took_ns)] += 1
-            took_ns = encoded_ns - arrival_ns
-            latency_ns += took_ns
-            latency[bisect(bounds, took_ns)] += 1
-        self._ok += len(log)
-        self._decode_ns += decode_ns
-        self._encode_ns += encode_ns
-        self._latency_ns += latency_ns
-        self._last_s = time.time() - (time.monotonic_ns() - log[-1][3]) / 1e9
+        arrival_ns, decoded_ns, encoding_ns, encoded_ns = np.fromiter(log, np.int64, len(log)).reshape(-1, 4).T
+        self._decode.add(decoded_ns - arrival_ns)
+        self._encode.add(encoded_ns - encoding_ns)
+        self._latency.add(encoded_ns - arrival_ns)
+        self._ok += len(arrival_ns)
+        self._last_s = time.time() - (time.monotonic_ns() - log[-1]) / 1e9
 
     def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
         """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`.
@@ -352,25 +340,25 @@ class EndpointMetrics:
         self._count()
         return (
             {OK: self._ok, **self._failed} if self._ok or self.key.labels[0] else dict(self._failed),
-            (*self._latency, self._latency_ns),
+            self._latency.state(),
             self._failed_ns,
             self._attained(),
             self._last_s,
-            (*self._decode, self._decode_ns),
-            (*self._encode, self._encode_ns),
-            sum(self._latency) + self._parts if self._gaps is not None else None,
+            self._decode.state(),
+            self._encode.state(),
+            self._latency.number + self._parts if self._gaps is not None else None,
             (*self._gaps, self._gaps_ns) if self._gaps is not None else None,
         )
 
     def _attained(self) -> dict[str, int] | None:
         if self._slo_bucket is None:
             return None
-        in_time = sum(self._latency[: self._slo_bucket + 1])
+        in_time = self._latency.up_to(self._slo_bucket)
         unfinished_late, unfinished_in_time = self._unfinished
         failed = sum(count for code, count in self._failed.items() if code not in _CLIENTS)
         return {
             "met": in_time - unfinished_in_time,
-            "missed": sum(self._latency) - in_time - unfinished_late + failed,
+            "missed": self._latency.number - in_time - unfinished_late + failed,
         }
 
 

@@ -39,7 +39,8 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 
-_SLICE: Final = 1 << 13  # numbers: a millisecond or two at worst
+NUMBERS_AT_ONCE: Final = 1 << 13  # a millisecond or two at worst
+_N: Final = ord("n")
 _MANY_TEXTS: Final = 1 << 13  # elements of an answer
 _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written in pieces of so many
 _LONG_B64: Final = 3 << 18  # bytes of it that are encoded at once; a multiple of three, so that no padding is between
@@ -78,13 +79,17 @@ def lists_from_json(
         if type(data) is msgspec.Raw:
             if check is not None and (count := _elements(bytes(data))) is not None:
                 check(count)
-            decoder = _data_decoders.get((kind, depth))
-            if decoder is None:
-                decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
-            return decoder.decode(data), depth
+            return _decoder(kind, depth).decode(data), depth
         return msgspec.convert(data, _nested(kind, depth)), depth
     except ValueError as exc:
         raise InvalidArgument(f"input '{name}': data: expected {datatype} elements{_odd_element(exc)}") from exc
+
+
+def _decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
+    decoder = _data_decoders.get((kind, depth))
+    if decoder is None:
+        decoder = _data_decoders[kind, depth] = msgspec.json.Decoder(_nested(kind, depth))
+    return decoder
 
 
 def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: list[Any]) -> np.ndarray:
@@ -104,6 +109,16 @@ def tensor_of_elements(name: str, datatype: str, shape: Sequence[int], flat: lis
 @lru_cache(maxsize=256)  # `struct` keeps as many, by formats that would have to be written first
 def _packer(datatype: str, count: int) -> Callable[..., bytes]:
     return struct.Struct(f"<{count}{_FORMATS[datatype]}").pack
+
+
+def numbers_from_json(datatype: str, count: int) -> tuple[Callable[[bytes], list[Any]], Callable[..., bytes]] | None:
+    """What reads a flat list of a datatype's numbers (raises: ValueError), and packs so many; None: it has no such.
+
+    To pack raises struct.error and OverflowError, for what is out of range.
+    """
+    if datatype not in _FORMATS:
+        return None
+    return _decoder(_KINDS[datatype], 1).decode, _packer(datatype, count)
 
 
 def tensor_from_json(
@@ -268,18 +283,17 @@ def _text_to_json(text: str | Buffer) -> Iterator[bytes]:
 
 def numbers_to_json(array: np.ndarray) -> bytes:
     """A flat JSON list, made in slices: each holds the interpreter until it is written."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size <= _SLICE:
-        return _slice_to_json(flat)
-    return b"".join(slices_to_json(flat))
+    if array.size <= NUMBERS_AT_ONCE:
+        return short_to_json(array.ravel())
+    return b"".join(slices_to_json(array))
 
 
 def slices_to_json(array: np.ndarray) -> Iterator[bytes]:
     """The pieces of a JSON list."""
     flat = np.ascontiguousarray(array).reshape(-1)
     begin = b"["
-    for at in range(0, flat.size, _SLICE):
-        yield begin + _slice_to_json(flat[at : at + _SLICE])[1:-1]
+    for at in range(0, flat.size, NUMBERS_AT_ONCE):
+        yield begin + short_to_json(flat[at : at + NUMBERS_AT_ONCE])[1:-1]
         pause()
         begin = b","
     yield b"]" if flat.size else b"[]"
@@ -309,9 +323,9 @@ def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: boo
     if datatype in WITHOUT_JSON:
         array = array.astype(np.float32)
     if not array.ndim:
-        return [_slice_to_json(array.reshape(1))[1:-1]]
+        return [short_to_json(array.reshape(1))[1:-1]]
     array = np.ascontiguousarray(array)
-    return [_slice_to_json(array)] if array.size <= _SLICE else gathered(_list(array, _slice_to_json, None))
+    return [short_to_json(array)] if array.size <= NUMBERS_AT_ONCE else gathered(_list(array, short_to_json, None))
 
 
 def gathered(pieces: Iterable[bytes]) -> list[bytes]:
@@ -345,7 +359,7 @@ def _elements_of(
     array: np.ndarray, write: Callable[[np.ndarray], bytes], write_long: Callable[[str | Buffer], Iterator[bytes]] | None
 ) -> Iterator[bytes]:
     """What is between the brackets."""
-    most = _SLICE if write_long is None else SLICE
+    most = NUMBERS_AT_ONCE if write_long is None else SLICE
     if array.size <= most and (write_long is None or sum(map(len, array.flat)) <= _LONG_TEXT):
         yield write(array)[1:-1]
         pause()
@@ -383,9 +397,10 @@ def _long_text_to_json(element: str | Buffer, *, encoded: bool) -> Iterator[byte
         yield b'"'
 
 
-def _slice_to_json(flat: np.ndarray) -> bytes:
+def short_to_json(flat: np.ndarray) -> bytes:
+    """A JSON list of at most NUMBERS_AT_ONCE numbers. Shapes: contiguous."""
     text = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    if flat.dtype.kind == "f" and b"null" in text:  # orjson's word for what is not finite
+    if _N in text:  # of "null", orjson's word for what is not finite
         odd = flat[~np.isfinite(flat)].tolist()
         words = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd]
         return b"".join(chain.from_iterable(zip(text.split(b"null"), [*words, b""], strict=True)))

@@ -13,7 +13,7 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -25,7 +25,16 @@ import orjson
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument
-from gateway.protocols.json_data import parse, slices_to_json, tensor_from_json, texts_to_json, to_json
+from gateway.protocols.json_data import (
+    NUMBERS_AT_ONCE,
+    parse,
+    short_to_json,
+    tensor_from_json,
+    texts_to_json,
+    to_json,
+)
+from gateway.protocols.long_answer import Slices, pieces_of
+from gateway.protocols.repeated import LONGEST_BYTES, RepeatedBodies
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
@@ -59,6 +68,7 @@ _RESERVED: Final = "triton_"
 _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"))
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
+_HEADS_KEPT: Final = 256
 _LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little
 
 
@@ -127,6 +137,7 @@ class RestCodec:
     ) -> None:
         """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused with `TakesLong`."""
         self._in_haste = in_haste
+        self._repeated = RepeatedBodies()
         self.model = model
         self.version = version
         self.spec = spec
@@ -136,6 +147,7 @@ class RestCodec:
         self._without_json = next((output for output in spec.outputs if output.datatype in WITHOUT_JSON), None)
         self._order = {output.name: position for position, output in enumerate(spec.outputs)}
         self._head = f'"model_name":{_text(model)},"model_version":{_text(version)}'.encode()
+        self._heads: dict[tuple[str, tuple[int, ...], bool], bytes] = {}  # see _like_others
         self._output_heads = {output.name: _output_head(output.name, output.datatype) for output in spec.outputs}
 
     def at_leisure(self) -> "RestCodec":
@@ -152,6 +164,15 @@ class RestCodec:
         header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
         are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
         """
+        if not isinstance(body, bytes) or len(body) > LONGEST_BYTES:
+            return self._read(body, header_bytes, arrival_ns, read_region)
+        again = self._repeated.request(body, header_bytes, arrival_ns)
+        return self._read(body, header_bytes, arrival_ns, read_region, repeats=True) if again is None else again
+
+    def _read(
+        self, body: Buffer, header_bytes: int | None, arrival_ns: int, read_region: ReadRegion, *, repeats: bool = False
+    ) -> InferRequest:
+        """As `decode`. repeats: the next bodies may be like this one."""
         if not len(body) and header_bytes is None:
             raise InvalidArgument(
                 f"failed to parse the request JSON: the body is empty; the smallest request: {smallest_request_text(self.spec)}"
@@ -165,6 +186,7 @@ class RestCodec:
             message, tail = parse(view[:header_bytes], _body_decoder, _LooseBody), view[header_bytes:]
         long = len(body) > _LONG_BYTES
         inputs: Tensors = {}
+        places: dict[str, int] = {}
         at = 0
         for entry in message.inputs:
             name = entry.name
@@ -192,6 +214,7 @@ class RestCodec:
                 if entry.datatype == "BYTES":
                     check_raw(size, in_haste=self._in_haste)
                 inputs[name] = tensor_from_bytes(name, entry.datatype, shape, tail[at : at + size])
+                places[name] = len(body) - len(tail) + at
                 at += size
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
@@ -215,11 +238,18 @@ class RestCodec:
             outputs = self._all_binary
         elif self._without_json is not None:
             raise no_json_output(self._without_json)
-        return InferRequest(
+        request = InferRequest(
             self.model, self.version, message.id, inputs, rows, arrival_ns, outputs, parameters=parameters,
             deadline_ns=deadline_after(arrival_ns, timeout_us) if timeout_us else None, priority=priority,
             shape_key=shape_key(self.spec, self.ragged, inputs, parameters),
         )  # fmt: skip
+        if repeats:
+            assert isinstance(body, bytes)
+            if header_bytes is not None and len(places) == len(inputs):
+                self._repeated.remember_bytes(body, header_bytes, places, request)
+            elif header_bytes is None and len(inputs) == 1 and type(entry.data) is msgspec.Raw:
+                self._repeated.remember_json(body, entry.data, name, entry.datatype, request)
+        return request
 
     def _decode_raw(self, body: Buffer, arrival_ns: int) -> InferRequest:
         """The body is the one input's bytes; its shape follows from the specification, with one row. All outputs are binary."""
@@ -284,7 +314,8 @@ class RestCodec:
                 if spec.datatype in WITHOUT_JSON:
                     raise no_json_output(spec)
             wanted[name] = output
-        return tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
+        asked = tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
+        return self._all_binary if asked == self._all_binary else asked
 
     # encode
 
@@ -296,6 +327,16 @@ class RestCodec:
         Parts are views on the response's tensors; those of long JSON are made as they are asked for. Raises: InvalidArgument
         (an output that has no JSON form, a region that is too small), NotFound (a region); TakesLong, in haste.
         """
+        outputs = response.outputs
+        whole = not request.outputs
+        alike = len(outputs) == 1 and (whole or request.outputs is self._all_binary)
+        if alike and not response.id and not response.parameters:
+            ((name, array),) = outputs.items()
+            head = self._heads.get((name, array.shape, whole)) or self._like_others(name, array, whole)
+            if head and whole:
+                return [b"%b%b}]}" % (head, short_to_json(array.ravel()))], None
+            if head:
+                return [head, tensor_to_bytes(array)], len(head)
         asked = {output.name: output for output in request.outputs} if request.outputs else None
         entries: list[bytes] = []
         tail: list[Buffer] = []
@@ -337,44 +378,30 @@ class RestCodec:
             head += b',"parameters":' + orjson.dumps(response.parameters)
         binary = tail or (asked is not None and any(output.binary and output.region is None for output in asked.values()))
         if long and not binary:
-            return Slices(_pieces(head, entries, long, texts), sum(array.nbytes for array in long.values())), None
+            return Slices(pieces_of(head, entries, long, texts), sum(array.nbytes for array in long.values())), None
         if long and self._in_haste:
             raise TakesLong
         parts: list[Buffer]
         if long or texts:
-            parts = list(_pieces(head, entries, long, texts))
+            parts = list(pieces_of(head, entries, long, texts))
         else:
             parts = [b'%b,"outputs":[%b]}' % (head, entries[0] if len(entries) == 1 else b",".join(entries))]
         return ([*parts, *tail], sum(map(len, parts))) if binary else (parts, None)
 
+    def _like_others(self, name: str, array: np.ndarray, whole: bool) -> bytes:
+        """What every answer begins with that has one output of such a shape, and nothing unusual; empty: it is not so short.
 
-class Slices:
-    """The text of a long answer, a slice at a time. held_bytes: of the tensors that it is made of."""
-
-    def __init__(self, slices: Iterator[bytes], held_bytes: int) -> None:
-        self._slices = slices
-        self.held_bytes = held_bytes
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._slices
-
-    def __next__(self) -> bytes:
-        return next(self._slices)
-
-
-def _pieces(
-    head: bytes, entries: list[bytes], long: Mapping[int, np.ndarray], texts: Mapping[int, list[bytes]]
-) -> Iterator[bytes]:
-    """The text of a long answer. entries: of its outputs, whole but for those in `long` and `texts`."""
-    text = b'%b,"outputs":[' % head
-    for index, entry in enumerate(entries):
-        text += b"," + entry if index else entry
-        if index in long or index in texts:
-            for piece in texts[index] if index in texts else slices_to_json(long[index]):
-                yield text + piece
-                text = b""
-            text = b"}"
-    yield text + b"]}"
+        whole: the output follows, and then the end of the JSON; else its bytes do.
+        """
+        datatype = self.spec.output_by_name[name].datatype
+        if datatype == "BYTES" or array.dtype != NUMPY[datatype] or array.size > NUMBERS_AT_ONCE:
+            return b""
+        tail = b'],"data":' if whole else b'],"parameters":{"binary_data_size":%d}}]}' % array.nbytes
+        head = b'{%b,"outputs":[%b%b%b' % (self._head, self._output_heads[name], _shape_text(array.shape), tail)
+        if len(self._heads) >= _HEADS_KEPT:  # clients choose shapes, and could choose many
+            self._heads.clear()
+        self._heads[name, array.shape, whole] = head
+        return head
 
 
 def take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:

@@ -43,7 +43,7 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
             exchange.failed()
             return
         if exchange.connection is not None:
-            del exchange.headers[b"content-encoding"]
+            exchange.headers = {name: value for name, value in exchange.headers.items() if name != b"content-encoding"}
             done(exchange)
 
     work: Result = partial(inflate, encoding, body, most_bytes, lambda: exchange.connection is not None)

@@ -1,7 +1,7 @@
 """A request and the place for its one answer: what a handler of an HTTP/1.1 connection gets."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -30,6 +30,7 @@ _DEFLATE_INLINE_BYTES: Final = 16 << 10
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _ID: Final = b"X-Request-Id: "
 _MADE_ID: Final = _ID + MADE + b"\r\n"
+_JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b" + _MADE_ID
 
 log = logging.getLogger(__name__)
 
@@ -105,14 +106,15 @@ class _ExchangeHead(msgspec.Struct, eq=False):
     method: bytes
     path: bytes
     query: bytes
-    headers: dict[bytes, bytes]
+    headers: Mapping[bytes, bytes]
     body: Buffer
 
 
 class Exchange(_ExchangeHead, kw_only=True, eq=False):
     """One request and the place for its one answer: all at once by `respond`, or in pieces: `begin`, `write` …, `finish`.
 
-    method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case.
+    method, path, query, headers: as bytes; path is still percent-quoted, header names are lower case. The headers never change:
+    other requests may have the same ones.
     body: decompressed; the handler's to keep; gone here once it is answered.
     arrival_ns: `time.monotonic_ns` when the message was complete.
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
@@ -140,6 +142,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
     compressing: bool = False
     held_bytes: int = 0
     _own: bytes = b""  # headers of the answer, as lines, of which the first is its id; empty: not yet made
+    _number: int = 0  # of an id that was made, and is in the head alone
 
     def __repr__(self) -> str:
         return f"<Exchange {self.method!r} {self.path!r}, {'answered' if self.answered else 'open'}>"
@@ -169,7 +172,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
     def _own_headers(self) -> bytes:
         if not self._own:
             given = self.headers.get(REQUEST_ID)
-            self._own = _MADE_ID % next(numbers) if given is None else _ID + request_id(given) + b"\r\n"
+            self._own = _MADE_ID % (self._number or next(numbers)) if given is None else _ID + request_id(given) + b"\r\n"
         return self._own
 
     def tell(self, name: bytes, value: bytes) -> None:
@@ -188,12 +191,13 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
             return
         if self.head is not None or self.compressing or self.pieces is not None:
             raise RuntimeError(f"{self!r} was answered before")
-        if isinstance(body, _ONE_BUFFER):
-            parts: Sequence[Buffer] = (body,)
-            length = len(body)
-        else:
+        parts: Sequence[Buffer]
+        if type(body) is list or not isinstance(body, _ONE_BUFFER):
             parts = body
             length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        else:
+            parts = (body,)
+            length = len(body)
         if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := self.encoding):
             self.compressing = True
             work = partial(deflate, encoding, parts)
@@ -203,9 +207,13 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
             else:
                 done(work)
             return
-        self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
-            status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
-        )  # fmt: skip
+        if status == 200 and content_type is JSON and not (headers or self._own or REQUEST_ID in self.headers):  # as mostly
+            self._number = number = next(numbers)
+            self.head = _JSON_HEAD % (length, date_line(), number)
+        else:
+            self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
+                status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
+            )  # fmt: skip
         self.parts = parts
         self.length = length
         connection.answered(self)

@@ -6,13 +6,15 @@ Beside its own bounds it has a part in the memory of the process (`wire.memory`)
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.config import Limits
 from gateway.wire.exchange import Exchange, Result
 from gateway.wire.memory import NO_MEMORY, Memory
 from gateway.wire.requests import RequestReader
 from gateway.wire.tensors import Buffer
+
+SHORT_BYTES: Final = 16 << 10  # a body of no more is handled at once, whoever else waits
 
 
 class Outlet(Protocol):
@@ -24,6 +26,9 @@ class Outlet(Protocol):
 
     def write(self, parts: list[Buffer]) -> None:
         """Send bytes; the buffers do not change any more."""
+
+    def write_short(self, data: bytes) -> None:
+        """As `write`, of what is short."""
 
     def tell_of_every_byte(self, wanted: bool) -> None:
         """Call `resume_writing` each time that nothing waits for the client any more; or only behind much that did."""
@@ -57,8 +62,8 @@ class BoundedHttp1Connection(ABC):
     """reader: of its requests. held_bytes: of the requests that the handler has, and of answers that wait for their turn."""
 
     __slots__ = (
-        "_account", "_congested", "_exchanges", "_large_bytes", "_limits", "_outlet", "_reading", "_unread", "held_bytes",
-        "reader",
+        "_account", "_backlog", "_called", "_congested", "_exchanges", "_large_bytes", "_limits", "_little_bytes", "_outlet",
+        "_reading", "_unread", "held_bytes", "reader",
     )  # fmt: skip
 
     reader: RequestReader
@@ -69,11 +74,20 @@ class BoundedHttp1Connection(ABC):
         self._limits = limits
         self._outlet = outlet
         self._exchanges: deque[Exchange] = deque()  # with the handler, or answered behind one that is not
+        self._backlog: deque[Exchange] = deque()  # read, and not yet given to the handler
         self._unread = bytearray()  # what came and is not yet read
         self._reading = True
+        self._called = False
         self._congested = False
         self.held_bytes = 0  # see _hold
+        # One request of no more bytes leaves room for another; negative: none does.
+        self._little_bytes = min(SHORT_BYTES, limits.body_bytes - 1) if limits.pipelined_requests > 1 else -1
         self._large_bytes = 0  # of long answers that were written since nothing waited for the client
+
+    @property
+    def reading(self) -> bool:
+        """Whether more bytes are wanted now."""
+        return self._reading
 
     def _has_room(self) -> bool:
         """Whether the handler may get one request more: all that a connection may make us hold is decided here."""
@@ -82,6 +96,12 @@ class BoundedHttp1Connection(ABC):
         limits = self._limits
         few = len(self._exchanges) < limits.pipelined_requests and self.held_bytes < limits.body_bytes
         return few and not self._congested and (self.held_bytes <= self._account.granted or self._account.ask(self.held()))
+
+    def pause_writing(self) -> None:
+        """Much waits for the client."""
+        self._congested = True
+        self._account.owe(self.held())
+        self._settle()
 
     def _hold(self, exchange: Exchange, size: int) -> None:
         """Count what an exchange makes us hold: its body, or its answer that waits."""
@@ -101,9 +121,20 @@ class BoundedHttp1Connection(ABC):
         if outlet.unsent:
             self._account.owe(self.held())
 
-    @abstractmethod
     def _settle(self) -> None:
-        """Go on with what there may be room for now."""
+        """Go on with what waits, in another turn; or read on; or wait for an answer, or for the client to take some."""
+        waiting = bool(self._backlog or self._unread)
+        room = self._has_room()
+        if waiting and room and not self._called:
+            self._called = True
+            self._outlet.call_again()
+        wanted = room and not waiting
+        if wanted is not self._reading:
+            self._reading = wanted
+            if wanted:
+                self._outlet.resume_reading()
+            else:
+                self._outlet.pause_reading()
 
     @abstractmethod
     def refuse(self, status: int, message: str) -> None:

@@ -16,9 +16,11 @@ A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refuse
 
 import logging
 import re
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 import httptools
+import msgspec
 import numpy as np
 
 from gateway.config import Limits
@@ -50,9 +52,12 @@ class RequestSink(Protocol):
     """What a reader tells of what it reads."""
 
     def arrived(
-        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
+        self, method: bytes, target: bytes, headers: Mapping[bytes, bytes], body: Buffer, keep_alive: bool, http_1_0: bool
     ) -> None:
-        """A request is whole. target: in origin form. http_1_0: and the connection's fate must be told in its answer."""
+        """A request is whole. target: in origin form. http_1_0: and the connection's fate must be told in its answer.
+
+        headers: which other requests may have as well.
+        """
 
     def continue_expected(self) -> None:
         """The client sends the body of its request once it has read `100 Continue`."""
@@ -64,13 +69,18 @@ class RequestSink(Protocol):
         """The stream is at fault, or there is no memory for it; nothing more is read."""
 
 
-class _KnownHead(NamedTuple):
-    """What a head means. begin, end: what is before and behind the number in its Content-Length."""
+class _KnownHead(msgspec.Struct, eq=False):
+    """What a head means. begin, end: what is before and behind the number in its Content-Length.
+
+    head, length, headers: of the last one with that meaning, whose number may have been another.
+    """
 
     begin: bytes
     end: bytes
     method: bytes
     target: bytes
+    head: bytes
+    length: int
     headers: dict[bytes, bytes]
 
 
@@ -168,21 +178,26 @@ class RequestReader:
 
     def _is_known(self, data: bytes, known: _KnownHead) -> bool:
         """Whether this is one request with that head; then it has arrived."""
-        begin = len(known.begin)
-        if data[:begin] != known.begin:
-            return False
-        end = data.find(b"\r", begin, begin + _LONGEST_LENGTH + 1)
-        length = data[begin:end]
-        if end < 0 or not length.isdigit() or not data.startswith(known.end, end):
-            return False
-        body = data[end + len(known.end) :]
-        if len(body) != int(length) or len(body) > self._limits.body_bytes:
-            return False
+        at = len(known.head)
+        if data.startswith(known.head) and len(data) == at + known.length:
+            body = data[at:]
+        else:
+            begin = len(known.begin)
+            if data[:begin] != known.begin:
+                return False
+            end = data.find(b"\r", begin, begin + _LONGEST_LENGTH + 1)
+            length = data[begin:end]
+            if end < 0 or not length.isdigit() or not data.startswith(known.end, end):
+                return False
+            at = end + len(known.end)
+            body = data[at:]
+            if len(body) != int(length) or len(body) > self._limits.body_bytes:
+                return False
+            known.head, known.length = data[:at], len(body)
+            known.headers = {**known.headers, b"content-length": length}
         self._tries = _TRIES
         self.requests += 1
-        headers = known.headers.copy()
-        headers[b"content-length"] = length
-        self._sink.arrived(known.method, known.target, headers, body, True, False)
+        self._sink.arrived(known.method, known.target, known.headers, body, True, False)
         return True
 
     def _remember(self, data: bytes) -> None:
@@ -201,7 +216,7 @@ class RequestReader:
             and self.phase == IDLE
         ):
             begin, end = head[: length.start(1)], head[length.end(1) :]
-            self._known = _KnownHead(begin, end, self._method, self._target, self._headers)
+            self._known = _KnownHead(begin, end, self._method, self._target, head, int(length[1]), self._headers)
 
     def filled(self, size: int) -> None:
         """So many bytes of the stream were written to `buffer`."""
@@ -409,8 +424,7 @@ class RequestReader:
         self._content = _NOTHING
         keep_alive = self._keep_alive
         self.phase = IDLE if keep_alive else DEAF  # its last, by its own word
-        headers = self._headers.copy() if self._tries else self._headers  # who gets them may add to them
-        self._sink.arrived(self._method, self._target, headers, body, keep_alive, self._http_1_0)
+        self._sink.arrived(self._method, self._target, self._headers, body, keep_alive, self._http_1_0)
 
     def _body_fault(self, body_bytes: int) -> str:
         most = self._limits.body_bytes

@@ -14,6 +14,7 @@ from gateway.turns import SLICE, pause
 
 _LENGTH = struct.Struct("<I")
 _BYTES = NUMPY["BYTES"]
+_COPIED: Final = 4 << 10  # bytes: to copy them costs a tenth of what a view does
 _AT_ONCE: Final = 1 << 20  # bytes: to copy more holds the interpreter for milliseconds, mostly for memory that is new
 Buffer = bytes | bytearray | memoryview
 
@@ -85,11 +86,13 @@ def _bytes_elements(name: str, count: int, buffer: Buffer) -> np.ndarray:
 
 
 def tensor_to_bytes(array: np.ndarray) -> Buffer:
-    """Raw v2 bytes of an array: a view where it is contiguous, BYTES elements with their 4-byte lengths.
+    """Raw v2 bytes of an array: a view where it is contiguous and not short, BYTES elements with their 4-byte lengths.
 
     str elements are encoded as UTF-8.
     """
     if array.dtype.kind not in "OSU":
+        if array.nbytes <= _COPIED:
+            return array.tobytes()
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     flat = array.reshape(-1)
     if flat.size <= SLICE:

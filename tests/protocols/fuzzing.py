@@ -38,15 +38,43 @@ def check(seed: int) -> None:
     arrays = {tensor.name: _array(random, tensor) for tensor in spec.inputs}
     kind = seed % 4
     if kind == 0:
-        codec = rest.RestCodec("m", "1", spec, None, 8, in_haste=random.random() < 0.5)
-        body, header_bytes = _rest(random, arrays)
-        _decoded(spec, lambda: codec.decode(_changed(random, body), header_bytes, 0, _no_region))
+        _check_repeated(random, spec, arrays)
     elif kind == 1:
         generate = GenerateCodec("m", "1", spec, None, 8)
         text = json.dumps({name: _plain(array) for name, array in arrays.items()} | {"p": 1}).encode()
         _decoded(spec, lambda: generate.decode(_changed(random, text), 0))
     else:
         _check_message(_changed(random, _message(random, arrays).SerializeToString()), spec)
+
+
+def _check_repeated(random: Random, spec: ModelSpec, arrays: dict[str, np.ndarray]) -> None:
+    """However many were read before it, a body is the same request, or the same error."""
+    in_haste = random.random() < 0.5
+    codec = rest.RestCodec("m", "1", spec, None, 8, in_haste=in_haste)
+    body, header_bytes = _rest(random, arrays)
+    others = [_rest(random, {tensor.name: _array(random, tensor) for tensor in spec.inputs}) for _ in range(2)]
+    for before in (*others, (body, header_bytes)):
+        _outcome(codec, *before)
+    changed = _changed(random, body) if random.random() < 0.8 else _other_numbers(random, body)
+    fresh = rest.RestCodec("m", "1", spec, None, 8, in_haste=in_haste)
+    outcomes = [_outcome(each, changed, header_bytes) for each in (codec, fresh)]
+    assert outcomes[0] == outcomes[1]
+    _decoded(spec, lambda: codec.decode(changed, header_bytes, 0, _no_region))
+
+
+def _outcome(codec: rest.RestCodec, body: bytes, header_bytes: int | None) -> Any:
+    """All that a body is read as."""
+    try:
+        request = codec.decode(body, header_bytes, 5, _no_region)
+    except DECLARED as exc:
+        return type(exc), str(exc)
+    fields = {name: getattr(request, name) for name in request.__struct_fields__ if name != "inputs"}
+    return repr(fields), {name: (array.dtype, array.shape, repr(array.tolist())) for name, array in request.inputs.items()}
+
+
+def _other_numbers(random: Random, body: bytes) -> bytes:
+    """The same text with other digits, mostly."""
+    return bytes(random.choice(b"0123456789") if chr(byte).isdigit() and random.random() < 0.3 else byte for byte in body)
 
 
 def _check_message(data: bytes, spec: ModelSpec) -> None:

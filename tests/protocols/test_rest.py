@@ -554,12 +554,12 @@ def test_a_binary_answer() -> None:
     assert body[head:] == struct.pack("<2f", 1.5, 0.25)
 
 
-def test_a_binary_answer_shares_the_outputs_memory() -> None:
-    big = np.zeros((1, 2), np.float32)
-    request = InferRequest("m", "1", "", {}, 1, 0, (OutputRequest("C", binary=True),))
+def test_a_binary_answer_that_is_not_short_shares_the_outputs_memory() -> None:
+    big = np.zeros((1024, 2), np.float32)
+    request = InferRequest("m", "1", "", {}, 1024, 0, (OutputRequest("C", binary=True),))
     parts, _ = TWO.encode(request, InferResponse("m", "1", "", {"C": big}), no_write)
     big[0, 0] = 1.5
-    assert bytes(parts[1]) == struct.pack("<2f", 1.5, 0)
+    assert bytes(parts[1][:8]) == struct.pack("<2f", 1.5, 0)
 
 
 def test_classes_are_named() -> None:
@@ -769,3 +769,24 @@ def test_a_timeout_of_centuries_is_none(timeout_us: int) -> None:
 def test_a_text_of_the_model_that_is_none_is_refused_as_json() -> None:
     with pytest.raises(InvalidArgument, match="no UTF-8 text"):
         encode(BYTES, {"O0": np.array([["\ud800"]], dtype=object)})
+
+
+@pytest.mark.parametrize("fields", [{}, {"parameters": {"binary_data_output": True}}])
+def test_answers_alike_are_the_same_text_whatever_was_answered_before(fields: dict[str, Any]) -> None:
+    for rows, number in ((1, 1.5), (2, 2.5), (1, float("nan")), (2, -0.0), (0, 1.0)):
+        answers = []
+        for codec in (IDENTITY, model(TensorSpec("IN", "FP32", (-1, 4)))):
+            request = decode(codec, one([1.0] * 4, **fields))
+            for _ in range(2):
+                outputs = {"O0": np.full((4, rows), number, np.float32).T}
+                parts, json_bytes = codec.encode(request, InferResponse("m", "1", "", outputs), no_write)
+                assert isinstance(parts, list)
+                answers.append((b"".join(parts), json_bytes))
+        assert answers == answers[:1] * 4
+        text, json_bytes = answers[0]
+        about = json.loads(text[:json_bytes])["outputs"][0]
+        assert about["shape"] == [rows, 4]
+        if fields:
+            assert np.frombuffer(text[json_bytes:], np.float32).tobytes() == np.full(rows * 4, number, np.float32).tobytes()
+        else:
+            np.testing.assert_array_equal(about["data"], [number] * 4 * rows)

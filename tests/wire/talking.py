@@ -28,6 +28,9 @@ class Kept:
         for part in parts:
             self.written += part
 
+    def write_short(self, data: bytes) -> None:
+        self.write([data])
+
     def tell_of_every_byte(self, wanted: bool) -> None: ...
 
     def pause_reading(self) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import shutil
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
 MakeMultiModel: TypeAlias = "Callable[[Repository], MultiModel] | None"
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """How a process is one of several on the same ports. owner: of the ports; None: it is not. ending: called when
+    it begins to drain."""
+
+    owner: str | None = None
+    bound: Mapping[str, Sequence[socket.socket]] = field(default_factory=dict)
+    ending: Callable[[], None] = lambda: None
+
+
 def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMultiModel = None) -> int:
     """Serve until a signal ends it. Call on the main thread. Returns the exit code. Raises: GatewayError, OSError.
 
@@ -34,36 +46,52 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
         from gateway.commands.on_ray import serve_on_ray  # with what a command line needs, which `gateway.run` does without
 
         return serve_on_ray(config, speech)
-    announce = announcer(config, quiet=speech.quiet)
-    never_raise()
     own = config.server.run_dir
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)
         make_run_dir(run_dir)
         shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
-        import uvloop
+        if config.server.ingresses > 1:
+            from gateway.commands.side_by_side import serve_side_by_side
 
-        uvloop.run(_serve_until_signal(config, run_dir, announce, multi_model))
+            return serve_side_by_side(config, speech, run_dir)
+        run(config, run_dir, announcer(config, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
 
 
-async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce, multi_model: MakeMultiModel) -> None:
+def run(
+    config: Config, run_dir: Path, announce: Announce, *, beside: Beside | None = None, multi_model: MakeMultiModel = None
+) -> None:
+    """Serve in this process until a signal ends it. beside: how it is one of several; None: it is the only one."""
+    import uvloop
+
+    never_raise()
+    uvloop.run(_serve_until_signal(config, run_dir, announce, beside or Beside(), multi_model))
+
+
+async def _serve_until_signal(
+    config: Config, run_dir: Path, announce: Announce, beside: Beside, multi_model: MakeMultiModel
+) -> None:
     with step("starting"), collecting_seldom():
         from gateway.ingress import Ingress
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     interrupts = Interrupts()
-    ingress = Ingress(config, run_dir=run_dir, on_leave=take_in, multi_model=multi_model)
+    ingress = Ingress(
+        config, run_dir=run_dir, owner=beside.owner, bound=beside.bound, on_leave=take_in, multi_model=multi_model
+    )
 
     def interrupted(number: int) -> None:
         meaning = interrupts.meaning(number, time.monotonic())
         if meaning == "stop":
-            say_stopping(ingress.repository.pending, config.server.drain_timeout_s)
+            if beside.owner is None:
+                say_stopping(ingress.repository.pending, config.server.drain_timeout_s)
+            beside.ending()
             stop.set()
         elif meaning == "end":
-            if config.server.run_dir is None:
+            if config.server.run_dir is None and beside.owner is None:
                 shutil.rmtree(run_dir, ignore_errors=True)
             end_at_once()
 

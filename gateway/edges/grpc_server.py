@@ -6,8 +6,9 @@ An inference begins when the last byte of its message is there. The other calls 
 import asyncio
 import contextlib
 import re
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -23,7 +24,7 @@ from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage,
 from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
-from gateway.edges.http_server import last_words_s
+from gateway.edges.http_server import last_words_s, listen
 from gateway.edges.long_turns import LongTurns
 from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
@@ -81,19 +82,31 @@ class GrpcServer:
         self._watches: set[HealthWatch] = set()
         self._next_look: asyncio.TimerHandle | None = None
         self._ready = False  # as watchers were told
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._needs: dict[bytes, str] = {f"/{_HEALTH}/{method}".encode(): OPEN for method in ("Check", "Watch")}
         self._calls = self._table()
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False, certificates: Certificates | None = None) -> int:
-        """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. Raises: OSError, if the
-        port is taken.
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        certificates: Certificates | None = None,
+        bound: Sequence[socket.socket] = (),
+    ) -> int:
+        """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. bound: where to listen, in
+        place of host and port. Raises: OSError, if the port is taken.
         """
         loop = asyncio.get_running_loop()
         tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
         connect = within(tls, self._connect, loop)
-        self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port)
-        return int(self._listener.sockets[0].getsockname()[1])
+        self._listeners = await listen(connect, host, port, reuse_port=reuse_port, bound=bound)
+        return int(self._listeners[0].sockets[0].getsockname()[1])
+
+    @property
+    def open_connections(self) -> Collection[Http2Connection]:
+        return self._connections
 
     async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
         """Refuse new calls (GOAWAY), answer what is in flight, end the streams, then close.
@@ -103,8 +116,8 @@ class GrpcServer:
         take that until timeout_s is cut off.
         """
         end = time.monotonic() + timeout_s
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for stream in list(self._streams):
             stream.shut_down()
         self._end_watches()

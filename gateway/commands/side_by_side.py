@@ -9,12 +9,13 @@ import pickle
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from gateway.commands.serve import Beside, run
+from gateway.commands.one_process import Beside, run
 from gateway.config import Config
 from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
@@ -26,7 +27,8 @@ from gateway.process.supervisor import ENDING, SERVING, Tell
 _PATH: Final = "PYTHONPATH"
 
 
-class _Work(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
     """What a process is told by its standard input."""
 
     parent: int
@@ -36,8 +38,8 @@ class _Work(NamedTuple):
     speech: Speech
     run_dir: Path
     owner: str
-    bound: dict[str, Sequence[int]]
-    first: bool
+    bound: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    first: bool = False
 
 
 def serve_side_by_side(config: Config, speech: Speech, run_dir: Path) -> int:
@@ -49,7 +51,15 @@ def serve_side_by_side(config: Config, speech: Speech, run_dir: Path) -> int:
     try:
         ports = {f"{protocol}_port": sockets[0].getsockname()[1] for protocol, sockets in reserved.items()}
         config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
-        work = _Work(os.getpid(), sys.path, os.environ.get(_PATH), config, speech, run_dir, owner, {}, False)
+        work = _Work(
+            parent=os.getpid(),
+            modules=sys.path,
+            path=os.environ.get(_PATH),
+            config=config,
+            speech=speech,
+            run_dir=run_dir,
+            owner=owner,
+        )
         return Siblings(config.server, partial(_begin, work)).run()
     finally:
         close(reserved)
@@ -69,7 +79,7 @@ def _begin(work: _Work, bound: Bound, tell: int, first: bool) -> "subprocess.Pop
     )
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
-        stdin.write(pickle.dumps(work._replace(bound=numbers, first=first)))
+        stdin.write(pickle.dumps(replace(work, bound=numbers, first=first)))
     return child
 
 

@@ -1,8 +1,8 @@
 """Connections that are ended in order, so that their clients open new ones, which may come to another process.
 
-A connection stays with the process that accepted it. The kernel spreads new ones over all that share a port, by chance and not by
-load, and one that starts later gets none of those that are open. So a process that has more than its share of the connections of
-its node ends what is above the share: an answer says `Connection: close`, or a GOAWAY goes out; whatever is in flight is
+A connection stays with the process that accepted it. The kernel spreads new ones over all that share a port, by chance and not
+by load, and one that starts later gets none of those that are open. So a process that has more than its share of the node's
+connections ends what is above the share: an answer says `Connection: close`, or a GOAWAY goes out; whatever is in flight is
 answered. Those that come back are spread by chance again, and after some looks no process has a tenth more than its share.
 
 Counted are connections that ask something: idle ones cost nothing where they are. Each process tells the others its number in a
@@ -28,7 +28,7 @@ _YOUNGEST: Final = 0.5  # of the greatest age
 log = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
+class Recycled(Protocol):
     """As a listener has it."""
 
     def asked(self, since_s: float) -> bool:
@@ -42,7 +42,7 @@ class Listener(Protocol):
     """What has connections."""
 
     @property
-    def open_connections(self) -> Collection[Connection]: ...
+    def open_connections(self) -> Collection[Recycled]: ...
 
 
 def surplus(own: int, others: Sequence[int]) -> int:
@@ -66,9 +66,9 @@ class Recycler:
         self._listeners = listeners
         self._age_s = age_s
         self._files = files
-        self._drawn = drawn or random.Random()  # noqa: S311  # nobody is to be kept from guessing it
-        self._left: dict[str, set[Connection]] = {name: set() for name in listeners}
-        self._due_s: dict[str, dict[Connection, float]] = {name: {} for name in listeners}
+        self._drawn = drawn or random.Random()
+        self._left: dict[str, set[Recycled]] = {name: set() for name in listeners}
+        self._due_s: dict[str, dict[Recycled, float]] = {name: {} for name in listeners}
         self._looked_s = time.monotonic()
 
     async def keep_looking(self, every_s: float = LOOK_S) -> None:
@@ -87,7 +87,7 @@ class Recycler:
     async def _look(self) -> None:
         now_s, since_s = time.monotonic(), self._looked_s
         self._looked_s = now_s
-        busy: dict[str, list[Connection]] = {}
+        busy: dict[str, list[Recycled]] = {}
         for name, listener in self._listeners.items():
             there = listener.open_connections
             left = self._left[name]
@@ -105,14 +105,14 @@ class Recycler:
                 ]
                 self._end(name, self._drawn.sample(here, surplus(len(here), others)))
 
-    def _end_old(self, name: str, there: Iterable[Connection], now_s: float) -> None:
+    def _end_old(self, name: str, there: Iterable[Recycled], now_s: float) -> None:
         known = self._due_s[name]
         draw, age_s = self._drawn.uniform, self._age_s
         found = {each: known.get(each) or now_s + draw(_YOUNGEST, 1.0) * age_s - LOOK_S for each in there}
         self._due_s[name] = found
         self._end(name, [each for each, due_s in found.items() if due_s <= now_s])
 
-    def _end(self, name: str, wanted: Iterable[Connection]) -> None:
+    def _end(self, name: str, wanted: Iterable[Recycled]) -> None:
         left = self._left[name]
         for each in wanted:
             if each not in left:

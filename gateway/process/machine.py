@@ -16,7 +16,7 @@ def memory_left_bytes(root: Path = Path("/")) -> int:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Processor cores that this process may use: those it may run on, or what a cgroup grants it, if that is less; at least 1."""
+    """Processor cores for this process: those it may run on, or what a cgroup grants it, if that is less; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *_quotas(root)]))
 

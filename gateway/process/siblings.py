@@ -1,9 +1,9 @@
 """Processes that serve side by side on the same ports, and the one that begins them, and others in their places.
 
-This process binds the sockets, a set for each place among the processes, and listens on none; whoever has the place does. The
-kernel spreads connections over the sockets that are listened on. A socket outlives who has its place: what has come to it when a
-process ends waits there for the next. So a process that is replaced in order costs nobody a request, and one that is killed costs
-what it had read.
+This process binds the sockets, a set for each place among the processes, and listens on none; whoever has the place does.
+The kernel spreads connections over the sockets that are listened on. A socket outlives who has its seat: what has come to it
+when a process ends waits there for the next. So a process that is replaced in order costs nobody a request, and one that is
+killed costs what it had read.
 
 A process says SERVING when it answers, and ENDING when it begins to drain; the next in its place is begun then. One that ended
 before it served closes its place to clients until another one tries: they come to the others meanwhile.
@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.config import ServerSection
@@ -74,18 +74,18 @@ def _bind_all(host: str, port: int, found: list[socket.socket]) -> None:
 
 
 class _Process:
-    """One that was begun in a place."""
+    """One that was begun in a seat."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]", told: int, place: "_Place") -> None:
+    def __init__(self, child: "subprocess.Popen[bytes]", told: int, seat: "_Seat") -> None:
         self.child = child
         self.told = told
-        self.place = place
+        self.seat = seat
         self.began_s = time.monotonic()
         self.serving = False
         self.ending = False
 
 
-class _Place:
+class _Seat:
     """bound: the sockets; None: they are closed. due_s: when the next process is to be begun in it."""
 
     def __init__(self, bound: Bound | None, due_s: float | None) -> None:
@@ -101,7 +101,7 @@ class Siblings:
         """server: with the ports that were bound."""
         self._server = server
         self._begin_one = begin
-        self._places = [_Place(None, 0.0 if number == 0 else None) for number in range(server.ingresses)]
+        self._seats = [_Seat(None, 0.0 if number == 0 else None) for number in range(server.ingresses)]
         self._processes: list[_Process] = []
         self._interrupts = Interrupts()
         self._served = False  # by the first; the others are begun then
@@ -117,8 +117,8 @@ class Siblings:
                     process.child.kill()
                     process.child.wait()
                     os.close(process.told)
-                for place in self._places:
-                    close(place.bound or {})
+                for seat in self._seats:
+                    close(seat.bound or {})
 
     def _run(self, woken: int) -> int:
         while True:
@@ -126,44 +126,48 @@ class Siblings:
                 self._begin_due()
             elif not self._processes:
                 return 0
-            ready, _, _ = select.select([woken, *(each.told for each in self._processes if each.told >= 0)], [], [], self._wait_s())
+            ready, _, _ = select.select(
+                [woken, *(each.told for each in self._processes if each.told >= 0)], [], [], self._wait_s()
+            )
             for process in [each for each in self._processes if each.told in ready]:
                 self._hear(process)
             if woken in ready:
                 for number in os.read(woken, 64):
                     self._signalled(number)
             if self._until_s is not None and time.monotonic() >= self._until_s:
-                words.error("ended by force: processes still ran %g s after drain_timeout_s %g", _MARGIN_S, self._server.drain_timeout_s)
+                words.error(
+                    "ended by force: processes still ran %g s after drain_timeout_s %g", _MARGIN_S, self._server.drain_timeout_s
+                )
                 return 0
             code = self._reap()
             if code is not None:
                 return code
 
     def _wait_s(self) -> float | None:
-        times = [place.due_s for place in self._places if place.due_s is not None] if self._until_s is None else [self._until_s]
+        times = [seat.due_s for seat in self._seats if seat.due_s is not None] if self._until_s is None else [self._until_s]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     # processes
 
     def _begin_due(self) -> None:
         now_s = time.monotonic()
-        for place in self._places:
-            if place.due_s is not None and place.due_s <= now_s:
-                place.due_s = None
-                self._begin(place)
+        for seat in self._seats:
+            if seat.due_s is not None and seat.due_s <= now_s:
+                seat.due_s = None
+                self._begin(seat)
 
-    def _begin(self, place: _Place) -> None:
-        if place.bound is None:
-            place.bound = bind(self._server)
+    def _begin(self, seat: _Seat) -> None:
+        if seat.bound is None:
+            seat.bound = bind(self._server)
         told, tell = os.pipe()
         try:
-            child = self._begin_one(place.bound, tell, not self._served)
+            child = self._begin_one(seat.bound, tell, not self._served)
         except BaseException:
             os.close(told)
             raise
         finally:
             os.close(tell)
-        self._processes.append(_Process(child, told, place))
+        self._processes.append(_Process(child, told, seat))
 
     def _hear(self, process: _Process) -> None:
         for line in os.read(process.told, 4096).decode().splitlines():
@@ -171,13 +175,13 @@ class Siblings:
                 process.serving = True
                 if not self._served:
                     self._served = True
-                    for place in self._places[1:]:
-                        place.due_s = 0.0
+                    for seat in self._seats[1:]:
+                        seat.due_s = 0.0
             elif line == ENDING and not process.ending:
                 process.ending = True
                 if self._until_s is None:
                     words.info("process %d ends: another takes its place", process.child.pid)
-                    process.place.due_s = 0.0
+                    process.seat.due_s = 0.0
 
     def _reap(self) -> int | None:
         """Take in who has ended. Returns an exit code, if that is the end of all."""
@@ -196,16 +200,16 @@ class Siblings:
         return None
 
     def _replace(self, process: _Process, code: int) -> None:
-        place, now_s = process.place, time.monotonic()
+        seat, now_s = process.seat, time.monotonic()
         if process.serving and now_s - process.began_s >= _STEADY_S:
-            place.wait_s = _LEAST_WAIT_S
-        if not process.serving and place.bound is not None:  # clients would wait for one that may not come
-            close(place.bound)
-            place.bound = None
-        place.due_s = now_s + place.wait_s
+            seat.wait_s = _LEAST_WAIT_S
+        if not process.serving and seat.bound is not None:  # clients would wait for one that may not come
+            close(seat.bound)
+            seat.bound = None
+        seat.due_s = now_s + seat.wait_s
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        words.error("process %d %s: another takes its place in %.1f s", process.child.pid, how, place.wait_s)
-        place.wait_s = min(2 * place.wait_s, _MOST_WAIT_S)
+        words.error("process %d %s: another takes its place in %.1f s", process.child.pid, how, seat.wait_s)
+        seat.wait_s = min(2 * seat.wait_s, _MOST_WAIT_S)
 
     # signals
 
@@ -225,6 +229,6 @@ class Siblings:
                     process.child.terminate()
 
 
-def sockets_of(bound: dict[str, Sequence[int]]) -> Bound:
+def sockets_of(bound: Mapping[str, Sequence[int]]) -> Bound:
     """In the process that was begun: the sockets by their descriptors."""
     return {protocol: [socket.socket(fileno=number) for number in numbers] for protocol, numbers in bound.items()}

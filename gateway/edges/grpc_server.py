@@ -14,8 +14,6 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
@@ -26,12 +24,15 @@ from gateway.edges.grpc_services import HealthWatch, InferenceServicer, Reflecti
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s, listen
 from gateway.edges.long_turns import LongTurns
+from gateway.edges.reflection import SERVICES as REFLECTED
+from gateway.edges.reflection import Reflection
 from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
 from gateway.process.certificates import HTTP2, Certificates
 from gateway.protocols.grpc import GrpcCodec
+from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
@@ -41,9 +42,6 @@ _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = "grpc.health.v1.Health"
 _WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
 _DRAIN_IDLE_S: Final = 1.0
-
-# Their messages are the same, field by field.
-_REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
 # Of keys, where they are asked for; what is not listed needs ADMIN.
 _NEEDS: Final = {
@@ -160,9 +158,8 @@ class GrpcServer:
         repository = self._repository
         servicer = InferenceServicer(repository)
         calls: dict[bytes, Callable[[GrpcCall], None]] = {}
-        # tritonclient's servicer and messages: no generated stubs of our own, and no second `inference` package in the process.
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
-            if method.name in ("ModelInfer", "ModelStreamInfer"):
+            if method.name in ("ModelInfer", "ModelStreamInfer") or not hasattr(servicer, method.name):
                 continue
             path = f"/{_SERVICE}/{method.name}".encode()
             parse = parser(GetMessageClass(method.input_type))
@@ -189,9 +186,9 @@ class GrpcServer:
         calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
             HealthWatch(call, parse_check, self._begin_watch, self._watches.discard)
         )
-        services = reflection.ReflectionServicer((_SERVICE, _HEALTH, *_REFLECTION))
-        for service in _REFLECTION:
-            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(ReflectionCall(call, services))
+        reflection = Reflection((_SERVICE, _HEALTH, *REFLECTED))
+        for service in REFLECTED:
+            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(ReflectionCall(call, reflection))
         return calls
 
     def _health(self, service: str) -> Any:

@@ -51,11 +51,13 @@ def test_only_mappings_of_these_files_that_nobody_writes_to_are_found() -> None:
 def test_what_was_given_back_comes_again_and_works_on() -> None:
     code = """
 import numpy as np, orjson
-from gateway.process.code_pages import give_back
+from gateway.process.code_pages import give_back, libraries
 def file_kb():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile"))
 before, wanted = file_kb(), np.linalg.inv(np.eye(64) * 3).sum()
-give_back()
+stay = libraries()
+assert any('openblas' in path for path in stay)
+give_back(stay)
 after = file_kb()
 assert np.linalg.inv(np.eye(64) * 3).sum() == wanted
 assert orjson.loads(orjson.dumps({"a": [1.5]})) == {"a": [1.5]}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gateway.config import Config
 from gateway.garbage import collecting_seldom, leave_out, take_in
 from gateway.process.announcement import Announce
-from gateway.process.code_pages import give_back
+from gateway.process.code_pages import give_back, libraries
 from gateway.process.console import step
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.process.prints import never_raise
@@ -85,6 +85,7 @@ async def _serve_until_signal(
 
 
 async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announce) -> None:
+    stay = libraries()
     started = asyncio.ensure_future(ingress.start())
     stopped = asyncio.ensure_future(stop.wait())
     with collecting_seldom():
@@ -92,7 +93,7 @@ async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announ
     if started.done():
         try:
             leave_out()
-            give_back()
+            give_back(stay)
             announce(*started.result(), ingress.ready_models())
             await stopped
         finally:

@@ -6,7 +6,6 @@ Source: grpc/reflection/v1alpha/reflection.proto; v1 has the same messages, fiel
 from collections.abc import Iterable
 from typing import Any, Final
 
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import Default
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
@@ -59,6 +58,8 @@ class Reflection:
 
 
 def _tell_files(reply: Any, file: Any) -> None:
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto  # a megabyte, which few ask for
+
     seen = {file.name: file}
     waiting = [file]
     while waiting:

@@ -4,8 +4,9 @@ An extension module is mapped from its file, and the pages that were touched cou
 needed once: ONNX Runtime touches 20 MB while it registers its operators and loads a model. Given back, they stay in the kernel's
 cache of files for as long as there is room, and one that is needed after all comes back in a microsecond.
 
-Only what cannot lose anything: mappings that nobody may write to and nobody has written to, of extension modules, which Python
-never unmaps.
+Only what cannot lose anything: mappings that nobody may write to and nobody has written to, of files that stay mapped. These
+are Python's extension modules, which it never unmaps, and the libraries that were there before a model was loaded: nothing but
+such modules had asked for them.
 """
 
 import re
@@ -14,23 +15,33 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+_MAPS: Final = Path("/proc/self/maps")
 _SMAPS: Final = Path("/proc/self/smaps")
+_SHARED: Final = re.compile(r"\.so(\.[0-9.]+)?$")
 _MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[-x]p \S+ \S+ \d+ +(/.*)")
 _WRITTEN: Final = ("Private_Dirty:", "Shared_Dirty:", "Anonymous:")
 _DONTNEED: Final = 4  # of madvise(2)
 
 
-def give_back() -> None:
-    """Costs 10 ms. Elsewhere than on Linux it does nothing."""
+def libraries() -> frozenset[str]:
+    """Files of shared libraries that are mapped now; none elsewhere than on Linux."""
+    if not _MAPS.exists():
+        return frozenset()
+    paths = (line.split(maxsplit=5)[5].rstrip("\n") for line in _MAPS.read_text().splitlines() if "/" in line)
+    return frozenset(path for path in paths if _SHARED.search(path))
+
+
+def give_back(stay: Iterable[str]) -> None:
+    """Costs 10 ms. Elsewhere than on Linux it does nothing. stay: what `libraries` gave before any model was loaded."""
     if sys.platform != "linux" or not _SMAPS.exists():
         return
     import ctypes
 
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    files = {path for module in list(sys.modules.values()) if (path := _file_of(module)).endswith(".so")}
+    modules = {path for module in list(sys.modules.values()) if (path := _file_of(module)).endswith(".so")}
     with _SMAPS.open() as lines:
-        for start, end in list(unwritten(lines, files)):
+        for start, end in list(unwritten(lines, modules.union(stay))):
             madvise(start, end - start, _DONTNEED)
 
 

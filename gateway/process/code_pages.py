@@ -1,8 +1,8 @@
 """Pages of code that only the start has needed, given back to the kernel.
 
-An extension module is mapped from its file, and the pages that were touched count as this process's, though most were
-needed once: ONNX Runtime touches 20 MB while it registers its operators and loads a model. Given back, they stay in the kernel's
-cache of files for as long as there is room, and one that is needed after all comes back in a microsecond.
+An extension module is mapped from its file, and the pages that were touched count as this process's, though most were needed
+once: ONNX Runtime touches 20 MB while it registers its operators and loads a model. Given back, they stay in the kernel's cache
+of files for as long as there is room, and one that is needed after all comes back in a microsecond.
 
 Only what cannot lose anything: mappings that nobody may write to and nobody has written to, of files that stay mapped. These
 are Python's extension modules, which it never unmaps, and the libraries that were there before a model was loaded: nothing but

@@ -1,12 +1,12 @@
 """Processes that serve side by side on the same ports, and the one that begins them, and others in their places.
 
-This process binds the sockets, a set for each place among the processes, and listens on none; whoever has the place does.
-The kernel spreads connections over the sockets that are listened on. A socket outlives who has its seat: what has come to it
-when a process ends waits there for the next. So a process that is replaced in order costs nobody a request, and one that is
-killed costs what it had read.
+This process binds the sockets, a set for each seat, and listens on none; whoever has the seat does. The kernel spreads
+connections over the sockets that are listened on. A socket outlives who has its seat: what has come to it when a process ends
+waits there for the next. So a process that is replaced in order costs nobody a request, and one that is killed costs what it
+had read.
 
-A process says SERVING when it answers, and ENDING when it begins to drain; the next in its place is begun then. One that ended
-before it served closes its place to clients until another one tries: they come to the others meanwhile.
+A process says SERVING when it answers, and ENDING when it begins to drain; the next in its seat is begun then. One that ended
+before it served closes its seat to clients until another one tries: they come to the others meanwhile.
 """
 
 import contextlib
@@ -74,15 +74,30 @@ def _bind_all(host: str, port: int, found: list[socket.socket]) -> None:
 
 
 class _Process:
-    """One that was begun in a seat."""
+    """One that was begun in a seat. told: what it says is read from there; None: it says no more."""
 
     def __init__(self, child: "subprocess.Popen[bytes]", told: int, seat: "_Seat") -> None:
         self.child = child
-        self.told = told
+        self.told: int | None = told
         self.seat = seat
         self.began_s = time.monotonic()
         self.serving = False
         self.ending = False
+
+    def says(self) -> list[str]:
+        """Lines that it has said."""
+        if self.told is None:
+            return []
+        said = os.read(self.told, 4096).decode()
+        if not said:
+            self.deaf()
+        return said.splitlines()
+
+    def deaf(self) -> None:
+        """Hear it no more."""
+        if self.told is not None:
+            os.close(self.told)
+            self.told = None
 
 
 class _Seat:
@@ -116,7 +131,7 @@ class Siblings:
                 for process in self._processes:
                     process.child.kill()
                     process.child.wait()
-                    os.close(process.told)
+                    process.deaf()
                 for seat in self._seats:
                     close(seat.bound or {})
 
@@ -126,9 +141,8 @@ class Siblings:
                 self._begin_due()
             elif not self._processes:
                 return 0
-            ready, _, _ = select.select(
-                [woken, *(each.told for each in self._processes if each.told >= 0)], [], [], self._wait_s()
-            )
+            told = [each.told for each in self._processes if each.told is not None]
+            ready, _, _ = select.select([woken, *told], [], [], self._wait_s())
             for process in [each for each in self._processes if each.told in ready]:
                 self._hear(process)
             if woken in ready:
@@ -154,7 +168,13 @@ class Siblings:
         for seat in self._seats:
             if seat.due_s is not None and seat.due_s <= now_s:
                 seat.due_s = None
-                self._begin(seat)
+                try:
+                    self._begin(seat)
+                except OSError as exc:
+                    if not self._served:
+                        raise
+                    words.error("no process could be begun: %s; it is tried again in %g s", exc, _MOST_WAIT_S)
+                    seat.due_s = now_s + _MOST_WAIT_S
 
     def _begin(self, seat: _Seat) -> None:
         if seat.bound is None:
@@ -170,7 +190,7 @@ class Siblings:
         self._processes.append(_Process(child, told, seat))
 
     def _hear(self, process: _Process) -> None:
-        for line in os.read(process.told, 4096).decode().splitlines():
+        for line in process.says():
             if line == SERVING:
                 process.serving = True
                 if not self._served:
@@ -190,7 +210,7 @@ class Siblings:
             if code is None:
                 continue
             self._hear(process)  # its last words
-            os.close(process.told)
+            process.deaf()
             self._processes.remove(process)
             if self._until_s is not None or process.ending:
                 continue

@@ -25,7 +25,8 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def theirs(request: Any) -> Any:
-    (reply,) = reflection.ReflectionServicer(SERVICES).ServerReflectionInfo(iter([request]), None)
+    servicer: Any = reflection.ReflectionServicer(SERVICES)
+    (reply,) = servicer.ServerReflectionInfo(iter([request]), None)
     return reply
 
 

@@ -213,7 +213,9 @@ def _serve(arguments: argparse.Namespace) -> int:
             from gateway.config import ServerSection, listening
             from gateway.configuring.check import servable
             from gateway.configuring.guess import is_configuration, opened
+            from gateway.configuring.ingresses import decided
             from gateway.configuring.need_of_ray import uses_ray
+            from gateway.process.machine import cores
             from gateway.process.ports import check_ports
         with step(f"reading {arguments.config}"):
             arguments.config = opened(arguments.config)
@@ -229,6 +231,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             config = _told(arguments)
     ray = config.ray.model_copy(update={"address": arguments.ray_address} if arguments.ray_address else {})
     config = config.model_copy(update={"server": listening(config.server, given, called=_flag), "ray": ray})
+    config = decided(config, cores())
     return serve(config, on_ray=uses_ray(config, asked=asked, refused=arguments.no_ray), speech=speech(arguments))
 
 

@@ -1,12 +1,13 @@
 """One ingress process: its models, its two listeners, and the order in which they come and go."""
 
 import asyncio
-import contextlib
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, TypedDict
 
 from backends.base import ModelSpec
@@ -18,10 +19,12 @@ from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
 from gateway.edges.http_server import HttpServer
 from gateway.edges.long_turns import LongTurns
+from gateway.edges.recycling import Recycler
 from gateway.edges.rest_routes import RestRoutes
 from gateway.engine.lane import Lane
 from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.loop_runs import LoopRuns
+from gateway.engine.metric_files import NodeFiles
 from gateway.engine.metrics import Metrics
 from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
@@ -69,6 +72,7 @@ class Ingress:
         open_runner: OpenRunner | None = None,
         control: RepositoryControl | None = None,
         owner: str | None = None,
+        bound: Mapping[str, Sequence[socket.socket]] = MappingProxyType({}),
         probe_every_length: bool = True,
         on_leave: Callable[[], None] = lambda: None,
         multi_model: Callable[[Repository], MultiModel] | None = None,
@@ -76,8 +80,8 @@ class Ingress:
         """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
 
         on_leave: called when a client has unloaded a model or loaded it again, or that failed. owner: all who name the same one
-        may listen on the same ports, side by side; None: it listens alone. multi_model: makes what SageMaker loads and unloads
-        by; None: it does not.
+        may listen on the same ports, side by side; None: it listens alone. bound: sockets to listen on, by protocol: ports that
+        who started this process has made sure of. multi_model: makes what SageMaker loads and unloads by; None: it does not.
         """
         self._config = config
         self._run_dir = run_dir
@@ -115,11 +119,12 @@ class Ingress:
             self.metrics.watch_spans(self._tracer.spans)
         self._claims = PortClaims(config.server, owner=owner)
         self._reuse_port = owner is not None
+        self._bound = bound
         self._memory = Memory(_memory_bytes(config.server.limits))
         self._turns = LongTurns()
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
-        self._flushing: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []  # run until the end
 
     async def start(self) -> Ports:
         """Load the models, then listen. Raises: OSError, if a port is taken, which is tested first; GatewayError."""
@@ -130,21 +135,23 @@ class Ingress:
                 how["certificates"] = certificates = Certificates(server.tls)
                 self.metrics.watch_certificates(certificates.expiry_s)
             self._asked_keys()
-        self._claims.claim()
+        if not self._bound:
+            self._claims.claim()
         await self.repository.start()
         self.metrics.started()
-        self._flushing = asyncio.create_task(self.metrics.keep_publishing())
+        self._beside.append(asyncio.create_task(self.metrics.keep_publishing()))
         http = grpc = None
         if server.http_port is not None:
             try:
-                http = await self.rest_listener().start(server.host, server.http_port, **how)
+                http = await self.rest_listener().start(server.host, server.http_port, bound=self._bound.get("http", ()), **how)
             except OSError as exc:
                 raise self._claims.cannot_listen("http", exc) from exc
         if server.grpc_port is not None:
             try:
-                grpc = await self.grpc_listener().start(server.host, server.grpc_port, **how)
+                grpc = await self.grpc_listener().start(server.host, server.grpc_port, bound=self._bound.get("grpc", ()), **how)
             except OSError as exc:
                 raise self._claims.cannot_listen("grpc", exc) from exc
+        self._recycle_connections()
         return Ports(http, grpc)
 
     def rest_listener(self) -> HttpServer:
@@ -167,6 +174,22 @@ class Ingress:
         self._grpc = GrpcServer(self.repository, self._config.server.limits, self._memory, self._asked_keys(), self._turns)
         return self._grpc
 
+    def _recycle_connections(self) -> None:
+        """Have connections spread over the processes that share the ports, and none grow older than it may."""
+        named = {"http": self._http, "grpc": self._grpc}
+        listeners = {name: listener for name, listener in named.items() if listener is not None}
+        age_s = self._config.server.limits.connection_age_s
+        files = None
+        if self._reuse_port and self._config.server.ingresses > 1:
+            try:
+                files = NodeFiles(private_directory(self._run_dir / "connections"))
+                files.forget_ended()
+            except (OSError, ConfigError) as exc:
+                log.warning("connections stay with the process that took them: server.run_dir: %s", exc)
+        if listeners and (age_s or files is not None):
+            recycler = Recycler(listeners, age_s=age_s, files=files)
+            self._beside.append(asyncio.create_task(recycler.keep_looking()))
+
     def _asked_keys(self) -> Doors | None:
         """Who asks for keys, the same for both listeners; None: nobody. Raises: ConfigError."""
         access = self._config.server.access
@@ -175,7 +198,7 @@ class Ingress:
             if self._reuse_port:  # others listen beside it
                 directory = private_directory(self._run_dir / "keys")
                 try:
-                    usage = SharedUsage(directory, self._config.server.ingress_replicas)
+                    usage = SharedUsage(directory, self._config.server.ingresses)
                 except OSError as exc:
                     raise ConfigError(f"server.run_dir: '{directory}': what keys ask cannot be kept: {exc.strerror}") from exc
             self._doors = Doors(access, os.environ, usage)
@@ -207,10 +230,10 @@ class Ingress:
         if self._tracer is not None:
             sent_s = min(_TRACES_SENT_S, max(_FREEING_LEAST_S, end_s - time.monotonic()))
             await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, sent_s)
-        if self._flushing is not None:
-            self._flushing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._flushing
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, return_exceptions=True)
+        self._beside.clear()
         self.metrics.flush()
 
     def _give_up(self) -> None:

@@ -1,11 +1,12 @@
-"""How much memory this process may use: the machine's, or what a cgroup leaves it."""
+"""How much memory, and how many cores, this process may use: the machine's, or what a cgroup leaves it."""
 
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from gateway.process.machine import memory_bytes, memory_left_bytes
+from gateway.process.machine import cores, memory_bytes, memory_left_bytes
 
 
 def test_it_is_the_machines_where_nothing_bounds_it(tmp_path: Path) -> None:
@@ -54,3 +55,24 @@ def test_what_is_left_is_what_neither_the_machine_nor_a_cgroup_has_used(
     # Pages of files are dropped where memory is asked for.
     (tmp_path / limit).with_name("memory.stat").write_text(f"anon 1\n{cached} 500000\n")
     assert memory_left_bytes(tmp_path) == 800000
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "150000 100000"}),
+        ("7:cpu,cpuacct:/a", {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}),
+        ("0::/a", {"sys/fs/cgroup/a/cpu.max": "50000 100000"}),
+    ],
+)
+def test_cores_are_those_that_it_may_run_on_or_what_a_cgroup_grants(tmp_path: Path, line: str, files: dict[str, str]) -> None:
+    allowed = cores(tmp_path)
+    assert allowed == len(os.sched_getaffinity(0))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{line}\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cores(tmp_path) == 1
+    (tmp_path / next(iter(files))).write_text("max 100000\n" if "cpu.max" in next(iter(files)) else "-1\n")
+    assert cores(tmp_path) == allowed

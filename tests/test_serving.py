@@ -1,10 +1,11 @@
-"""Whether `gateway serve` takes Ray or one process."""
+"""Whether `gateway serve` takes Ray, one process, or several without Ray, and how many."""
 
 from typing import Any
 
 import pytest
 
 from gateway.config import Config, parse_config
+from gateway.configuring.ingresses import decided, side_by_side
 from gateway.configuring.need_of_ray import need_of_ray, uses_ray
 from gateway.errors import ConfigError
 
@@ -39,3 +40,28 @@ def test_one_process_serves_everything_else_unless_ray_is_asked_for() -> None:
     assert uses_ray(plain, asked=True, refused=False)
     assert uses_ray(config(ray={"address": "local"}), asked=False, refused=False)
     assert not uses_ray(config(ray={"address": "local"}), asked=True, refused=True)
+
+
+ELSEWHERE = {"kind": "triton", "url": "h:1", "model": "m"}
+
+
+@pytest.mark.parametrize("backend", [{"kind": "synthetic"}, {"kind": "synthetic", "placement": "replicas"}, ELSEWHERE])
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4), (96, 16)])
+def test_auto_is_a_process_for_two_cores_unless_each_would_hold_the_models(
+    backend: dict[str, Any], cores: int, processes: int
+) -> None:
+    here = backend == {"kind": "synthetic"}
+    undecided = config(backend, server={"ingress_replicas": "auto"})
+    assert undecided.server.ingresses == 1
+    assert decided(undecided, cores).server.ingress_replicas == (1 if here else processes)
+    assert decided(config(backend, server={"ingress_replicas": 3}), cores).server.ingress_replicas == 3
+
+
+def test_several_processes_need_no_ray_where_all_models_are_elsewhere() -> None:
+    several = {"ingress_replicas": 3}
+    assert side_by_side(config(ELSEWHERE, server=several))
+    assert need_of_ray(config(ELSEWHERE, server=several)) == ("", "")
+    assert not side_by_side(config(ELSEWHERE))
+    for other in (config(server=several), config(ELSEWHERE, server=several | {"model_control": True})):
+        assert not side_by_side(other)
+        assert uses_ray(other, asked=False, refused=False)

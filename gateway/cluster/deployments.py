@@ -25,6 +25,7 @@ from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, ModelSection
+from gateway.configuring.ingresses import decided
 from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
@@ -32,6 +33,7 @@ from gateway.errors import ConfigError, InternalError
 from gateway.garbage import leave_out, take_in
 from gateway.process.announcement import ReadyModel
 from gateway.process.console import Speech, set_up
+from gateway.process.machine import cores
 from gateway.process.prints import never_raise
 from gateway.process.run_dir import make_run_dir, shared_run_dir
 from gateway.process.supervisor import outlive_signals
@@ -69,9 +71,10 @@ log = logging.getLogger(__name__)
 def application(config: Config, speech: Speech | None = None) -> serve.Application:
     """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError."""
     speech = speech or Speech()
+    config = decided(config, cores())
     server = config.server
-    if server.ingress_replicas > 1 and 0 in (server.http_port, server.grpc_port):
-        raise ConfigError(f"server.ingress_replicas: {server.ingress_replicas}: they share their ports, which cannot be 0 then")
+    if server.ingresses > 1 and 0 in (server.http_port, server.grpc_port):
+        raise ConfigError(f"server.ingress_replicas: {server.ingresses}: they share their ports, which cannot be 0 then")
     backends = {
         _deployment_name(model, backend): _backend(model, backend, config, speech)
         for model in config.models
@@ -82,7 +85,7 @@ def application(config: Config, speech: Speech | None = None) -> serve.Applicati
     drain_s = server.drain_timeout_s
     ingress = serve.deployment(
         name=INGRESS,
-        num_replicas=server.ingress_replicas,
+        num_replicas=server.ingresses,
         ray_actor_options=_actor_options(resources),
         graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if surge else 0,
@@ -112,7 +115,7 @@ class IngressReplica:
         loop = asyncio.get_running_loop()
         self._loop_runs = LoopRuns(loop, LoopClock(loop))
         self._control: SharedControl | None = None
-        if config.server.ingress_replicas > 1:
+        if config.server.ingresses > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
             self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
         self._ingress = self._build(_run_dir(config.server.run_dir))

@@ -318,7 +318,7 @@ def _delete(application: str) -> None:
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:
     """Have the ingress replicas answer what is in flight, without Serve's controller, which can do nothing any more."""
     # Each call goes to whichever replica has fewer.
-    calls = [ingress.close.remote() for _ in range(server.ingress_replicas)]
+    calls = [ingress.close.remote() for _ in range(server.ingresses)]
     for call in calls:
         with contextlib.suppress(RayError, TimeoutError):
             call.result(timeout_s=2 * server.drain_timeout_s)

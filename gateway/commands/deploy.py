@@ -182,7 +182,7 @@ def _replicas(arguments: argparse.Namespace, config: Config) -> tuple[int, int]:
     """At least, and at most."""
     least, most = arguments.replicas, arguments.max_replicas
     if least is None:
-        least = max(2, config.server.ingress_replicas)
+        least = max(2, config.server.ingresses)
     if least < 1:
         raise ConfigError(f"--replicas: {least}: expected 1 or more")
     for flag, given in (("--max-replicas", most), ("--requests-per-second", arguments.requests_per_second)):

@@ -1,28 +1,15 @@
-"""`gateway serve`: in one plain process, or on Ray where that is needed or asked for."""
+"""`gateway serve`: in one plain process, in several, or on Ray where that is needed or asked for."""
 
-import asyncio
 import contextlib
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
+from gateway.commands.one_process import MakeMultiModel, run
 from gateway.config import Config
-from gateway.garbage import collecting_seldom, leave_out, take_in
-from gateway.process.announcement import Announce, announcer
-from gateway.process.console import Speech, step
-from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
-from gateway.process.prints import never_raise
+from gateway.garbage import leave_out
+from gateway.process.announcement import announcer
+from gateway.process.console import Speech
 from gateway.process.run_dir import fresh_run_dir, make_run_dir
-
-if TYPE_CHECKING:
-    from gateway.engine.multi_model import MultiModel
-    from gateway.engine.repository import Repository
-    from gateway.ingress import Ingress
-
-MakeMultiModel: TypeAlias = "Callable[[Repository], MultiModel] | None"
 
 
 def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMultiModel = None) -> int:
@@ -34,64 +21,15 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
         from gateway.commands.on_ray import serve_on_ray  # with what a command line needs, which `gateway.run` does without
 
         return serve_on_ray(config, speech)
-    announce = announcer(config, quiet=speech.quiet)
-    never_raise()
     own = config.server.run_dir
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)
         make_run_dir(run_dir)
         shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
-        import uvloop
+        if config.server.ingresses > 1:
+            from gateway.commands.side_by_side import serve_side_by_side
 
-        uvloop.run(_serve_until_signal(config, run_dir, announce, multi_model))
+            return serve_side_by_side(config, speech, run_dir)
+        run(config, run_dir, announcer(config, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0
-
-
-async def _serve_until_signal(config: Config, run_dir: Path, announce: Announce, multi_model: MakeMultiModel) -> None:
-    with step("starting"), collecting_seldom():
-        from gateway.ingress import Ingress
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    interrupts = Interrupts()
-    ingress = Ingress(config, run_dir=run_dir, on_leave=take_in, multi_model=multi_model)
-
-    def interrupted(number: int) -> None:
-        meaning = interrupts.meaning(number, time.monotonic())
-        if meaning == "stop":
-            say_stopping(ingress.repository.pending, config.server.drain_timeout_s)
-            stop.set()
-        elif meaning == "end":
-            if config.server.run_dir is None:
-                shutil.rmtree(run_dir, ignore_errors=True)
-            end_at_once()
-
-    numbers = stop_signals()
-    for number in numbers:
-        loop.add_signal_handler(number, interrupted, number)
-    try:
-        await _serve_until(stop, ingress, announce)
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)  # it is ending: the same press once more must not change how
-
-
-async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announce) -> None:
-    started = asyncio.ensure_future(ingress.start())
-    stopped = asyncio.ensure_future(stop.wait())
-    with collecting_seldom():
-        await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
-    if started.done():
-        try:
-            leave_out()
-            announce(*started.result(), ingress.ready_models())
-            await stopped
-        finally:
-            stopped.cancel()
-            await ingress.drain()
-    else:
-        started.cancel()
-        await asyncio.gather(started, return_exceptions=True)
-        await ingress.drain()

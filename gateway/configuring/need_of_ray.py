@@ -1,13 +1,14 @@
 """What of a configuration only Ray can do, so who starts a gateway can choose or refuse."""
 
 from gateway.config import Config
+from gateway.configuring.ingresses import side_by_side
 from gateway.errors import ConfigError
 
 
 def need_of_ray(config: Config) -> tuple[str, str]:
     """What of a configuration only Ray can do, and what to write instead of it; two empty texts: nothing."""
-    if config.server.ingress_replicas > 1:
-        return f"server.ingress_replicas is {config.server.ingress_replicas}", "set server.ingress_replicas: 1"
+    if config.server.ingresses > 1 and not side_by_side(config):
+        return f"server.ingress_replicas is {config.server.ingresses}", "set server.ingress_replicas: 1"
     for model in config.models:
         for backend in model.backends:
             if backend.placement == "replicas":

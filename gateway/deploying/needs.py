@@ -46,7 +46,7 @@ def of_ingress(config: Config, sizes: Sequence[Sequence[int | None]], memory_byt
 
 def of_all(config: Config, sizes: Sequence[Sequence[int | None]], memory_bytes: int | None) -> Needs:
     """Of one machine that runs everything: what listens, and all replicas of backends. sizes, memory_bytes: as in `memory`."""
-    parts = [of_ingress(config, sizes, memory_bytes)] * config.server.ingress_replicas
+    parts = [of_ingress(config, sizes, memory_bytes)] * config.server.ingresses
     for model, known in zip(config.models, sizes, strict=True):
         for backend, size in zip(model.backends, known, strict=True):
             if backend.placement == "replicas":

@@ -74,7 +74,7 @@ def groups(held: Contents, chosen: Mapping[str, str], types: InstanceTypes, memo
     """The head's first. chosen: group -> instance type; the others get the cheapest that does. Raises: ConfigError."""
     needs = ingress_needs(held, memory_bytes)
     needs = Needs(needs.cores + HEAD.cores, needs.memory_bytes + HEAD.memory_bytes, needs.gpus, needs.neuron_cores)
-    beside = held.config.server.ingress_replicas - 1
+    beside = held.config.server.ingresses - 1
     replicas = replica_groups(held, memory_bytes, (LISTENS,))
     if unknown := [name for name in chosen if name not in {LISTENS, *(group.name for group in replicas)}]:
         known = ", ".join((LISTENS, *(group.name for group in replicas)))
@@ -215,7 +215,7 @@ def lock_of(device: Device) -> str:
 def texts(held: Contents, asked: RayOnEc2) -> Iterator[tuple[str, str]]:
     """Files that are written beside the wheel, the locks and the package, by name."""
     yield "machine_setup.py", setup_program()
-    yield "serve.yaml", as_yaml(application(held, held.config.server.ingress_replicas))
+    yield "serve.yaml", as_yaml(application(held, held.config.server.ingresses))
     for device in sorted({group.device for group in asked.groups}):
         settings = {
             "home": HOME,

@@ -266,7 +266,7 @@ class GrpcCall:
             return
         self.over = True
         self._handler = None
-        fields = [(b"grpc-status", b"%d" % STATUS[error.code].value[0]), (b"grpc-message", _quoted(error.words))]
+        fields = [(b"grpc-status", b"%d" % STATUS[error.code]), (b"grpc-message", _quoted(error.words))]
         fields += [(name.encode(), value.encode()) for name, value in trailers(error)]
         fields += self._own_fields()
         if self._begun:

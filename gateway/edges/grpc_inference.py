@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Final, TypeAlias
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, NotReady
 from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
+from gateway.protocols.messages import pb
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -42,7 +41,7 @@ class _OfMessage:
     operation: ClassVar[str]
 
     def about(self, code: Code | None) -> tuple[str, int]:
-        return "rpc.grpc.status_code", 0 if code is None else int(STATUS[code].value[0])
+        return "rpc.grpc.status_code", 0 if code is None else int(STATUS[code])
 
     @property
     def id(self) -> str:

@@ -6,15 +6,14 @@ An inference begins when the last byte of its message is there. The other calls 
 import asyncio
 import contextlib
 import re
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
@@ -23,14 +22,17 @@ from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage,
 from gateway.edges.grpc_inference import InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
-from gateway.edges.http_server import last_words_s
+from gateway.edges.http_server import last_words_s, listen
 from gateway.edges.long_turns import LongTurns
+from gateway.edges.reflection import SERVICES as REFLECTED
+from gateway.edges.reflection import Reflection
 from gateway.edges.tls import Tls, within
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
 from gateway.process.certificates import HTTP2, Certificates
 from gateway.protocols.grpc import GrpcCodec
+from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
@@ -40,9 +42,6 @@ _SERVICE: Final = "inference.GRPCInferenceService"
 _HEALTH: Final = "grpc.health.v1.Health"
 _WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
 _DRAIN_IDLE_S: Final = 1.0
-
-# Their messages are the same, field by field.
-_REFLECTION: Final = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 
 # Of keys, where they are asked for; what is not listed needs ADMIN.
 _NEEDS: Final = {
@@ -81,19 +80,31 @@ class GrpcServer:
         self._watches: set[HealthWatch] = set()
         self._next_look: asyncio.TimerHandle | None = None
         self._ready = False  # as watchers were told
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._needs: dict[bytes, str] = {f"/{_HEALTH}/{method}".encode(): OPEN for method in ("Check", "Watch")}
         self._calls = self._table()
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False, certificates: Certificates | None = None) -> int:
-        """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. Raises: OSError, if the
-        port is taken.
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        certificates: Certificates | None = None,
+        bound: Sequence[socket.socket] = (),
+    ) -> int:
+        """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. bound: where to listen, in
+        place of host and port. Raises: OSError, if the port is taken.
         """
         loop = asyncio.get_running_loop()
         tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
         connect = within(tls, self._connect, loop)
-        self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port)
-        return int(self._listener.sockets[0].getsockname()[1])
+        self._listeners = await listen(connect, host, port, reuse_port=reuse_port, bound=bound)
+        return int(self._listeners[0].sockets[0].getsockname()[1])
+
+    @property
+    def open_connections(self) -> Collection[Http2Connection]:
+        return self._connections
 
     async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
         """Refuse new calls (GOAWAY), answer what is in flight, end the streams, then close.
@@ -103,8 +114,8 @@ class GrpcServer:
         take that until timeout_s is cut off.
         """
         end = time.monotonic() + timeout_s
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for stream in list(self._streams):
             stream.shut_down()
         self._end_watches()
@@ -147,9 +158,8 @@ class GrpcServer:
         repository = self._repository
         servicer = InferenceServicer(repository)
         calls: dict[bytes, Callable[[GrpcCall], None]] = {}
-        # tritonclient's servicer and messages: no generated stubs of our own, and no second `inference` package in the process.
         for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
-            if method.name in ("ModelInfer", "ModelStreamInfer"):
+            if method.name in ("ModelInfer", "ModelStreamInfer") or not hasattr(servicer, method.name):
                 continue
             path = f"/{_SERVICE}/{method.name}".encode()
             parse = parser(GetMessageClass(method.input_type))
@@ -176,9 +186,9 @@ class GrpcServer:
         calls[f"/{_HEALTH}/Watch".encode()] = lambda call: call.listen(
             HealthWatch(call, parse_check, self._begin_watch, self._watches.discard)
         )
-        services = reflection.ReflectionServicer((_SERVICE, _HEALTH, *_REFLECTION))
-        for service in _REFLECTION:
-            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(ReflectionCall(call, services))
+        reflection = Reflection((_SERVICE, _HEALTH, *REFLECTED))
+        for service in REFLECTED:
+            calls[f"/{service}/ServerReflectionInfo".encode()] = lambda call: call.listen(ReflectionCall(call, reflection))
         return calls
 
     def _health(self, service: str) -> Any:

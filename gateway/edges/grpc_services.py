@@ -8,12 +8,12 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
 from gateway.edges.grpc_call import GrpcCall, OneMessage, parser
+from gateway.edges.reflection import Reflection
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
+from gateway.protocols.messages import pb
 from gateway.wire.tensors import Buffer
 
 Reply = TypeVar("Reply", bound=Message)
@@ -64,10 +64,9 @@ class HealthWatch(OneMessage):
 class ReflectionCall:
     """ServerReflectionInfo: an answer for each request, as soon as those before have left."""
 
-    def __init__(self, call: GrpcCall, services: Any) -> None:
-        """services: a ReflectionServicer, whose stubs know nothing of what it yields."""
+    def __init__(self, call: GrpcCall, reflection: Reflection) -> None:
         self._call = call
-        self._services = services
+        self._reflection = reflection
         self._told = 0
 
     def message(self, data: Buffer, size: int) -> None:
@@ -75,8 +74,7 @@ class ReflectionCall:
         if len(data) + 5 != size:  # it came compressed
             self._call.stream.give_back(len(data))
         request = _parse_reflection(data)
-        for reply in self._services.ServerReflectionInfo(iter([request]), None):
-            self._call.send(reply)
+        self._call.send(self._reflection.reply(request))
         self._told += 1
         if self._call.stream.backlog:
             self._call.hold()
@@ -96,7 +94,7 @@ class ReflectionCall:
         self._call.go_on()
 
 
-class InferenceServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # untyped in tritonclient
+class InferenceServicer:
     """The RPCs of `inference.GRPCInferenceService` that take one message; each answers or raises GatewayError.
 
     What is not offered says so with UNIMPLEMENTED. The two that infer are `grpc_inference.InferCall` and `InferStream`.

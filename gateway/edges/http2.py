@@ -44,6 +44,7 @@ class Http2Connection(asyncio.Protocol):
         self._write_timer: asyncio.TimerHandle | None = None  # runs while the client takes nothing of what it asked for
         self._turns = turns or LongTurns()
         self._held = b""  # came, and waits for its turn
+        self._begun = 0  # the last stream, when that was asked last
         self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time, memory)
 
     def __repr__(self) -> str:
@@ -141,6 +142,14 @@ class Http2Connection(asyncio.Protocol):
         """Cut the connection."""
         if self._transport is not None:
             self._transport.abort()
+
+    def asked(self, since_s: float) -> bool:
+        """Since it was called last."""
+        begun, self._begun = self._begun, self._core.last_stream
+        return begun != self._begun or self._core.busy
+
+    def leave(self) -> None:
+        self._core.leave()
 
     # of the core
 

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, cast
 
 from gateway.config import Limits
@@ -29,6 +29,7 @@ from gateway.wire.memory import Memory
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
 
+BACKLOG: Final = 2048
 _READ_BYTES: Final = 256 << 10
 _READ_BODY_BYTES: Final = 1 << 20  # at once, of a body that goes to its place as it is read: a millisecond's worth
 _WRITE_HIGH_BYTES: Final = 1 << 20  # above asyncio's 64 KiB, so that one usual tensor does not stop the reading
@@ -43,6 +44,16 @@ _LAST_WORDS_S: Final = 0.5
 def last_words_s(timeout_s: float) -> float:
     """How much of a drain's time is for telling those who could not be answered."""
     return min(_LAST_WORDS_S, timeout_s / 4)
+
+
+async def listen(
+    connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, reuse_port: bool, bound: Sequence[socket.socket]
+) -> list[asyncio.Server]:
+    """Take connections: of these sockets, if there are any, else of the host's. At least one. Raises: OSError."""
+    loop = asyncio.get_running_loop()
+    if bound:
+        return [await loop.create_server(connect, sock=each, backlog=BACKLOG) for each in bound]
+    return [await loop.create_server(connect, host, port, backlog=BACKLOG, reuse_port=reuse_port)]
 
 
 class HttpServer:
@@ -61,21 +72,33 @@ class HttpServer:
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
         self.scratch = memoryview(bytearray(_READ_BYTES))
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._all_closed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<HttpServer: {len(self.connections)} connections{', draining' if self.draining else ''}>"
 
-    async def start(self, host: str, port: int, *, reuse_port: bool = False, certificates: Certificates | None = None) -> int:
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        reuse_port: bool = False,
+        certificates: Certificates | None = None,
+        bound: Sequence[socket.socket] = (),
+    ) -> int:
         """Listen. Returns the port: 0 asks for any that is free. reuse_port: others listen there, too. certificates: of TLS;
-        None: without. Raises: OSError.
+        None: without. bound: where to listen, in place of host and port. Raises: OSError.
         """
         loop = asyncio.get_running_loop()
         tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
         connect = within(tls, lambda: HttpConnection(self, loop), loop)
-        self._listener = await loop.create_server(connect, host, port, backlog=2048, reuse_port=reuse_port, start_serving=True)
-        return int(self._listener.sockets[0].getsockname()[1])
+        self._listeners = await listen(connect, host, port, reuse_port=reuse_port, bound=bound)
+        return int(self._listeners[0].sockets[0].getsockname()[1])
+
+    @property
+    def open_connections(self) -> "Collection[HttpConnection]":
+        return self.connections
 
     async def drain(self, timeout_s: float, give_up: Callable[[], None] = lambda: None) -> None:
         """Stop accepting, answer what comes on open connections with `Connection: close`, then close them.
@@ -87,8 +110,8 @@ class HttpServer:
         self.draining = True
         for connection in self.connections:
             connection.http.draining = True
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
         if self.connections:
@@ -315,6 +338,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     def cut_off(self) -> None:
         """Answer what is in flight, what waits and what is being read with an error, then close."""
         self.http.cut_off()
+
+    def asked(self, since_s: float) -> bool:
+        http = self.http
+        return http.last_arrival_ns >= since_s * 1e9 or not http.idle
+
+    def leave(self) -> None:
+        self.http.draining = True  # with its next answer, or the one that is on its way
 
     # time
 

@@ -138,8 +138,14 @@ class NodeFiles:
         _replace(self._directory / f"{_ENDED}.blocks", written(blocks))
         for name in names:
             if name != _ENDED:
-                for suffix in ("blocks", "lock"):
-                    (self._directory / f"{name}.{suffix}").unlink(missing_ok=True)
+                self._remove(name)
+
+    def forget_ended(self) -> None:
+        """Remove what processes have left that have ended. Raises: OSError."""
+        with self.folding():
+            for name in self._names():
+                if not self._lives(name):
+                    self._remove(name)
 
     @contextlib.contextmanager
     def folding(self) -> Iterator[None]:
@@ -197,6 +203,10 @@ class NodeFiles:
         finally:
             os.close(handle)
         return False
+
+    def _remove(self, name: str) -> None:
+        for suffix in ("blocks", "lock"):
+            (self._directory / f"{name}.{suffix}").unlink(missing_ok=True)
 
     def _content(self, name: str) -> _Content | None:
         """None: it is no longer there."""

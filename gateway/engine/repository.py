@@ -199,7 +199,7 @@ class Repository:
             served.version,
             rings,
             process=self._process,
-            processes=self._config.server.ingress_replicas,
+            processes=self._config.server.ingresses,
             now_ns=self._clock.now_ns(),
             unix_s=time.time(),
             routing=served.dispatcher.ring if served.dispatcher is not None else None,

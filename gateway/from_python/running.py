@@ -29,6 +29,9 @@ def run(
     need, instead = need_of_ray(config)
     if need:
         raise ConfigError(f"{need}, which needs Ray: use `gateway serve`, or {instead}")
+    if server.ingresses > 1:
+        remedy = "use `gateway serve`, or set server.ingress_replicas: 1"
+        raise ConfigError(f"server.ingress_replicas is {server.ingresses}, which needs as many processes: {remedy}")
     return Server(config.model_copy(update={"server": server}))
 
 

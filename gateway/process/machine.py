@@ -15,6 +15,12 @@ def memory_left_bytes(root: Path = Path("/")) -> int:
     return min([_available_bytes(root), *(limit - used for limit, used in _limits(root))])
 
 
+def cores(root: Path = Path("/")) -> int:
+    """Processor cores for this process: those it may run on, or what a cgroup grants it, if that is less; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *_quotas(root)]))
+
+
 def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -28,20 +34,45 @@ def _available_bytes(root: Path) -> int:
 def _limits(root: Path) -> list[tuple[int, int]]:
     """Of the cgroups (version 1 or 2) that this process is in: the limit, and what is used of it."""
     found: list[tuple[int, int]] = []
+    for folder, version in _cgroups(root, "memory"):
+        if version == 2:
+            limit, usage, cached = "memory.max", "memory.current", "inactive_file"
+        else:
+            limit, usage, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it says `max`
+            found.append((int((folder / limit).read_text()), _used(folder, usage, cached)))
+    return found
+
+
+def _quotas(root: Path) -> list[int]:
+    """Of the same: whole cores that each may use at most."""
+    found: list[int] = []
+    for folder, version in _cgroups(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError):
+            if version == 2:
+                most, period = (folder / "cpu.max").read_text().split()
+            else:
+                most, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(most) > 0:  # -1: no limit
+                found.append(int(most) // int(period))
+    return found
+
+
+def _cgroups(root: Path, controller: str) -> list[tuple[Path, int]]:
+    """Folders of the cgroups that this process is in, each with those above it, and the version of each."""
+    found: list[tuple[Path, int]] = []
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                base, limit, usage, cached = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-            elif "memory" in controllers.split(","):
-                base, limit = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
-                usage, cached = "memory.usage_in_bytes", "total_inactive_file"
+                base, version = root / "sys/fs/cgroup", 2
+            elif controller in controllers.split(","):
+                base, version = root / "sys/fs/cgroup" / controller, 1
             else:
                 continue
             inner = base / path.lstrip("/")
             for folder in (inner, *inner.parents):
-                with contextlib.suppress(OSError, ValueError):  # there is none, or it says `max`
-                    found.append((int((folder / limit).read_text()), _used(folder, usage, cached)))
+                found.append((folder, version))
                 if folder == base:
                     break
     return found

@@ -46,7 +46,7 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
     others = frozenset(psutil.Process().children())  # of the shell that has become this process
     _prctl(_SUBREAPER, 1)
     told, tell = os.pipe()
-    with _woken_by_signals() as woken:
+    with woken_by_signals() as woken:
         with blocked():
             child = subprocess.Popen(
                 [*command, str(tell)], stdin=subprocess.PIPE, pass_fds=[tell], env=env, start_new_session=True
@@ -182,7 +182,7 @@ def outlive_signals() -> None:
 
 
 @contextlib.contextmanager
-def _woken_by_signals() -> Iterator[int]:
+def woken_by_signals() -> Iterator[int]:
     """A descriptor from which the numbers of signals can be read, one a byte, as they come."""
     woken, wake = os.pipe()
     for descriptor in (woken, wake):

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from grpc import StatusCode
-from tritonclient.grpc import service_pb2 as pb
 
 from backends.base import ModelSpec, Tensors
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import Code, InvalidArgument, Unavailable
+from gateway.protocols.messages import pb
 from gateway.protocols.tensors import (
     LONG_BYTES,
     OF_TENSORS,
@@ -38,6 +37,7 @@ from gateway.protocols.tensors import (
     shape_key,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
+from gateway.wire.grpc_headers import CallStatus
 from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_bytes
 
 if TYPE_CHECKING:
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
 ReadRegion = Callable[[RegionRef], Buffer]
 WriteRegion = Callable[[RegionRef, Buffer], None]
 
-STATUS: Final[dict[Code, StatusCode]] = {
-    Code.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
-    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
-    Code.NOT_FOUND: StatusCode.NOT_FOUND,
-    Code.NOT_READY: StatusCode.UNAVAILABLE,
-    Code.UNAUTHENTICATED: StatusCode.UNAUTHENTICATED,
-    Code.FORBIDDEN: StatusCode.PERMISSION_DENIED,
-    Code.TOO_LARGE: StatusCode.INVALID_ARGUMENT,
-    Code.OVERLOADED: StatusCode.UNAVAILABLE,
-    Code.LIMITED: StatusCode.RESOURCE_EXHAUSTED,
-    Code.DEADLINE_EXCEEDED: StatusCode.DEADLINE_EXCEEDED,
-    Code.CANCELLED: StatusCode.CANCELLED,
-    Code.BACKEND_FAILED: StatusCode.INTERNAL,
-    Code.BACKEND_UNREACHABLE: StatusCode.UNAVAILABLE,
-    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
-    Code.UNSUPPORTED_MEDIA_TYPE: StatusCode.INVALID_ARGUMENT,
-    Code.CONFIG: StatusCode.INTERNAL,
-    Code.INTERNAL: StatusCode.INTERNAL,
+STATUS: Final[dict[Code, CallStatus]] = {
+    Code.INVALID_ARGUMENT: CallStatus.INVALID_ARGUMENT,
+    Code.ALREADY_EXISTS: CallStatus.ALREADY_EXISTS,
+    Code.NOT_FOUND: CallStatus.NOT_FOUND,
+    Code.NOT_READY: CallStatus.UNAVAILABLE,
+    Code.UNAUTHENTICATED: CallStatus.UNAUTHENTICATED,
+    Code.FORBIDDEN: CallStatus.PERMISSION_DENIED,
+    Code.TOO_LARGE: CallStatus.INVALID_ARGUMENT,
+    Code.OVERLOADED: CallStatus.UNAVAILABLE,
+    Code.LIMITED: CallStatus.RESOURCE_EXHAUSTED,
+    Code.DEADLINE_EXCEEDED: CallStatus.DEADLINE_EXCEEDED,
+    Code.CANCELLED: CallStatus.CANCELLED,
+    Code.BACKEND_FAILED: CallStatus.INTERNAL,
+    Code.BACKEND_UNREACHABLE: CallStatus.UNAVAILABLE,
+    Code.UNSUPPORTED: CallStatus.UNIMPLEMENTED,
+    Code.UNSUPPORTED_MEDIA_TYPE: CallStatus.INVALID_ARGUMENT,
+    Code.CONFIG: CallStatus.INTERNAL,
+    Code.INTERNAL: CallStatus.INTERNAL,
 }
 
 # Source: KServe grpc_predict_v2.proto, InferTensorContents. FP16 and BF16 have no typed form.

@@ -4,12 +4,31 @@ Source: gRPC over HTTP2 (grpc/doc/PROTOCOL-HTTP2.md). Values are not looked at, 
 """
 
 import re
+from enum import IntEnum
 from typing import Final
 
 from gateway.wire.http2_headers import Headers, header_block
 
-INTERNAL: Final = 13
-RESOURCE_EXHAUSTED: Final = 8
+
+class CallStatus(IntEnum):
+    """The codes of statuscodes.md that are used here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    UNAUTHENTICATED = 16
+
+
+INTERNAL: Final = CallStatus.INTERNAL
+RESOURCE_EXHAUSTED: Final = CallStatus.RESOURCE_EXHAUSTED
 
 _LEGAL: Final = rb"(?::method|:scheme|:path|:authority|:status|[a-z0-9._-]+)"
 _NAME: Final = re.compile(_LEGAL)

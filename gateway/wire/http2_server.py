@@ -194,6 +194,22 @@ class ServerConnection(BoundedHttp2Connection):
         """6.8: ask for no new streams; those already under way are still taken."""
         self.go_away(NO_ERROR, "the server is shutting down", MOST_WINDOW)
 
+    @property
+    def last_stream(self) -> int:
+        """The number of the last that was begun."""
+        return self._last_stream
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being asked or answered."""
+        return bool(self._streams)
+
+    def leave(self) -> None:
+        """6.8: have the client open another connection for what comes next; what is under way is still taken, and answered."""
+        if not self._draining and self._leave_due == inf:
+            self.go_away(NO_ERROR, "open another connection (server.limits.connection_age_s)", MOST_WINDOW)
+            self._leave_due = self._due_in(_LEAVE_S)
+
     def drain(self) -> None:
         """6.8: take no new streams; close once those that are open have ended."""
         if not self._draining:

@@ -1,5 +1,6 @@
 """The gateway on a real Ray cluster: what it answers, and that nothing is lost when parts of it go."""
 
+import contextlib
 import json
 import os
 import signal
@@ -105,6 +106,27 @@ def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Clust
     assert request(port, "POST", "/v2/repository/models/m/load", {})[0] == 200
     assert seen() == {200}
     assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)
+
+
+def test_an_ingress_in_the_place_of_a_killed_one_gets_its_share_of_the_connections(cluster: Cluster) -> None:
+    port = free_port()
+    gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1))
+
+    def connections() -> list[int]:
+        found = []
+        for pid in gateway.pids("ingress"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                open_now = psutil.Process(pid).net_connections("tcp")
+                found.append(sum(one.laddr.port == port and one.status == psutil.CONN_ESTABLISHED for one in open_now))
+        return sorted(found)
+
+    with Load(port, "m", connections=24) as load:
+        load.wait_for(100)
+        kill(gateway.pids("ingress")[0])
+        wait_until(lambda: len(connections()) == 2 and sum(connections()) == 24 and connections()[0] >= 9, 60)
+        before = sum(load.outcomes.values()) - load.outcomes[200]
+        load.wait_for(500)
+        assert sum(load.outcomes.values()) - load.outcomes[200] == before  # to spread them has cost nothing
 
 
 def test_what_a_key_may_ask_holds_over_both_ingresses(cluster: Cluster, tmp_path: Path) -> None:

@@ -390,6 +390,19 @@ def test_a_connection_is_recycled_after_its_requests() -> None:
         assert client.at_end()
 
 
+def test_a_connection_that_is_to_be_left_ends_with_its_next_answer_and_others_go_on() -> None:
+    with serving(echo) as served, served.connect() as client, served.connect() as other:
+        assert "connection" not in client.ask(get()).headers
+        began_s = time.monotonic()
+        other.ask(get())
+        asked = {each: each.asked(began_s) for each in served.server.open_connections}
+        (left,) = [each for each, lately in asked.items() if not lately]
+        left.leave()
+        assert "connection" not in other.ask(get()).headers
+        assert client.ask(get()).headers["connection"] == "close"
+        assert client.at_end()
+
+
 def test_no_pipelined_request_is_lost_to_recycling() -> None:
     with serving(echo, requests_per_connection=3) as served, served.connect() as client:
         client.send(get() * 8)

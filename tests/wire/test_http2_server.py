@@ -572,6 +572,24 @@ def test_a_request_that_crosses_that_word_is_answered() -> None:
     assert peer.over
 
 
+def test_a_connection_that_is_to_be_left_takes_what_crosses_that_word_and_ends_after_its_answers() -> None:
+    peer = open_peer()
+    peer.send(peer.headers(1))
+    peer.connection.leave()
+    peer.connection.leave()  # which says nothing new
+    (first,) = peer.received()
+    assert (goaway_code([first]), int.from_bytes(first.payload[:4])) == (0, (1 << 31) - 1)
+    peer.send(peer.headers(3), data(3, b"crossed", end=True))
+    assert body_of(peer.received(), 3) == b"crossed"
+    peer.passes(1.1)
+    (last,) = peer.received()
+    assert (goaway_code([last]), int.from_bytes(last.payload[:4])) == (0, 3)
+    assert not peer.over
+    peer.send(data(1, b"x", end=True))
+    assert body_of(peer.received()) == b"x"
+    assert peer.over
+
+
 def test_a_client_with_requests_that_says_nothing_is_asked_whether_it_is_there() -> None:
     peer = open_peer(Limits(idle_timeout_s=120, body_timeout_s=60))
     peer.send(peer.headers(1))

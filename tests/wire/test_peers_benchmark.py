@@ -5,7 +5,8 @@ from pathlib import Path
 
 from benchmarks.overhead import Figure
 from benchmarks.peer_servers import INSTALLED, NOT_RUN
-from benchmarks.peers import PEERS, Measured, Ratio, absent, ratio, settings, table
+from benchmarks.peer_tables import Ratio, ratio
+from benchmarks.peers import PEERS, Measured, absent, settings, table
 
 
 def measured(server: str, rates: dict[int, float], *, errors: int = 0) -> list[Measured]:

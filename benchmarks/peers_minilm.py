@@ -1,0 +1,222 @@
+"""The `minilm` part of benchmarks/peers.py: real work, sixteen lengths of 6 to 120 tokens at random, by REST.
+
+All loads are `loadtest`'s: its generator sends, from the schedule that the round's seed decides, the same for all servers.
+
+    bare      sessions alone, without a server: batches of one length each, the best of several sizes and of threads
+    tune      once: the largest batch with which each peer keeps the SLO at the highest rate
+    closed    1, 8 and 64 users, each sends again when he is answered; nobody is told an SLO
+    open      arrivals at random times: the highest rate at which 99 % are answered within the SLO, found by halving
+
+A rate was kept if 99 % of a run's requests were answered in time; refused ones count as late. That is what was seen in one run
+of some seconds, no proof: `proof` runs loadtest's sequential test, which is sure at 95 %. Servers start anew for each part of a
+round, are checked before, and take turns.
+"""
+
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import uvloop
+
+import backends
+from benchmarks.lengths import LENGTHS
+from benchmarks.minilm_servers import BATCHES, MODEL, SLO_MS, Setting, ask, body, path, serving, tokens
+from benchmarks.overhead import Server, cpu_s
+from loadtest.measuring.generator import measure
+from loadtest.results import LoadSpec, RunResult, SloSpec
+
+Part = Literal["bare", "tune", "closed", "open", "proof"]
+USERS: Final = (1, 8, 64)
+SLO: Final = SloSpec.parse(f"p99<{SLO_MS}ms")
+SHARE: Final = 0.99
+FIRST_RPS: Final = 80.0  # where nothing is known of a server
+CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
+COARSE: Final = 1.15  # of tuning
+MOST_TRIES: Final = 8
+BARE: Final = tuple((sessions, threads, rows) for sessions, threads in ((2, 1), (1, 2)) for rows in (1, 2, 4, 8, 16))
+UNTUNED: Final = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement. load: users; requests/s asked; of `bare` nothing. shape: of `bare`, its sessions and threads.
+
+    kept: of `open` and `tune`, the share in time. cpu_us: of the server's processes, per request answered.
+    """
+
+    round: int
+    part: Part
+    server: str
+    load: float
+    rows: int
+    rps: float
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    errors: int = 0
+    cpu_us: float = 0.0
+    kept: float = 0.0
+    valid: bool = True
+    shape: str = ""
+
+
+# the search for the highest rate
+
+
+def next_rate(tried: Sequence[tuple[float, bool]], first: float, close: float) -> float | None:
+    """Which rate to try next, given those that were tried and whether they were kept. None: it is known well enough.
+
+    Up in steps until one is missed, or down until one is kept; then the geometric middle of the highest kept below the lowest
+    missed, and that.
+    """
+    low, high = bracket(tried)
+    if not tried:
+        return first
+    if len(tried) >= MOST_TRIES or (low and high < math.inf and high / low <= close):
+        return None
+    if not low:
+        return high / 1.4
+    return low * 1.25 if high == math.inf else math.sqrt(low * high)
+
+
+def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
+    """The highest rate that was kept with none below it that was not, 0 if there is none; the lowest missed, or infinity."""
+    high = min((rate for rate, kept in tried if not kept), default=math.inf)
+    return max((rate for rate, kept in tried if kept and rate < high), default=0.0), high
+
+
+# measuring
+
+
+class Measuring:
+    """Measures parts of rounds. environments: of the peers. seconds: of each load."""
+
+    def __init__(self, environments: Path, seconds: float, chosen: Mapping[str, int], told: Callable[[Run], None]) -> None:
+        self._environments = environments
+        self._seconds = seconds
+        self._chosen = chosen
+        self._told = told
+
+    def part(self, number: int, part: Part, name: str, first_rps: float) -> list[Run]:
+        """All runs of one server. first_rps: the rate with which a search begins, and that of a proof."""
+        if part == "bare":
+            return self._bare(number)
+        if part == "tune":
+            return [run for rows in BATCHES.get(name, ()) for run in self._of_server(number, part, name, rows, first_rps)]
+        return self._of_server(number, part, name, self._chosen.get(name, UNTUNED if name in BATCHES else 0), first_rps)
+
+    def _of_server(self, number: int, part: Part, name: str, rows: int, first_rps: float) -> list[Run]:
+        found: list[Run] = []
+        with tempfile.TemporaryDirectory() as temporary:
+            directory, payload = Path(temporary), Path(temporary, "payload")
+            payload.mkdir()
+            for length in LENGTHS:
+                (payload / f"{length:03d}.json").write_bytes(body(name, length))
+            setting = Setting(rows, promise=part != "closed")
+            with serving(name, setting, self._environments, directory) as server:
+                spec = LoadSpec(
+                    target=f"http://127.0.0.1:{server.http_port}{path(name)}", protocol="invocations", payloads=(str(payload),),
+                    seed=number + 1, duration_s=self._seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
+                )  # fmt: skip
+                warm = replace(spec, pattern="users:count=8", duration_s=2.0, warmup_s=0.0, timeout_s=20.0)
+                uvloop.run(measure(warm))
+                run = Run(number, part, name, 0.0, rows, 0.0)
+                if part == "closed":
+                    for users in USERS:
+                        asked = replace(spec, pattern=f"users:count={users}", timeout_s=20.0)
+                        found.append(self._measured(replace(run, load=users), server, asked))
+                elif part == "proof":
+                    asked = replace(spec, rate_rps=first_rps, slo=SLO, duration_s=120.0)
+                    found.append(self._measured(replace(run, load=first_rps), server, asked, until_decided=True))
+                else:
+                    found += self._searched(run, server, replace(spec, slo=SLO), first_rps)
+        return found
+
+    def _searched(self, run: Run, server: Server, spec: LoadSpec, first_rps: float) -> list[Run]:
+        tried: list[Run] = []
+        close = COARSE if run.part == "tune" else CLOSE
+        while (rate := next_rate([(each.load, each.kept >= SHARE) for each in tried], first_rps, close)) is not None:
+            tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
+            self._drained(server)
+        return tried
+
+    @staticmethod
+    def _drained(server: Server) -> None:
+        """Wait until what the client gave up is no longer in the server's way: the shortest request is quick again."""
+        until = time.monotonic() + 20.0
+        while time.monotonic() < until:
+            began = time.monotonic()
+            if ask(server.name, server.http_port, LENGTHS[0]) and time.monotonic() - began < SLO_MS / 2e3:
+                return
+
+    def _measured(self, run: Run, server: Server, spec: LoadSpec, *, until_decided: bool = False) -> Run:
+        for _ in range(2):  # what was disturbed, once more
+            before = cpu_s(server)
+            result = uvloop.run(measure(spec, until_decided=until_decided, or_lost=until_decided))
+            spent_s = cpu_s(server) - before
+            if result.valid:
+                break
+        done = filled(run, result, spent_s)
+        self._told(done)
+        return done
+
+    def _bare(self, number: int) -> list[Run]:
+        found = []
+        for sessions, threads, rows in BARE:
+            rps = bare_rps(sessions, threads, rows, self._seconds / 4)
+            found.append(Run(number, "bare", "bare", 0.0, rows, rps, shape=f"{sessions} × {threads}"))
+            self._told(found[-1])
+        return found
+
+
+def filled(run: Run, result: RunResult, spent_s: float) -> Run:
+    """The run with what its result says."""
+    return replace(
+        run,
+        rps=result.succeeded_rps,
+        p50_ms=result.latency.p50,
+        p99_ms=result.latency.p99,
+        errors=sum(result.errors.values()),
+        cpu_us=spent_s / max(1, result.succeeded + result.warmup_requests) * 1e6,
+        kept=result.attainment.estimate if result.attainment else 0.0,
+        valid=result.valid,
+        shape=result.verdict or "",
+    )
+
+
+def bare_rps(sessions: int, threads: int, rows: int, seconds: float) -> float:
+    """Rows per second of sessions that each run whole turns of all lengths, at once, for so long at least."""
+    model = backends.load("onnxruntime", {"model": str(MODEL), "threads": threads})
+    opened = [model.open_session(number) for number in range(sessions)]
+    feeds = []
+    for length in LENGTHS:
+        ids, mask = np.array([tokens(length)] * rows, np.int64), np.ones((rows, length), np.int64)
+        feeds.append({"input_ids": ids, "attention_mask": mask})
+    rates: list[float] = []
+    start = threading.Barrier(sessions)
+
+    def turns(session: Any) -> None:
+        for feed in feeds:
+            session.run(feed, {})  # warm
+        start.wait()
+        began, done = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            for feed in feeds:
+                session.run(feed, {})
+            done += rows * len(feeds)
+        rates.append(done / (time.perf_counter() - began))
+
+    running = [threading.Thread(target=turns, args=(each,)) for each in opened]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    for each in opened:
+        each.close()
+    model.close()
+    return sum(rates)

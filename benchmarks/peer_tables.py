@@ -59,11 +59,11 @@ def closed(runs: Iterable[Run]) -> str:
     return "\n".join(lines)
 
 
-def highest(runs: Iterable[Run], part: str = "open") -> dict[str, dict[int, float]]:
+def highest(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
     """By server and round: the highest rate that was kept; 0, where none was."""
     tried: dict[str, dict[int, list[tuple[float, bool]]]] = {}
     for run in runs:
-        if run.part == part:
+        if run.part == "open":
             tried.setdefault(run.server, {}).setdefault(run.round, []).append((run.load, run.kept >= SHARE))
     return {name: {number: bracket(each)[0] for number, each in sorted(of.items())} for name, of in tried.items()}
 
@@ -82,17 +82,12 @@ def within_slo(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def tuned(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """By peer: the highest rate that it kept, by its largest batch."""
+def tuned(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
+    """By peer: what it answered per second, by its largest batch."""
     found: dict[str, dict[int, float]] = {}
     for run in runs:
         if run.part == "tune":
-            tried = [
-                (each.load, each.kept >= SHARE)
-                for each in runs
-                if (each.part, each.server, each.rows) == ("tune", run.server, run.rows)
-            ]
-            found.setdefault(run.server, {})[run.rows] = bracket(tried)[0]
+            found.setdefault(run.server, {})[run.rows] = run.rps
     return found
 
 

@@ -215,7 +215,13 @@ def minilm(
                 useless = part == "tune" and (number or name not in BATCHES)
                 if done or useless or time.monotonic() > ends:
                     continue
-                runs += measuring(runs, environments, seconds).part(number, part, name, first_rps(runs, name, number))
+                try:
+                    runs += measuring(runs, environments, seconds).part(number, part, name, first_rps(runs, name, number))
+                except SystemExit as exc:
+                    if not isinstance(exc.code, str):
+                        raise  # somebody ends this command
+                    print(f"{name}: {exc.code}", flush=True)
+                    continue
                 kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
     for name, rate in asked.items():
         runs += measuring(runs, environments, seconds).part(len(runs), "proof", name, rate)
@@ -232,7 +238,7 @@ def measuring(runs: Sequence[Run], environments: Path, seconds: float) -> Measur
 
 def told(run: Run) -> None:
     what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.0f} {run.rows or '':4}"
-    in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "tune", "proof") else ""
+    in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "proof") else ""
     doubt = "" if run.valid else "  NOT VALID"
     print(f"{what}: {run.rps:7.1f}/s  p99 {run.p99_ms:7.1f} ms{in_time}  {run.errors} errors {run.shape}{doubt}", flush=True)
 

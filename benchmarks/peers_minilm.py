@@ -3,7 +3,7 @@
 All loads are `loadtest`'s: its generator sends, from the schedule that the round's seed decides, the same for all servers.
 
     bare      sessions alone, without a server: batches of one length each, the best of several sizes and of threads
-    tune      once: the largest batch with which each peer keeps the SLO at the highest rate
+    tune      once: with which largest batch each peer answers 16 users most, who wait about as long as the SLO
     closed    1, 8 and 64 users, each sends again when he is answered; nobody is told an SLO
     open      arrivals at random times: the highest rate at which 99 % are answered within the SLO, found by halving
 
@@ -37,7 +37,7 @@ SLO: Final = SloSpec.parse(f"p99<{SLO_MS}ms")
 SHARE: Final = 0.99
 FIRST_RPS: Final = 80.0  # where nothing is known of a server
 CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
-COARSE: Final = 1.15  # of tuning
+TUNING_USERS: Final = 16
 MOST_TRIES: Final = 8
 BARE: Final = tuple((sessions, threads, rows) for sessions, threads in ((2, 1), (1, 2)) for rows in (1, 2, 4, 8, 16))
 UNTUNED: Final = 8
@@ -47,7 +47,7 @@ UNTUNED: Final = 8
 class Run:
     """One measurement. load: users; requests/s asked; of `bare` nothing. shape: of `bare`, its sessions and threads.
 
-    kept: of `open` and `tune`, the share in time. cpu_us: of the server's processes, per request answered.
+    kept: of `open`, the share in time. cpu_us: of the server's processes, per request answered.
     """
 
     round: int
@@ -68,7 +68,7 @@ class Run:
 # the search for the highest rate
 
 
-def next_rate(tried: Sequence[tuple[float, bool]], first: float, close: float) -> float | None:
+def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None:
     """Which rate to try next, given those that were tried and whether they were kept. None: it is known well enough.
 
     Up in steps until one is missed, or down until one is kept; then the geometric middle of the highest kept below the lowest
@@ -77,7 +77,7 @@ def next_rate(tried: Sequence[tuple[float, bool]], first: float, close: float) -
     low, high = bracket(tried)
     if not tried:
         return first
-    if len(tried) >= MOST_TRIES or (low and high < math.inf and high / low <= close):
+    if len(tried) >= MOST_TRIES or (low and high < math.inf and high / low <= CLOSE):
         return None
     if not low:
         return high / 1.4
@@ -117,7 +117,7 @@ class Measuring:
             payload.mkdir()
             for length in LENGTHS:
                 (payload / f"{length:03d}.json").write_bytes(body(name, length))
-            setting = Setting(rows, promise=part != "closed")
+            setting = Setting(rows, promise=part in ("open", "proof"))
             with serving(name, setting, self._environments, directory) as server:
                 spec = LoadSpec(
                     target=f"http://127.0.0.1:{server.http_port}{path(name)}", protocol="invocations", payloads=(str(payload),),
@@ -126,8 +126,8 @@ class Measuring:
                 warm = replace(spec, pattern="users:count=8", duration_s=2.0, warmup_s=0.0, timeout_s=20.0)
                 uvloop.run(measure(warm))
                 run = Run(number, part, name, 0.0, rows, 0.0)
-                if part == "closed":
-                    for users in USERS:
+                if part in ("closed", "tune"):
+                    for users in USERS if part == "closed" else (TUNING_USERS,):
                         asked = replace(spec, pattern=f"users:count={users}", timeout_s=20.0)
                         found.append(self._measured(replace(run, load=users), server, asked))
                 elif part == "proof":
@@ -139,8 +139,7 @@ class Measuring:
 
     def _searched(self, run: Run, server: Server, spec: LoadSpec, first_rps: float) -> list[Run]:
         tried: list[Run] = []
-        close = COARSE if run.part == "tune" else CLOSE
-        while (rate := next_rate([(each.load, each.kept >= SHARE) for each in tried], first_rps, close)) is not None:
+        while (rate := next_rate([(each.load, each.kept >= SHARE) for each in tried], first_rps)) is not None:
             tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
             self._drained(server)
         return tried

@@ -46,10 +46,12 @@ EXAMPLE: Final = Path("configs/examples/minilm.yaml")
 SLO_MS: Final = 200
 PATIENCE_MS: Final = 10_000  # of a peer that asks for a longest wait, where no SLO is promised
 NAMES: Final = (
-    "plain", "embedded", "triton", "triton-ragged", "serve", "litserve", "bentoml", "mlserver", "plain-text", "infinity",
+    "plain", "embedded", "triton", "triton-ragged", "serve", "serve-haproxy", "litserve", "bentoml", "mlserver",
+    "plain-text", "infinity",
 )  # fmt: skip
 BATCHES: Final = {
-    **dict.fromkeys(("serve", "triton", "triton-ragged", "litserve", "bentoml"), (1, 4, 8)),
+    **dict.fromkeys(("serve", "serve-haproxy", "triton", "triton-ragged", "litserve"), (1, 4, 8)),
+    "bentoml": (2, 4, 8),  # it takes no 1
     "infinity": (4, 8, 32),
 }
 """The largest batches among which the best of a peer is looked for. The gateway's is what the example says."""
@@ -158,8 +160,8 @@ def serving(name: str, setting: Setting, environments: Path, directory: Path) ->
             return _gateway(name, setting, directory)
         case "triton" | "triton-ragged":
             return _triton(name, setting, directory)
-        case "serve":
-            return _serve(setting, directory)
+        case "serve" | "serve-haproxy":
+            return _serve(name, setting, directory)
     return _installed(name, setting, environments, directory)
 
 
@@ -195,7 +197,7 @@ def _said_ready(
             yield Server(name, port, 0, [each for each in family if serves(each)])
         finally:
             process.stdin.close()
-            if name == "serve":
+            if name.startswith("serve"):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(30)
             end(process)
@@ -221,11 +223,17 @@ def _gateway(name: str, setting: Setting, directory: Path) -> AbstractContextMan
     return _said_ready(name, [*command, "--http-port", str(port), "--grpc-port", str(free_port())], {}, directory, port)
 
 
-def _serve(setting: Setting, directory: Path) -> AbstractContextManager[Server]:
+def _serve(name: str, setting: Setting, directory: Path) -> AbstractContextManager[Server]:
     (directory / "embedder.py").write_text(EMBEDDER)
+    variables = _variables(setting)
+    if name == "serve-haproxy":
+        variables |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory)}
+        files = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "METRICS_SOCKET_PATH": "metrics.sock"}
+        files["SERVER_STATE_FILE"] = "server-state"
+        variables |= {f"RAY_SERVE_HAPROXY_{key}": str(directory / file) for key, file in files.items()}
     port = free_port()
     command = [sys.executable, "benchmarks/serve_embedder.py", "--http-port", str(port), "--folder", str(directory)]
-    return _said_ready("serve", command, _variables(setting), directory, port)
+    return _said_ready(name, command, variables, directory, port)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,7 @@ EMBEDDERS: Final = {
         "https://docs.bentoml.com/en/latest/guides/adaptive-batching.html",
     ),
     "mlserver": Installed(
-        ("mlserver==1.7.1", *RUNTIME),
+        ("mlserver==1.7.1", "uvloop==0.21.0", *RUNTIME),
         {
             "embedder.py": EMBEDDER,
             "model.py": MLSERVER,
@@ -154,8 +154,8 @@ EMBEDDERS: Final = {
         ),
         {},
         ("-c", "from infinity_emb.cli import cli; cli()", "v2", "--model-id", ".", "--served-model-name", "minilm",
-         "--engine", "optimum", "--device", "cpu", "--no-bettertransformer", "--batch-size", "{rows}",
-         "--host", "127.0.0.1", "--port", "{port}"),
+         "--engine", "optimum", "--device", "cpu", "--no-bettertransformer",
+         "--pooling-method", "mean", "--batch-size", "{rows}", "--host", "127.0.0.1", "--port", "{port}"),
         "engine optimum on the CPU, threads as it sets them, telemetry off; takes sentences",
         "https://michaelfeil.eu/infinity/latest/cli_v2/",
     ),

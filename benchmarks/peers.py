@@ -23,6 +23,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -44,7 +45,7 @@ from benchmarks.overhead import PATH, ROW, Figure, Server, bodies, check, drive,
 from benchmarks.peer_embedders import EMBEDDERS, INFINITY_MODEL
 from benchmarks.peer_servers import INSTALLED, NOT_RUN
 from benchmarks.peer_tables import ratio
-from benchmarks.peers_minilm import FIRST_RPS, USERS, Measuring, Part, Run
+from benchmarks.peers_minilm import FIRST, USERS, Measuring, Part, Run
 from tests.triton_server import VENV
 
 OURS: Final = "embedded"
@@ -117,6 +118,8 @@ def absent(name: str, environments: Path) -> str:
     """Why a server cannot be run here. Empty: it can."""
     if name.startswith("triton") and not (VENV / "bin" / "python").exists():
         return "not installed: `make triton`"
+    if name == "serve-haproxy" and any(interface != "lo" for _, interface in socket.if_nameindex()):
+        return f"{NOT_RUN['serve, HAProxy mode']}: `unshare --net sh -c 'ip link set lo up; exec python -m benchmarks.peers'`"
     if name in EMBEDDERS and not peer_processes.whole(name, EMBEDDERS[name], environments):
         return "not installed: `python -m benchmarks.peers --setup`"
     return ""
@@ -216,7 +219,7 @@ def minilm(
                 if done or useless or time.monotonic() > ends:
                     continue
                 try:
-                    runs += measuring(runs, environments, seconds).part(number, part, name, first_rps(runs, name, number))
+                    runs += measuring(runs, environments, seconds).part(number, part, name, first_share(runs, name, number))
                 except SystemExit as exc:
                     if not isinstance(exc.code, str):
                         raise  # somebody ends this command
@@ -240,13 +243,17 @@ def told(run: Run) -> None:
     what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.0f} {run.rows or '':4}"
     in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "proof") else ""
     doubt = "" if run.valid else "  NOT VALID"
-    print(f"{what}: {run.rps:7.1f}/s  p99 {run.p99_ms:7.1f} ms{in_time}  {run.errors} errors {run.shape}{doubt}", flush=True)
+    print(
+        f"{what}: {run.rps:7.1f}/s of {run.speed:5.1f}  p99 {run.p99_ms:7.1f} ms{in_time}  {run.errors} errors"
+        f" {run.shape}{doubt}",
+        flush=True,
+    )
 
 
-def first_rps(runs: Sequence[Run], name: str, number: int) -> float:
+def first_share(runs: Sequence[Run], name: str, number: int) -> float:
     """Where a search begins: at three quarters of what the server answered with most users, in this round if that is known."""
-    rates = {run.round: run.rps for run in runs if (run.part, run.server, run.load) == ("closed", name, USERS[-1])}
-    return 0.75 * rates.get(number, statistics.median(rates.values())) if rates else FIRST_RPS
+    shares = {run.round: run.share for run in runs if (run.part, run.server, run.load) == ("closed", name, USERS[-1])}
+    return 0.75 * shares.get(number, statistics.median(shares.values())) if shares else FIRST
 
 
 def turned(names: Sequence[str], number: int) -> list[str]:

@@ -7,6 +7,10 @@ All loads are `loadtest`'s: its generator sends, from the schedule that the roun
     closed    1, 8 and 64 users, each sends again when he is answered; nobody is told an SLO
     open      arrivals at random times: the highest rate at which 99 % are answered within the SLO, found by halving
 
+A machine that others share is faster in one minute than in the next. So two sessions of one thread run alone for half a second
+before and after each load, a row at a time: the mean of both is the machine's speed then. Rates are searched for, and compared,
+as shares of it. A load in which it changed by more than a sixth is measured once more.
+
 A rate was kept if 99 % of a run's requests were answered in time; refused ones count as late. That is what was seen in one run
 of some seconds, no proof: `proof` runs loadtest's sequential test, which is sure at 95 %. Servers start anew for each part of a
 round, are checked before, and take turns.
@@ -14,9 +18,9 @@ round, are checked before, and take turns.
 
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -35,7 +39,8 @@ Part = Literal["bare", "tune", "closed", "open", "proof"]
 USERS: Final = (1, 8, 64)
 SLO: Final = SloSpec.parse(f"p99<{SLO_MS}ms")
 SHARE: Final = 0.99
-FIRST_RPS: Final = 80.0  # where nothing is known of a server
+FIRST: Final = 0.6  # of the speed: where a search begins if nothing is known of a server
+WANDERED: Final = 6 / 5
 CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
 TUNING_USERS: Final = 16
 MOST_TRIES: Final = 8
@@ -47,7 +52,8 @@ UNTUNED: Final = 8
 class Run:
     """One measurement. load: users; requests/s asked; of `bare` nothing. shape: of `bare`, its sessions and threads.
 
-    kept: of `open`, the share in time. cpu_us: of the server's processes, per request answered.
+    speed: of the machine meanwhile, rows/s. kept: of `open`, the share in time. cpu_us: per request,
+    of the server's processes.
     """
 
     round: int
@@ -56,6 +62,7 @@ class Run:
     load: float
     rows: int
     rps: float
+    speed: float = 0.0
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     errors: int = 0
@@ -64,12 +71,17 @@ class Run:
     valid: bool = True
     shape: str = ""
 
+    @property
+    def share(self) -> float:
+        """What was answered, in terms of the machine's speed."""
+        return self.rps / self.speed
+
 
 # the search for the highest rate
 
 
-def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None:
-    """Which rate to try next, given those that were tried and whether they were kept. None: it is known well enough.
+def next_share(tried: Sequence[tuple[float, bool]], first: float) -> float | None:
+    """Which share of the speed to try next, given those that were tried and whether they were kept. None: it is known.
 
     Up in steps until one is missed, or down until one is kept; then the geometric middle of the highest kept below the lowest
     missed, and that.
@@ -94,23 +106,24 @@ def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
 
 
 class Measuring:
-    """Measures parts of rounds. environments: of the peers. seconds: of each load."""
+    """Measures parts of rounds. environments: of the peers. seconds: of each load. chosen: the largest batch of each peer."""
 
     def __init__(self, environments: Path, seconds: float, chosen: Mapping[str, int], told: Callable[[Run], None]) -> None:
         self._environments = environments
         self._seconds = seconds
         self._chosen = chosen
         self._told = told
+        self._sessions = Sessions(2, 1)
 
-    def part(self, number: int, part: Part, name: str, first_rps: float) -> list[Run]:
-        """All runs of one server. first_rps: the rate with which a search begins, and that of a proof."""
+    def part(self, number: int, part: Part, name: str, first: float) -> list[Run]:
+        """All runs of one server. first: the share of the speed with which a search begins; of a proof, the requests/s."""
         if part == "bare":
             return self._bare(number)
         if part == "tune":
-            return [run for rows in BATCHES.get(name, ()) for run in self._of_server(number, part, name, rows, first_rps)]
-        return self._of_server(number, part, name, self._chosen.get(name, UNTUNED if name in BATCHES else 0), first_rps)
+            return [run for rows in BATCHES.get(name, ()) for run in self._of_server(number, part, name, rows, first)]
+        return self._of_server(number, part, name, self._chosen.get(name, UNTUNED if name in BATCHES else 0), first)
 
-    def _of_server(self, number: int, part: Part, name: str, rows: int, first_rps: float) -> list[Run]:
+    def _of_server(self, number: int, part: Part, name: str, rows: int, first: float) -> list[Run]:
         found: list[Run] = []
         with tempfile.TemporaryDirectory() as temporary:
             directory, payload = Path(temporary), Path(temporary, "payload")
@@ -131,17 +144,17 @@ class Measuring:
                         asked = replace(spec, pattern=f"users:count={users}", timeout_s=20.0)
                         found.append(self._measured(replace(run, load=users), server, asked))
                 elif part == "proof":
-                    asked = replace(spec, rate_rps=first_rps, slo=SLO, duration_s=120.0)
-                    found.append(self._measured(replace(run, load=first_rps), server, asked, until_decided=True))
+                    asked = replace(spec, rate_rps=first, slo=SLO, duration_s=120.0)
+                    found.append(self._measured(replace(run, load=first), server, asked, until_decided=True))
                 else:
-                    found += self._searched(run, server, replace(spec, slo=SLO), first_rps)
+                    found += self._searched(run, server, replace(spec, slo=SLO), first)
         return found
 
-    def _searched(self, run: Run, server: Server, spec: LoadSpec, first_rps: float) -> list[Run]:
+    def _searched(self, run: Run, server: Server, spec: LoadSpec, first: float) -> list[Run]:
         tried: list[Run] = []
-        while (rate := next_rate([(each.load, each.kept >= SHARE) for each in tried], first_rps)) is not None:
+        while (share := next_share([(each.load / each.speed, each.kept >= SHARE) for each in tried], first)) is not None:
+            rate = share * self._sessions.speed()
             tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
-            self._drained(server)
         return tried
 
     @staticmethod
@@ -155,20 +168,25 @@ class Measuring:
 
     def _measured(self, run: Run, server: Server, spec: LoadSpec, *, until_decided: bool = False) -> Run:
         for _ in range(2):  # what was disturbed, once more
+            faster = self._sessions.speed()
             before = cpu_s(server)
             result = uvloop.run(measure(spec, until_decided=until_decided, or_lost=until_decided))
             spent_s = cpu_s(server) - before
-            if result.valid:
+            self._drained(server)
+            slower = self._sessions.speed()
+            if result.valid and max(faster, slower) <= WANDERED * min(faster, slower):
                 break
-        done = filled(run, result, spent_s)
+        done = filled(replace(run, speed=(faster + slower) / 2), result, spent_s)
         self._told(done)
         return done
 
     def _bare(self, number: int) -> list[Run]:
         found = []
         for sessions, threads, rows in BARE:
-            rps = bare_rps(sessions, threads, rows, self._seconds / 4)
-            found.append(Run(number, "bare", "bare", 0.0, rows, rps, shape=f"{sessions} × {threads}"))
+            before = self._sessions.speed()
+            rps = Sessions(sessions, threads, rows).speed(self._seconds / 4)
+            speed = (before + self._sessions.speed()) / 2
+            found.append(Run(number, "bare", "bare", 0.0, rows, rps, speed, shape=f"{sessions} × {threads}"))
             self._told(found[-1])
         return found
 
@@ -188,34 +206,29 @@ def filled(run: Run, result: RunResult, spent_s: float) -> Run:
     )
 
 
-def bare_rps(sessions: int, threads: int, rows: int, seconds: float) -> float:
-    """Rows per second of sessions that each run whole turns of all lengths, at once, for so long at least."""
-    model = backends.load("onnxruntime", {"model": str(MODEL), "threads": threads})
-    opened = [model.open_session(number) for number in range(sessions)]
-    feeds = []
-    for length in LENGTHS:
-        ids, mask = np.array([tokens(length)] * rows, np.int64), np.ones((rows, length), np.int64)
-        feeds.append({"input_ids": ids, "attention_mask": mask})
-    rates: list[float] = []
-    start = threading.Barrier(sessions)
+class Sessions:
+    """Sessions without a server, as the gateway opens them. rows: of each batch, which are of one length each."""
 
-    def turns(session: Any) -> None:
-        for feed in feeds:
-            session.run(feed, {})  # warm
-        start.wait()
+    def __init__(self, sessions: int, threads: int, rows: int = 1) -> None:
+        model = backends.load("onnxruntime", {"model": str(MODEL), "threads": threads})
+        self._opened = [model.open_session(number) for number in range(sessions)]
+        self._rows = rows
+        self._feeds = []
+        for length in LENGTHS:
+            ids, mask = np.array([tokens(length)] * rows, np.int64), np.ones((rows, length), np.int64)
+            self._feeds.append({"input_ids": ids, "attention_mask": mask})
+            for session in self._opened:
+                session.run(self._feeds[-1], {})  # warm
+
+    def speed(self, seconds: float = 0.5) -> float:
+        """Rows per second of all sessions at once, each of which runs whole turns of all lengths for so long at least."""
+        with ThreadPoolExecutor(len(self._opened)) as pool:
+            return sum(pool.map(lambda session: self._turns(session, seconds), self._opened))
+
+    def _turns(self, session: Any, seconds: float) -> float:
         began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
-            for feed in feeds:
+            for feed in self._feeds:
                 session.run(feed, {})
-            done += rows * len(feeds)
-        rates.append(done / (time.perf_counter() - began))
-
-    running = [threading.Thread(target=turns, args=(each,)) for each in opened]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    for each in opened:
-        each.close()
-    model.close()
-    return sum(rates)
+            done += self._rows * len(self._feeds)
+        return done / (time.perf_counter() - began)

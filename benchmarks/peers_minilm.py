@@ -41,6 +41,7 @@ SLO: Final = SloSpec.parse(f"p99<{SLO_MS}ms")
 SHARE: Final = 0.99
 FIRST: Final = 0.6  # of the speed: where a search begins if nothing is known of a server
 WANDERED: Final = 6 / 5
+MOST_BARE: Final = 3  # times that sessions alone are measured, until the machine was steady
 CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
 TUNING_USERS: Final = 16
 MOST_TRIES: Final = 8
@@ -168,27 +169,35 @@ class Measuring:
 
     def _measured(self, run: Run, server: Server, spec: LoadSpec, *, until_decided: bool = False) -> Run:
         for _ in range(2):  # what was disturbed, once more
-            faster = self._sessions.speed()
+            first = self._sessions.speed()
             before = cpu_s(server)
             result = uvloop.run(measure(spec, until_decided=until_decided, or_lost=until_decided))
             spent_s = cpu_s(server) - before
             self._drained(server)
-            slower = self._sessions.speed()
-            if result.valid and max(faster, slower) <= WANDERED * min(faster, slower):
+            last = self._sessions.speed()
+            if result.valid and steady(first, last):
                 break
-        done = filled(replace(run, speed=(faster + slower) / 2), result, spent_s)
+        done = filled(replace(run, speed=(first + last) / 2), result, spent_s)
         self._told(done)
         return done
 
     def _bare(self, number: int) -> list[Run]:
         found = []
         for sessions, threads, rows in BARE:
-            before = self._sessions.speed()
-            rps = Sessions(sessions, threads, rows).speed(self._seconds / 4)
-            speed = (before + self._sessions.speed()) / 2
+            opened = Sessions(sessions, threads, rows)
+            for _ in range(MOST_BARE):
+                before, rps, after = self._sessions.speed(), opened.speed(self._seconds / 4), self._sessions.speed()
+                if steady(before, after):
+                    break
+            speed = (before + after) / 2
             found.append(Run(number, "bare", "bare", 0.0, rows, rps, speed, shape=f"{sessions} × {threads}"))
             self._told(found[-1])
         return found
+
+
+def steady(before: float, after: float) -> bool:
+    """Whether the machine was as fast before as after."""
+    return max(before, after) <= WANDERED * min(before, after)
 
 
 def filled(run: Run, result: RunResult, spent_s: float) -> Run:

@@ -137,7 +137,7 @@ class Measuring:
                     target=f"http://127.0.0.1:{server.http_port}{path(name)}", protocol="invocations", payloads=(str(payload),),
                     seed=number + 1, duration_s=self._seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
                 )  # fmt: skip
-                warm = replace(spec, pattern="users:count=8", duration_s=2.0, warmup_s=0.0, timeout_s=20.0)
+                warm = replace(spec, pattern="users:count=8", duration_s=1.0, warmup_s=0.0, timeout_s=20.0)
                 uvloop.run(measure(warm))
                 run = Run(number, part, name, 0.0, rows, 0.0)
                 if part in ("closed", "tune"):

@@ -7,6 +7,7 @@ from html import escape
 from typing import Final
 
 from benchmarks.minilm_servers import SLO_MS
+from benchmarks.peer_embedders import BUILT_IN, EMBEDDERS
 from benchmarks.peers_minilm import SHARE, USERS, Run, bracket
 
 OURS: Final = "plain"
@@ -36,6 +37,15 @@ def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | Non
 def counterpart(server: str) -> str:
     """Which of ours a server is compared with: who takes sentences, with the one that does."""
     return OURS_WITH_TEXT if server in TAKE_TEXT else OURS
+
+
+def settings(names: Iterable[str]) -> str:
+    lines = ["| server | settings |", "|---|---|"]
+    for name in names:
+        peer = EMBEDDERS.get(name)
+        told = f"{peer.packages[0]}: {peer.settings} ({peer.source})" if peer else BUILT_IN[name]
+        lines.append(f"| {name} | {told} |")
+    return "\n".join(lines)
 
 
 def closed(runs: Iterable[Run]) -> str:

@@ -229,7 +229,13 @@ def minilm(
     for name, rate in asked.items():
         runs += measuring(runs, environments, seconds).part(len(runs), "proof", name, rate)
         kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
-    tables = (peer_tables.closed(runs), peer_tables.within_slo(runs), peer_tables.saturation(runs), peer_tables.proofs(runs))
+    tables = (
+        peer_tables.settings(names),
+        peer_tables.closed(runs),
+        peer_tables.within_slo(runs),
+        peer_tables.saturation(runs),
+        peer_tables.proofs(runs),
+    )
     return "\n\n".join(filter(None, tables)), peer_tables.plot(runs)
 
 

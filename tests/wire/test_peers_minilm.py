@@ -84,6 +84,10 @@ def test_the_plot_has_a_bar_of_each_server() -> None:
     assert peer_tables.plot([])
 
 
+def test_each_server_has_its_settings() -> None:
+    assert len(peer_tables.settings(NAMES).splitlines()) == 2 + len(NAMES)
+
+
 def test_every_form_of_an_answer_has_its_embedding() -> None:
     assert embedding([[1.0, 2.0]]) == [1.0, 2.0]
     assert embedding({"outputs": [{"data": [1.0, 2.0]}]}) == [1.0, 2.0]

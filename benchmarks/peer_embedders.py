@@ -165,8 +165,8 @@ BUILT_IN: Final = {
     "plain": "the example as it comes, without Ray; in the open loop with `slo: {p99_ms: 200}`",
     "embedded": "the same on Ray Serve",
     "plain-text": "the example's `minilm-text`, which takes sentences, otherwise as `plain`",
-    "triton": "python backend, two instances, `dynamic_batching {}`, which joins requests of one length; in the open loop its queue"
-    " refuses after 200 ms (Triton: model configuration)",
+    "triton": "python backend, two instances, `dynamic_batching {}`, which joins requests of one length; in the open loop its"
+    " queue refuses after 200 ms (Triton: model configuration)",
     "triton-ragged": "the same with `allow_ragged_batch`: lengths mix, and the model pads",
     "serve": "two replicas, `@serve.batch`, wait 0, FastAPI ingress (Ray Serve: dynamic request batching)",
     "serve-haproxy": "the same behind HAProxy (`RAY_SERVE_ENABLE_HA_PROXY`)",

@@ -147,7 +147,7 @@ INSTALLED: Final = {
 
 NOT_RUN: Final = {
     "serve, HAProxy mode": "its configuration binds its statistics on every interface, so it takes a network of its own",
-    "AWS's adapter": "speaks `/invocations` alone: `python -m benchmarks.sagemaker` measures it",
+    "AWS's adapter": "speaks `/invocations` alone: `python -m benchmarks.sagemaker` measures it, on `linear` and `minilm`",
     "infinity": "serves embeddings alone, so it has no `linear`",
 }
 """Why a peer is not among those measured."""

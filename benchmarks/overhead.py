@@ -146,7 +146,7 @@ def running(name: str, directory: Path) -> Iterator[Server]:
             raise SystemExit(f"{name} did not start: {line}\n{(directory / f'{name}.log').read_text()[-3000:]}")
         root = psutil.Process(process.pid)
         ours = [root, *root.children(recursive=True)]
-        yield Server(name, http, grpc, [found for found in ours if _serves(found)])
+        yield Server(name, http, grpc, [found for found in ours if serves(found)])
     finally:
         process.stdin.close()
         if name != "serve":
@@ -175,7 +175,7 @@ def triton(directory: Path) -> Iterator[Server]:
             yield Server("triton", ports[0], ports[1], [root, *root.children(recursive=True)])
 
 
-def _serves(process: psutil.Process) -> bool:
+def serves(process: psutil.Process) -> bool:
     # Ray's own daemons (raylet, gcs, agents) idle along whatever the load; the drivers and workers are what serves.
     try:
         line = " ".join(process.cmdline())

@@ -130,7 +130,7 @@ INSTALLED: Final = {
         "https://docs.bentoml.com/en/latest/guides/adaptive-batching.html",
     ),
     "mlserver": Installed(
-        ("mlserver==1.7.1", *RUNTIME),
+        ("mlserver==1.7.1", "uvloop==0.21.0", *RUNTIME),
         {
             "session.py": SESSION,
             "model.py": MLSERVER,
@@ -146,8 +146,8 @@ INSTALLED: Final = {
 }
 
 NOT_RUN: Final = {
-    "serve, HAProxy mode": "its configuration binds its statistics on every interface, and here only loopback is used",
-    "AWS's adapter": "speaks `/invocations` alone: `python -m benchmarks.sagemaker` measures it",
+    "serve, HAProxy mode": "its configuration binds its statistics on every interface, so it takes a network of its own",
+    "AWS's adapter": "speaks `/invocations` alone: `python -m benchmarks.sagemaker` measures it, on `linear` and `minilm`",
     "infinity": "serves embeddings alone, so it has no `linear`",
 }
 """Why a peer is not among those measured."""

@@ -1,16 +1,19 @@
-"""This gateway beside other servers on `linear`: what each adds to a model that costs next to nothing.
+"""This gateway beside other servers: on `linear`, what each adds to a model that costs next to nothing; on `minilm`, real work.
 
-    python -m benchmarks.peers --setup                                         once: environments of those that need one
-    python -m benchmarks.peers --rounds 3
-    python -m benchmarks.peers --peers embedded triton litserve --rounds 3 --until 280
+    python -m benchmarks.peers --setup --rounds 3 --write FOLDER      all of it, in two hours: environments, models, tables
+    python -m benchmarks.peers --setup                                only environments of those that need one
+    python -m benchmarks.peers --models linear --rounds 3
+    python -m benchmarks.peers --models minilm --rounds 3 --until 280 --parts closed open
+    python -m benchmarks.peers --models minilm --proof plain=150      loadtest's sequential test of that rate
 
-embedded, plain, serve and triton are those of benchmarks/overhead.py, the others those of benchmarks/peer_servers.py, each in
-an environment of its own under --environments. Every server's answer is checked before it is measured. Loads: wrk (REST) and
-h2load (gRPC), closed loop. The servers take turns in each round, started anew, and each round begins with another.
+linear: embedded, plain, serve and triton are those of benchmarks/overhead.py, the others those of benchmarks/peer_servers.py,
+each in an environment of its own under --environments. Every server's answer is checked before it is measured. Loads: wrk
+(REST) and h2load (gRPC), closed loop. minilm: see benchmarks/peers_minilm.py. The servers take turns in each round, started
+anew, and each round begins with another.
 
-What was measured is kept in --results after every server, and a later command goes on from there: so a run can be made in
-pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts, and the least and the most stand
-beside it. Client and server share the machine, so only ratios mean something. Needs `wrk` and `h2load`.
+What was measured is kept in the folder --results after every server, and a later command goes on from there: so a run can be
+made in pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts, and the least and the most
+stand beside it. Client and server share the machine, so only ratios mean something. `linear` needs `wrk` and `h2load`.
 """
 
 import argparse
@@ -20,12 +23,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,8 +39,13 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from benchmarks import peer_processes, peer_tables
+from benchmarks.minilm_servers import BATCHES, NAMES
 from benchmarks.overhead import PATH, ROW, Figure, Server, bodies, check, drive, free_port, running
+from benchmarks.peer_embedders import EMBEDDERS, INFINITY_MODEL
 from benchmarks.peer_servers import INSTALLED, NOT_RUN
+from benchmarks.peer_tables import ratio
+from benchmarks.peers_minilm import FIRST, USERS, Measuring, Part, Run
 from tests.triton_server import VENV
 
 OURS: Final = "embedded"
@@ -49,6 +57,7 @@ BUILT_IN: Final = {
 }
 PEERS: Final = ("plain", "embedded", "serve", "triton", *INSTALLED)
 LOADS: Final = (("rest-json", 1), ("rest-json", 8), ("rest-json", 64), ("rest-binary", 64), ("grpc", 64))
+PARTS: Final[tuple[Part, ...]] = ("bare", "tune", "closed", "open")
 SPEAKS: Final = {"serve": ("rest-json", "grpc"), **dict.fromkeys(INSTALLED, ("rest-json",))}
 START_S: Final = 60.0
 
@@ -57,24 +66,6 @@ START_S: Final = 60.0
 class Measured:
     round: int
     figure: Figure
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """Of rounds: the middle one, the least and the most. With n rounds the latter enclose the true median in 1 - 2^(1-n)."""
-
-    middle: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.middle:.2f}" + (f" ({self.least:.2f} to {self.most:.2f})" if self.least < self.most else "")
-
-
-def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Ratio | None:
-    """Ours over theirs, in rounds that have both. None: there is no such round."""
-    found = [ours[number] / theirs[number] for number in ours.keys() & theirs.keys()]
-    return Ratio(statistics.median(found), min(found), max(found)) if found else None
 
 
 def table(measured: Sequence[Measured]) -> str:
@@ -118,67 +109,34 @@ def settings(names: Sequence[str]) -> str:
 
 def set_up(folder: Path) -> None:
     """An environment of each peer that needs one; those that are whole are left as they are."""
-    for name, peer in INSTALLED.items():
-        place, whole = folder / name, folder / name / "whole"
-        if whole.exists() and whole.read_text() == "\n".join(peer.packages):
-            continue
-        venv.create(place, clear=True, with_pip=True)
-        done = subprocess.run([place / "bin" / "pip", "install", "--quiet", *peer.packages], timeout=900, check=False)
-        if done.returncode:
-            print(f"{name}: pip could not install {', '.join(peer.packages)}", file=sys.stderr)
-        else:
-            whole.write_text("\n".join(peer.packages))
+    for name, peer in EMBEDDERS.items():  # those of `linear` are among them
+        if peer_processes.set_up(name, peer, folder) and name == "infinity" and not (folder / name / "model").exists():
+            subprocess.run([folder / name / "bin" / "python", "-c", INFINITY_MODEL, folder / name / "model"], check=True)
 
 
 def absent(name: str, environments: Path) -> str:
     """Why a server cannot be run here. Empty: it can."""
-    if name == "triton" and not (VENV / "bin" / "python").exists():
+    if name.startswith("triton") and not (VENV / "bin" / "python").exists():
         return "not installed: `make triton`"
-    if name in INSTALLED and not (environments / name / "whole").exists():
+    if name == "serve-haproxy" and any(interface != "lo" for _, interface in socket.if_nameindex()):
+        return f"{NOT_RUN['serve, HAProxy mode']}: `unshare --net sh -c 'ip link set lo up; exec python -m benchmarks.peers'`"
+    if name in EMBEDDERS and not peer_processes.whole(name, EMBEDDERS[name], environments):
         return "not installed: `python -m benchmarks.peers --setup`"
     return ""
 
 
 @contextlib.contextmanager
 def installed(name: str, environments: Path, directory: Path) -> Iterator[Server]:
-    peer = INSTALLED[name]
     port = free_port()
-    with tempfile.TemporaryDirectory(dir=directory) as fresh:
-        ports = {"port": str(port), "grpc": str(free_port()), "metrics": str(free_port())}
-        for file, text in peer.files.items():
-            Path(fresh, file).write_text(text.format(**ports) if file == "settings.json" else text)
-        command = [str(environments / name / "bin" / "python"), *(word.format(**ports) for word in peer.command)]
-        environment = os.environ | {"PEER_MODEL": str(Path("models/linear.onnx").resolve()), "BENTOML_DO_NOT_TRACK": "True"}
-        environment |= {"PATH": f"{environments / name / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": fresh}
-        log = Path(fresh, "log")
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                command, cwd=fresh, env=environment, stdout=output, stderr=output, start_new_session=True
-            )
-        try:
-            until = time.monotonic() + START_S
-            while not right(port):
-                if process.poll() is not None or time.monotonic() > until:
-                    raise SystemExit(f"{name} gave no right answer:\n{log.read_text()[-3000:]}")
-                time.sleep(0.2)
-            root = psutil.Process(process.pid)
-            yield Server(name, port, 0, [root, *root.children(recursive=True)])
-        finally:
-            end(process)
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """It and all that it started."""
-    with contextlib.suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        _, left = psutil.wait_procs([psutil.Process(process.pid), *family], 10)
-        for each in left:
-            with contextlib.suppress(psutil.Error):
-                each.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    variables = {"PEER_MODEL": str(Path("models/linear.onnx").resolve()), "BENTOML_DO_NOT_TRACK": "True"}
+    with peer_processes.launched(name, INSTALLED[name], environments, directory, port, variables) as (process, log):
+        until = time.monotonic() + START_S
+        while not right(port):
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"{name} gave no right answer:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        root = psutil.Process(process.pid)
+        yield Server(name, port, 0, [root, *root.children(recursive=True)])
 
 
 def right(port: int) -> bool:
@@ -228,45 +186,140 @@ def stopped(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through the blocks that end what was started
 
 
+def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path, ends: float, kept: Path) -> str:
+    """Measure what is not in `kept` yet, and give the tables. ends: by time.monotonic(), nothing is started after it."""
+    measured: list[Measured] = []
+    if kept.exists():
+        measured = [Measured(each["round"], Figure(**each["figure"])) for each in json.loads(kept.read_text())]
+    for number in range(rounds):
+        for name in turned(names, number):
+            done = any(each.round == number and each.figure.server == name for each in measured)
+            if done or time.monotonic() > ends:
+                continue
+            figures = measure(name, environments, seconds)
+            measured += [Measured(number, figure) for figure in figures]
+            kept.write_text(json.dumps([asdict(each) for each in measured], indent=1))
+            for each in figures:
+                print(f"{number + 1} {name:9} {each.protocol:12} {each.connections:3}: {each.rps:8.0f}/s", flush=True)
+    return f"{settings(names)}\n\n{table(measured)}"
+
+
+def minilm(
+    names: Sequence[str], parts: Sequence[Part], rounds: int, seconds: float, environments: Path, ends: float, kept: Path,
+    asked: dict[str, float],
+) -> tuple[str, str]:  # fmt: skip
+    """As `linear`. asked: by server, the rate to prove. Gives the tables and the plot."""
+    runs = [Run(**each) for each in json.loads(kept.read_text())] if kept.exists() else []
+    for number in range(rounds):
+        for part in parts:
+            servers = ["bare"] if part == "bare" else turned(names, number)
+            for name in servers:
+                done = any((each.part, each.round, each.server) == (part, number, name) for each in runs)
+                useless = part == "tune" and (number or name not in BATCHES)
+                if done or useless or time.monotonic() > ends:
+                    continue
+                try:
+                    runs += measuring(runs, environments, seconds).part(number, part, name, first_share(runs, name, number))
+                except SystemExit as exc:
+                    if not isinstance(exc.code, str):
+                        raise  # somebody ends this command
+                    print(f"{name}: {exc.code}", flush=True)
+                    continue
+                kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
+    for name, rate in asked.items():
+        runs += measuring(runs, environments, seconds).part(len(runs), "proof", name, rate)
+        kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
+    tables = (
+        peer_tables.settings(names),
+        peer_tables.closed(runs),
+        peer_tables.within_slo(runs),
+        peer_tables.saturation(runs),
+        peer_tables.proofs(runs),
+    )
+    return "\n\n".join(filter(None, tables)), peer_tables.plot(runs)
+
+
+def measuring(runs: Sequence[Run], environments: Path, seconds: float) -> Measuring:
+    """With the batches that did best so far."""
+    best = {name: max(rates, key=lambda rows: rates[rows]) for name, rates in peer_tables.tuned(runs).items()}
+    return Measuring(environments, seconds, best, told)
+
+
+def told(run: Run) -> None:
+    what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.0f} {run.rows or '':4}"
+    in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "proof") else ""
+    doubt = "" if run.valid else "  NOT VALID"
+    print(
+        f"{what}: {run.rps:7.1f}/s of {run.speed:5.1f}  p99 {run.p99_ms:7.1f} ms{in_time}  {run.errors} errors"
+        f" {run.shape}{doubt}",
+        flush=True,
+    )
+
+
+def first_share(runs: Sequence[Run], name: str, number: int) -> float:
+    """Where a search begins: at three quarters of what the server answered with most users, in this round if that is known."""
+    shares = {run.round: run.share for run in runs if (run.part, run.server, run.load) == ("closed", name, USERS[-1])}
+    return 0.75 * shares.get(number, statistics.median(shares.values())) if shares else FIRST
+
+
+def turned(names: Sequence[str], number: int) -> list[str]:
+    """Each round begins with another."""
+    turn = number % max(1, len(names))
+    return [*names[turn:], *names[:turn]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setup", action="store_true", help="make the environments, and measure nothing")
+    parser.add_argument("--setup", action="store_true", help="make the environments first; without --rounds, nothing else")
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers"))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load")
+    parser.add_argument("--models", nargs="+", choices=("linear", "minilm"), default=["linear", "minilm"])
+    parser.add_argument("--peers", nargs="+", choices=sorted({*PEERS, *NAMES}), default=[*dict.fromkeys((*PEERS, *NAMES))])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of minilm")
+    parser.add_argument(
+        "--proof", nargs="+", default=[], metavar="SERVER=RATE", help="rates of minilm to prove, after all else"
+    )
+    parser.add_argument("--rounds", type=int, help="3, if nothing else is asked for")
+    parser.add_argument("--seconds", type=float, help="of each load: 3 on linear, 8 on minilm")
     parser.add_argument("--until", type=float, default=float("inf"), help="start nothing after so many seconds")
-    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers.json"))
+    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers-results"))
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables and the plot there")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, stopped)
     if arguments.setup:
         set_up(arguments.environments)
+    rounds = arguments.rounds if arguments.rounds is not None else 0 if arguments.setup or arguments.proof else 3
+    if not rounds and not arguments.proof and not arguments.write:
         return 0
     for tool in ("wrk", "h2load"):
-        if shutil.which(tool) is None:
+        if "linear" in arguments.models and shutil.which(tool) is None:
             parser.error(f"{tool} is not installed (Debian: wrk, nghttp2-client)")
-    measured: list[Measured] = []
-    if arguments.results.exists():
-        measured = [Measured(each["round"], Figure(**each["figure"])) for each in json.loads(arguments.results.read_text())]
-    names = []
+    present = []
     for name in arguments.peers:
         if reason := absent(name, arguments.environments):
             print(f"{name}: {reason}", flush=True)
         else:
-            names.append(name)
-    begin = time.monotonic()
-    for number in range(arguments.rounds):
-        turn = number % max(1, len(names))
-        for name in names[turn:] + names[:turn]:
-            done = any(each.round == number and each.figure.server == name for each in measured)
-            if done or time.monotonic() - begin > arguments.until:
-                continue
-            figures = measure(name, arguments.environments, arguments.seconds)
-            measured += [Measured(number, figure) for figure in figures]
-            arguments.results.write_text(json.dumps([asdict(each) for each in measured], indent=1))
-            for each in figures:
-                print(f"{number + 1} {name:9} {each.protocol:12} {each.connections:3}: {each.rps:8.0f}/s", flush=True)
-    print(f"\n{os.cpu_count()} cores, client included.\n\n{settings(names)}\n\n{table(measured)}")
+            present.append(name)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + arguments.until
+    written: dict[str, str] = {}
+    if "linear" in arguments.models:
+        names = [name for name in PEERS if name in present]
+        kept = arguments.results / "linear.json"
+        written["linear.md"] = linear(names, rounds, arguments.seconds or 3.0, arguments.environments, ends, kept)
+    if "minilm" in arguments.models:
+        names = [name for name in NAMES if name in present]
+        kept = arguments.results / "minilm.json"
+        asked = {name: float(rate) for name, _, rate in (each.partition("=") for each in arguments.proof)}
+        written["minilm.md"], written["peers-minilm.svg"] = minilm(
+            names, arguments.parts, rounds, arguments.seconds or 8.0, arguments.environments, ends, kept, asked
+        )
+    print(f"\n{os.cpu_count()} cores, client included.")
+    for name, text in written.items():
+        if name.endswith(".md"):
+            print(f"\n{text}")
+        if arguments.write:
+            arguments.write.mkdir(parents=True, exist_ok=True)
+            (arguments.write / name).write_text(text.rstrip() + "\n")
     return 0
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from benchmarks.overhead import Figure
 from benchmarks.peer_servers import INSTALLED, NOT_RUN
-from benchmarks.peers import PEERS, Measured, Ratio, absent, ratio, settings, table
+from benchmarks.peer_tables import Ratio, ratio
+from benchmarks.peers import PEERS, Measured, absent, settings, table
 
 
 def measured(server: str, rates: dict[int, float], *, errors: int = 0) -> list[Measured]:
@@ -58,6 +59,6 @@ def test_all_that_is_installed_is_pinned() -> None:
 def test_a_peer_without_its_whole_environment_is_not_run(tmp_path: Path) -> None:
     assert "--setup" in absent("litserve", tmp_path)
     (tmp_path / "litserve").mkdir()
-    (tmp_path / "litserve" / "whole").write_text("")
+    (tmp_path / "litserve" / "whole").write_text("\n".join(INSTALLED["litserve"].packages))
     assert not absent("litserve", tmp_path)
     assert not absent("embedded", tmp_path)

@@ -204,16 +204,15 @@ class Adaptive:
                 return Decision(0, shed=shed, outlook=foreseen)
         if len(state.queues) == 1:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
-        fill: list[Fill] = []
-        expected_ns = view.expected_ns(rows)
         pressed = work > UTILISATION * view.workers
-        if rows == waiting and (free_slots == 1 or pressed):
-            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
+        fills = rows == waiting and (free_slots == 1 or pressed)
+        fill: list[Fill] = []
         if slo_ns is None:
-            turn = in_turn(queue, view, rows, fill, state, self._curve)
-            if turn is not None:
-                rows, fill, expected_ns = turn
-                reason = "cap"
+            took, fill, expected_ns = in_turn(queue, view, rows, fills, state, self._limits, self._curve)
+            return Decision(took, reason if took == rows else "cap", None, shed, round(expected_ns), fill, foreseen)
+        expected_ns = view.expected_ns(rows)
+        if fills:
+            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:

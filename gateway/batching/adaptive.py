@@ -23,9 +23,10 @@ Whenever a worker is idle and something waits:
     each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
- 6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
-    takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
- 7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.
+ 6. With an SLO, and if no other worker is idle, room that is left is filled with requests of other lengths, padded to the
+    longest, where that takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
+ 7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
+    so nobody is overtaken by much. See `joining.in_turn`.
 
 Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
 

@@ -163,10 +163,16 @@ def _by_worth(
             part = min(entry[3], limit - place)
             if part <= 0:
                 break
-            least = max(least, -curve.pooled_ns(part, busy) / part * exp(min(0.0, (key - entry[0]) / scale_ns)))
+            least = max(least, -_lone_ns(curve, part, busy) / part * exp(min(0.0, (key - entry[0]) / scale_ns)))
             line.append(_InLine(least, place, at, part, entry[2]))
             place += part
     return line[0], sorted(line[1:])
+
+
+def _lone_ns(curve: ServiceCurve, rows: int, busy: int) -> float:
+    """What rows take by themselves: by all lengths together or by their own, whichever is less, until the former is sure."""
+    told_ns = curve.surface_ns(rows, busy)
+    return min(told_ns, curve.pooled_ns(rows, busy)) if told_ns else curve.pooled_ns(rows, busy)
 
 
 def joined(one: Hashable, other: Hashable) -> bool:

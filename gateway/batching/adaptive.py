@@ -38,7 +38,7 @@ workers would clear.
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterable
 from itertools import islice
 from math import inf, sqrt
 from typing import Final
@@ -48,7 +48,7 @@ from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
-from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _STREAMS: Final = 256
@@ -165,7 +165,7 @@ class Adaptive:
             if slo_ns is not None:
                 # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
                 lasting = queue.outlook is not None and len(state.queues) == 1
-                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, state)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -178,9 +178,9 @@ class Adaptive:
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
         elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
-            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state, view, slo_ns) < work:
+            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state.queues, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
                 if wake_at_ns:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -225,7 +225,7 @@ class Adaptive:
             return None
         workers = busy + free_slots
         if workers > 1:
-            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state, now_ns)
+            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state.queues, now_ns)
             if rate * expected_ns > UTILISATION * workers:
                 return None
         stream.margin = 0.0
@@ -301,13 +301,11 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(
-        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, work: float, state: State
-    ) -> tuple[int, Outlook | None]:
+    def _fresh(self, queue: Queue, stream: Inflow, view: View, slo_ns: int, state: State) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
 
         Of several queues it may be that all keep more workers busy than there are, although none does: those that have not
-        been decided on since are told what comes, too. work: of all of them.
+        been decided on since are told what comes, too.
 
         While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
         nearly as productive will do, for which less must be shed.
@@ -316,9 +314,8 @@ class Adaptive:
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
         several = len(state.queues) > 1
         if several:
-            work -= stream.work(view.now_ns)
             stream.usual = low
-            work = min(work + stream.work(view.now_ns), self._together(state, view, slo_ns))
+            work = self._least_work(state, view, slo_ns)
         else:
             work = view.rate / curve.rates[low]
         crowd = work * curve.level(view.workers) / view.workers
@@ -337,18 +334,29 @@ class Adaptive:
         usual = planned._replace(at=view.as_long(planned.at))
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
 
-    def _together(self, state: State, view: View, slo_ns: int) -> float:
-        """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""
-        longest = self._longest(state)
+    def _least_work(self, state: State, view: View, slo_ns: int) -> float:
+        """Workers that all queues keep busy, the lengths of each shape apart or padded to the longest, whichever is less."""
+        shapes: dict[Hashable, list[Hashable]] = {}
+        for group in state.queues:
+            shapes.setdefault(group.shape_key if isinstance(group, LengthGroup) else group, []).append(group)
+        least = 0.0
+        for groups in shapes.values():
+            work = sum([self._stream(group).work(view.now_ns) for group in groups])
+            least += min(work, self._together(groups, view, slo_ns)) if len(groups) > 1 else work
+        return least
+
+    def _together(self, groups: Collection[Hashable], view: View, slo_ns: int) -> float:
+        """Workers that these queues keep busy, padded to the longest of them; infinity: they cannot be."""
+        longest = self._longest(groups)
         if longest is None or not longest.ready:
             return inf
-        rate = self._rate(state, view.now_ns)
+        rate = self._rate(groups, view.now_ns)
         return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
 
-    def _longest(self, state: State) -> ServiceCurve | None:
-        """Of the longest of all queues, if they may share a batch."""
+    def _longest(self, groups: Iterable[Hashable]) -> ServiceCurve | None:
+        """Of the longest of these queues, if they may share a batch."""
         longest: Hashable = None
-        for group in state.queues:
+        for group in groups:
             if longest is None:
                 longest = group
             elif not joined(group, longest):
@@ -357,9 +365,8 @@ class Adaptive:
                 longest = group
         return self._curve(longest)
 
-    def _rate(self, state: State, now_ns: int) -> float:
-        """Of all queues."""
-        return sum([self._stream(group).rate(now_ns) for group in state.queues])
+    def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
+        return sum([self._stream(group).rate(now_ns) for group in groups])
 
     def _shed_front(self, queue: Queue, view: View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""
@@ -385,9 +392,9 @@ class Adaptive:
 
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
-        longest = self._longest(state)
+        longest = self._longest(state.queues)
         assert longest is not None  # else they could not be together
-        rate = self._rate(state, view.now_ns)
+        rate = self._rate(state.queues, view.now_ns)
         sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
         at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
         target = longest.sizes[at]

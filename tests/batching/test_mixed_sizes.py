@@ -19,6 +19,16 @@ def test_without_an_slo_no_setting_is_faster_and_none_waits_much_longer_than_in_
     assert found[DEFAULT].p99_ms <= longer * found[IN_TURN].p99_ms
 
 
+@pytest.mark.parametrize("rate", [400, 800])
+@pytest.mark.slow
+def test_with_an_slo_images_that_may_share_batches_are_not_refused_as_if_each_size_had_its_own(rate: int) -> None:
+    case = CASES["images-gpu"]
+    variants = settings(case)
+    ours, greedy = (served(case, variants[name], JUDGING, 0, 2.0, rate=rate) for name in (DEFAULT, "greedy"))
+    assert ours.good_rps >= 0.97 * greedy.good_rps
+    assert ours.good_rps >= 370
+
+
 @pytest.mark.slow
 def test_models_of_mixed_lengths_have_equal_parts_of_shared_workers_and_none_is_starved() -> None:
     case = CASES["shared"]

@@ -158,12 +158,16 @@ def _by_worth(
     scale_ns = _PASSES * max(1, now_ns - request.arrival_ns)
     line: list[_InLine] = []
     for at, (each, curve) in enumerate(zip(queues, curves, strict=True)):
-        place, limit, least = 0, most if at else rows, -inf
-        for entry in each.entries if curve.ready else ():
+        if not curve.ready:
+            continue
+        place, limit, least, known, row_ns = 0, most if at else rows, -inf, 0, 0.0
+        for entry in each.entries:
             part = min(entry[3], limit - place)
             if part <= 0:
                 break
-            least = max(least, -_lone_ns(curve, part, busy) / part * exp(min(0.0, (key - entry[0]) / scale_ns)))
+            if part != known:
+                known, row_ns = part, _lone_ns(curve, part, busy) / part
+            least = max(least, -row_ns * exp(min(0.0, (key - entry[0]) / scale_ns)))
             line.append(_InLine(least, place, at, part, entry[2]))
             place += part
     return line[0], sorted(line[1:])

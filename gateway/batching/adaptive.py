@@ -23,9 +23,10 @@ Whenever a worker is idle and something waits:
     each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
- 6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
-    takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
- 7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.
+ 6. With an SLO, and if no other worker is idle, room that is left is filled with requests of other lengths, padded to the
+    longest, where that takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
+ 7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
+    so nobody is overtaken by much. See `joining.in_turn`.
 
 Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
 
@@ -37,7 +38,7 @@ workers would clear.
 """
 
 from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterable
 from itertools import islice
 from math import inf, sqrt
 from typing import Final
@@ -47,7 +48,7 @@ from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
-from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
+from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 
 _STREAMS: Final = 256
@@ -164,7 +165,7 @@ class Adaptive:
             if slo_ns is not None:
                 # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
                 lasting = queue.outlook is not None and len(state.queues) == 1
-                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, state)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -177,9 +178,9 @@ class Adaptive:
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
         elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
-            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, state)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state, view, slo_ns) < work:
+            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state.queues, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
                 if wake_at_ns:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -204,16 +205,15 @@ class Adaptive:
                 return Decision(0, shed=shed, outlook=foreseen)
         if len(state.queues) == 1:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
-        fill: list[Fill] = []
-        expected_ns = view.expected_ns(rows)
         pressed = work > UTILISATION * view.workers
-        if rows == waiting and (free_slots == 1 or pressed):
-            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
+        fills = rows == waiting and (free_slots == 1 or pressed)
+        fill: list[Fill] = []
         if slo_ns is None:
-            turn = in_turn(queue, view, rows, fill, state, self._curve)
-            if turn is not None:
-                rows, fill, expected_ns = turn
-                reason = "cap"
+            took, fill, expected_ns = in_turn(queue, view, rows, fills, state, self._limits, self._curve)
+            return Decision(took, reason if took == rows else "cap", None, shed, round(expected_ns), fill, foreseen)
+        expected_ns = view.expected_ns(rows)
+        if fills:
+            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
@@ -225,7 +225,7 @@ class Adaptive:
             return None
         workers = busy + free_slots
         if workers > 1:
-            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state, now_ns)
+            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state.queues, now_ns)
             if rate * expected_ns > UTILISATION * workers:
                 return None
         stream.margin = 0.0
@@ -301,13 +301,11 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(
-        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, work: float, state: State
-    ) -> tuple[int, Outlook | None]:
+    def _fresh(self, queue: Queue, stream: Inflow, view: View, slo_ns: int, state: State) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
 
         Of several queues it may be that all keep more workers busy than there are, although none does: those that have not
-        been decided on since are told what comes, too. work: of all of them.
+        been decided on since are told what comes, too.
 
         While no more arrives than the workers can do, what waits too long is a burst that will pass: then a batch that is
         nearly as productive will do, for which less must be shed.
@@ -316,9 +314,8 @@ class Adaptive:
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
         several = len(state.queues) > 1
         if several:
-            work -= stream.work(view.now_ns)
             stream.usual = low
-            work = min(work + stream.work(view.now_ns), self._together(state, view, slo_ns))
+            work = self._least_work(state, view, slo_ns)
         else:
             work = view.rate / curve.rates[low]
         crowd = work * curve.level(view.workers) / view.workers
@@ -337,18 +334,29 @@ class Adaptive:
         usual = planned._replace(at=view.as_long(planned.at))
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
 
-    def _together(self, state: State, view: View, slo_ns: int) -> float:
-        """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""
-        longest = self._longest(state)
+    def _least_work(self, state: State, view: View, slo_ns: int) -> float:
+        """Workers that all queues keep busy, the lengths of each shape apart or padded to the longest, whichever is less."""
+        shapes: dict[Hashable, list[Hashable]] = {}
+        for group in state.queues:
+            shapes.setdefault(group.shape_key if isinstance(group, LengthGroup) else group, []).append(group)
+        least = 0.0
+        for groups in shapes.values():
+            work = sum([self._stream(group).work(view.now_ns) for group in groups])
+            least += min(work, self._together(groups, view, slo_ns)) if len(groups) > 1 else work
+        return least
+
+    def _together(self, groups: Collection[Hashable], view: View, slo_ns: int) -> float:
+        """Workers that these queues keep busy, padded to the longest of them; infinity: they cannot be."""
+        longest = self._longest(groups)
         if longest is None or not longest.ready:
             return inf
-        rate = self._rate(state, view.now_ns)
+        rate = self._rate(groups, view.now_ns)
         return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
 
-    def _longest(self, state: State) -> ServiceCurve | None:
-        """Of the longest of all queues, if they may share a batch."""
+    def _longest(self, groups: Iterable[Hashable]) -> ServiceCurve | None:
+        """Of the longest of these queues, if they may share a batch."""
         longest: Hashable = None
-        for group in state.queues:
+        for group in groups:
             if longest is None:
                 longest = group
             elif not joined(group, longest):
@@ -357,9 +365,8 @@ class Adaptive:
                 longest = group
         return self._curve(longest)
 
-    def _rate(self, state: State, now_ns: int) -> float:
-        """Of all queues."""
-        return sum([self._stream(group).rate(now_ns) for group in state.queues])
+    def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
+        return sum([self._stream(group).rate(now_ns) for group in groups])
 
     def _shed_front(self, queue: Queue, view: View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
         """Step 3. Returns the rows that stay and the index of what the new first allows."""
@@ -385,9 +392,9 @@ class Adaptive:
 
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
-        longest = self._longest(state)
+        longest = self._longest(state.queues)
         assert longest is not None  # else they could not be together
-        rate = self._rate(state, view.now_ns)
+        rate = self._rate(state.queues, view.now_ns)
         sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
         at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
         target = longest.sizes[at]

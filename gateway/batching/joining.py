@@ -1,14 +1,15 @@
 """Which lengths share a batch, and who may overtake whom: steps 6 and 7 of the adaptive policy."""
 
-from collections.abc import Callable, Hashable
-from itertools import islice
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from math import exp, inf
+from typing import Final, NamedTuple, Protocol
 
 from gateway.batching.policy import Fill
 from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
 from gateway.batching.service_model import ServiceCurve
 
-_SAVED: Final = 0.05  # of what a batch takes longer for those who pass others, if it takes twice as long; else in proportion
+# Times what the first has waited: by so much later may have come a request that is worth 1/e of what it else were.
+_PASSES: Final = 5.0
 
 
 class Moment(Protocol):
@@ -87,58 +88,95 @@ def filled(
     return fill, time_ns
 
 
+class _InLine(NamedTuple):
+    """Rows of one request. worth: of each of them, below zero, so that in a sorted list those worth most come first."""
+
+    worth: float
+    place: int  # in its queue, in rows
+    at: int  # of its queue
+    rows: int
+    deadline_ns: int
+
+
 def in_turn(
     queue: Queue,
     view: Moment,
     rows: int,
-    fill: list[Fill],
+    fills: bool,
     state: State,
+    limits: BatchLimits,
     curve_of: Callable[[Hashable], ServiceCurve],
-) -> tuple[int, list[Fill], float] | None:
-    """Step 7. The batch without those who would overtake others for too little; None: all may go.
+) -> tuple[int, list[Fill], float]:
+    """Step 7. The batch with the first of the queue that is worth most for its time: its rows, what else, and its time.
 
-    Who stands in line behind one that stays goes only if that saves enough: the more, the more the batch takes longer, by which
-    those who stay wait longer. Who passes nobody goes if it takes no longer than one after the other.
+    rows: of this queue at most. fills: whether other lengths may go along. A request is worth the time that it takes alone, and
+    the less, the later it stands in line: so where nothing is saved, all go as they came.
     """
-    joined = [more.queue for more in fill]
-    behind = [each.entries[0][0] for each in state.queues.values() if each.entries and each is not queue and each not in joined]
-    if not behind:
-        return None
-    busy = view.busy + 1
-    passes_nobody = min(behind)
-    curves = [view.curve, *(curve_of(each.group) for each in joined)]
-    most = [rows, *(more.rows for more in fill)]
-    late = [0, *(len(more.shed) for more in fill)]  # first in their queues
-    line: list[tuple[int, int, int, int]] = []  # as entries, with the place of their queue
-    for at, each in enumerate((queue, *joined)):
-        seen = 0
-        for entry in islice(each.entries, late[at], None):
-            if seen >= most[at]:
+    queues = [queue]
+    for each in state.queues.values() if fills else ():
+        if each.entries and each is not queue and joined(each.group, queue.group):
+            queues.append(each)
+    curves = [curve_of(each.group) for each in queues]
+    busy, most = view.busy + 1, max(rows, view.curve.sizes[-1])
+    first, line = _by_worth(queues, curves, rows, most, busy, view.now_ns)
+    best, kept, time_ns = 0.0, [first.rows], 0.0
+    for at, curve in enumerate(curves):
+        if at and (not curve.ready or queues[at].group < queue.group):  # type: ignore[operator]  # LengthGroups of one shape key
+            continue
+        total, worth, deadline_ns = first.rows, first.worth * first.rows, first.deadline_ns
+        taken = [total] + [0] * (len(curves) - 1)
+        per_time = worth / curve.pooled_ns(total, busy)
+        if per_time < best:
+            best, kept, time_ns = per_time, list(taken), curve.expected_ns(total, busy)
+        for more in line:
+            if more.at and queues[more.at].group > queues[at].group:  # type: ignore[operator]
+                continue
+            total += more.rows
+            deadline_ns = min(deadline_ns, more.deadline_ns)
+            if total > most or (
+                deadline_ns != NEVER and view.now_ns + curve.expected_ns(total, busy) * curve.spread > deadline_ns
+            ):
                 break
-            line.append((entry[0], entry[1], min(entry[3], most[at] - seen), at))
-            seen += entry[3]
-    taken = [0] * len(curves)
-    kept: list[int] = []
-    alone_ns = apart_ns = in_line_ns = saved_in_line_ns = 0.0
-    for key, _, part, at in sorted(line):
-        taken[at] += part
-        apart_ns += curves[at].pooled_ns(part, busy)
-        total = sum(taken)
-        time_ns = max([curve.pooled_ns(total, busy) for curve, has in zip(curves, taken, strict=True) if has])
-        saved_ns = apart_ns - time_ns
-        if not kept:
-            alone_ns = in_line_ns = time_ns
-            kept = list(taken)
-        elif key <= passes_nobody:
-            in_line_ns, saved_in_line_ns = time_ns, saved_ns
-        longer_ns = time_ns - in_line_ns
-        if saved_ns >= 0.0 and saved_ns - saved_in_line_ns >= _SAVED * longer_ns * longer_ns / alone_ns:
-            kept = list(taken)
-    if kept == taken:
-        return None
-    total = sum(kept)
-    expected_ns = max([curve.expected_ns(total, busy) for curve, has in zip(curves, kept, strict=True) if has])
-    return kept[0], [Fill(more.queue, part, more.shed) for more, part in zip(fill, kept[1:], strict=True) if part], expected_ns
+            worth += more.worth * more.rows
+            before, per_time = per_time, worth / curve.pooled_ns(total, busy)
+            if per_time >= before and not limits.row_sizes:  # those after it are worth still less
+                break
+            taken[more.at] += more.rows
+            if per_time < best:
+                best, kept, time_ns = per_time, list(taken), curve.expected_ns(total, busy)
+    return kept[0], [Fill(each, more) for each, more in zip(queues[1:], kept[1:], strict=True) if more], time_ns
+
+
+def _by_worth(
+    queues: Sequence[Queue], curves: Sequence[ServiceCurve], rows: int, most: int, busy: int, now_ns: int
+) -> tuple[_InLine, list[_InLine]]:
+    """The first of the first queue, and all others, of which those worth most come first; nobody before who stands before it.
+
+    So many rows of the first queue, and as many as a batch takes of the others.
+    """
+    key, _, _, _, request = queues[0].entries[0]
+    scale_ns = _PASSES * max(1, now_ns - request.arrival_ns)
+    line: list[_InLine] = []
+    for at, (each, curve) in enumerate(zip(queues, curves, strict=True)):
+        if not curve.ready:
+            continue
+        place, limit, least, known, row_ns = 0, most if at else rows, -inf, 0, 0.0
+        for entry in each.entries:
+            part = min(entry[3], limit - place)
+            if part <= 0:
+                break
+            if part != known:
+                known, row_ns = part, _lone_ns(curve, part, busy) / part
+            least = max(least, -row_ns * exp(min(0.0, (key - entry[0]) / scale_ns)))
+            line.append(_InLine(least, place, at, part, entry[2]))
+            place += part
+    return line[0], sorted(line[1:])
+
+
+def _lone_ns(curve: ServiceCurve, rows: int, busy: int) -> float:
+    """What rows take by themselves: by all lengths together or by their own, whichever is less, until the former is sure."""
+    told_ns = curve.surface_ns(rows, busy)
+    return min(told_ns, curve.pooled_ns(rows, busy)) if told_ns else curve.pooled_ns(rows, busy)
 
 
 def joined(one: Hashable, other: Hashable) -> bool:

@@ -115,7 +115,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
 def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int, now_ns: int) -> float:
     """As `missing_ns`, where others have queues of their own: by when all that waits would be done, one length after the other.
 
-    Or padded to the longest, in one batch. Who would lengthen that must still let the first be in time.
+    Or lengths padded to the longest, in one batch for each shape. Who would lengthen that must still let the first be in time.
     """
     if not queue.entries and now_ns + ahead.pace.margin * ahead.pace.expected_ns(1) > deadline_ns:
         return 0.0  # late whatever waits, by what was learned; one of them is to be there when it is tried whether that holds
@@ -123,29 +123,61 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
     workers = len(running)
     soonest_ns = max(now_ns, min([batch.closed_ns + ahead.busy * batch.expected_ns for batch in running]))
     before, rest = divmod(queue.rows, ahead.rows)
-    before_ns = before * ahead.full_ns
-    longest, group, joins = ahead, queue.group, True
+    own = _Shape(queue.group, ahead, queue.rows, before * ahead.full_ns)
     first_ns = queue.entries[0][2] if queue.entries else deadline_ns
+    others: list[_Shape] = []
     for other in state.queues.values():
         theirs = other.outlook
         if other is queue or theirs is None or not other.entries:
             continue
         batches, more = divmod(other.rows, theirs.rows)
-        before_ns += batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
-        first_ns = min(first_ns, other.entries[0][2])
-        if not joined(other.group, group):
-            joins = False
-        elif other.group > group:  # type: ignore[operator]  # both are LengthGroups of one shape key
-            longest, group = theirs, other.group
-    end_ns = soonest_ns + before_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
-    if joins:
-        sizes = longest.pace.curve.sizes
-        batches, more = divmod(state.rows, sizes[-1])
-        before_ns = batches * longest.pace.expected_ns(sizes[-1]) / workers
-        together_ns = soonest_ns + longest.pace.margin * longest.pace.expected_ns(more + 1)
-        if longest is not ahead or together_ns <= first_ns:
-            end_ns = min(end_ns, together_ns + before_ns)
+        apart_ns = batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
+        if joined(other.group, own.group):
+            own.add(other.group, theirs, other.rows, apart_ns)
+            first_ns = min(first_ns, other.entries[0][2])
+            continue
+        for shape in others:
+            if joined(other.group, shape.group):
+                shape.add(other.group, theirs, other.rows, apart_ns)
+                break
+        else:
+            others.append(_Shape(other.group, theirs, other.rows, apart_ns))
+    soonest_ns += sum([min(shape.apart_ns, shape.together_ns) for shape in others]) / workers
+    end_ns = soonest_ns + own.apart_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
+    batches, more = divmod(own.rows, own.longest.pace.curve.sizes[-1])
+    together_ns = soonest_ns + own.longest.pace.margin * own.longest.pace.expected_ns(more + 1)
+    if own.longest is not ahead or together_ns <= first_ns:
+        end_ns = min(end_ns, together_ns + own.full_ns(batches) / workers)
     return max(0.0, end_ns - deadline_ns)
+
+
+class _Shape:
+    """What waits of the lengths that may share a batch. apart_ns: what it takes with a batch of its own for each length."""
+
+    __slots__ = ("apart_ns", "group", "longest", "rows")
+
+    def __init__(self, group: Hashable, longest: Outlook, rows: int, apart_ns: float) -> None:
+        self.group = group
+        self.longest = longest
+        self.rows = rows
+        self.apart_ns = apart_ns
+
+    def add(self, group: Hashable, ahead: Outlook, rows: int, apart_ns: float) -> None:
+        """Another length of it."""
+        if group > self.group:  # type: ignore[operator]  # both are LengthGroups of one shape key
+            self.group, self.longest = group, ahead
+        self.rows += rows
+        self.apart_ns += apart_ns
+
+    def full_ns(self, batches: int) -> float:
+        """So many, as large as may be, padded to the longest."""
+        return batches * self.longest.pace.expected_ns(self.longest.pace.curve.sizes[-1])
+
+    @property
+    def together_ns(self) -> float:
+        """All of it, padded to the longest."""
+        batches, rest = divmod(self.rows, self.longest.pace.curve.sizes[-1])
+        return self.full_ns(batches) + (self.longest.pace.expected_ns(rest) if rest else 0.0)
 
 
 def feasible(queue: Queue, skip: int, index: int, cap: int, view: Moment, state: State, free_slots: int) -> bool:

@@ -22,6 +22,7 @@ from gateway.engine.metrics import Metrics
 from gateway.engine.probes import probe
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
+from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, ConfigError, GatewayError
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
@@ -182,6 +183,8 @@ class LaneOpener:
             )
             if not well and self._probe_failed is not None:
                 self._probe_failed()
+            if isinstance(runner, WorkerPool):
+                await runner.settle()
             if isinstance(lane.batcher, RecordedBatcher):
                 lane.batcher.record(lambda: runner.lives)  # with what it has learned until here
         except BaseException as exc:

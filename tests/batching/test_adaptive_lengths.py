@@ -283,26 +283,50 @@ STEEP = {SHORT: (2.0, 0.15 * SHORT), LONG: (2.0, 0.15 * LONG)}
 
 
 @pytest.mark.parametrize(
-    ("fixed_ms", "passing"),
+    ("fixed_ms", "later_ms", "passing"),
     [
-        (2.0, 5),  # 11.6 ms alone: five more save 10 ms and take 48 longer; 10 >= .05 · 48² / 11.6, but 12 < .05 · 57.6² / 11.6
-        (0.5, 1),
-        (0.4, 0),
-        (6.0, 9),
+        (2.0, 80, 9),  # 11.6 ms alone, and 9.6 more in a batch: 11.6 · exp(-80 / 500) > 9.6
+        (0.5, 20, 9),  # 10.1 · exp(-20 / 500) > 9.6 > 10.1 · exp(-30 / 500)
+        (0.5, 30, 0),
+        (0.1, 20, 0),
     ],
 )
-def test_who_came_later_than_one_that_stays_goes_if_more_is_saved_the_longer_the_batch_becomes(
-    fixed_ms: float, passing: int
+def test_who_came_later_than_one_that_stays_goes_if_enough_is_saved_for_that(
+    fixed_ms: float, later_ms: int, passing: int
 ) -> None:
     batcher = batcher_of({length: (fixed_ms, 0.15 * length) for length in (SHORT, LONG)}, slo_ms=None)
     add(batcher, LONG, at_ms=NOW_MS - 100)
     add(batcher, SHORT, at_ms=NOW_MS - 90)
     for _ in range(9):
-        add(batcher, LONG, at_ms=NOW_MS - 80)
+        add(batcher, LONG, at_ms=NOW_MS - 100 + later_ms)
     (batch,) = step(batcher)
     assert lengths(batch) == [(LONG, 1)] * (1 + passing)
     assert batch.expected_ns == round((fixed_ms + 0.15 * LONG * (1 + passing)) * MS)
     assert batch.reason == ("cap" if passing < 9 else "idle")
+
+
+def test_without_a_promise_clients_deadlines_are_kept_by_who_goes_along() -> None:
+    batcher = batcher_of({SHORT: (20.0, 0.1), MIDDLE: (20.0, 0.1), LONG: (20.0, 5.0)}, slo_ms=None)
+    for length in (SHORT, MIDDLE, LONG):
+        add(batcher, length, at_ms=NOW_MS - 100, timeout_ms=122)  # of which 22 are left: 20.2 < 22 < 20 + 3 · 5
+    assert lengths(step(batcher)[0]) == [(SHORT, 1), (MIDDLE, 1)]
+
+
+def test_rows_up_to_a_compiled_size_are_weighed_together() -> None:
+    batcher = batcher_of({SHORT: (1.0, 2.0)}, slo_ms=None, max_rows=8, row_sizes=(1, 4, 8), keys=("k", "other"))
+    for _ in range(4):  # 3 ms alone, and 9 for two, three or four
+        add(batcher, SHORT, at_ms=NOW_MS - 100)
+    add(batcher, SHORT, at_ms=NOW_MS - 100, key="other")
+    assert lengths(step(batcher)[0]) == [(SHORT, 1)] * 4
+
+
+def test_a_large_request_is_not_passed_by_those_of_its_own_length_that_came_later() -> None:
+    batcher = batcher_of(STEEP, slo_ms=None)
+    add(batcher, LONG, at_ms=NOW_MS - 100)
+    add(batcher, SHORT, at_ms=NOW_MS - 99)
+    add(batcher, LONG, 6, at_ms=NOW_MS - 98)  # a row of it takes 9.9 ms alone, one of the next 11.6
+    add(batcher, LONG, at_ms=NOW_MS - 97)
+    assert lengths(step(batcher)[0]) == [(LONG, 1), (LONG, 6), (LONG, 1)]
 
 
 def test_those_who_pass_nobody_go_together_where_that_takes_no_longer() -> None:
@@ -332,12 +356,13 @@ def test_with_a_promise_it_is_kept_in_whatever_order() -> None:
 def test_of_those_that_join_only_some_may_pass() -> None:
     near = {SHORT: (5.0, 39.0), MIDDLE: (5.0, 40.0), LONG: (5.0, 42.0)}
     batcher = batcher_of(near, slo_ms=None, max_rows=16, keys=("k", "other"))
-    press(batcher, MIDDLE)
     add(batcher, SHORT, at_ms=NOW_MS - 300)
     add(batcher, LONG, at_ms=NOW_MS - 290, key="other")
-    for _ in range(15):
-        add(batcher, MIDDLE, at_ms=NOW_MS - 20)
+    for _ in range(5):
+        add(batcher, MIDDLE, at_ms=NOW_MS - 280)  # 45 ms alone, and 40 more in a batch: 45 · exp(-20 / 1500) > 40
+    for _ in range(10):
+        add(batcher, MIDDLE, at_ms=NOW_MS - 20)  # 45 · exp(-280 / 1500) < 40
     (batch,) = step(batcher)
-    assert lengths(batch) == [(SHORT, 1), *[(MIDDLE, 1)] * 2]  # 44 ms alone; 125, and 9 less than one after the other
-    assert batch.group == LengthGroup("k", MIDDLE)
-    assert batcher.queue_rows == 14
+    assert lengths(batch) == [(SHORT, 1), *[(MIDDLE, 1)] * 5]
+    assert (batch.group, batch.expected_ns) == (LengthGroup("k", MIDDLE), 245 * MS)
+    assert batcher.queue_rows == 11

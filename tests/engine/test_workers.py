@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from gateway.config import Python, Synthetic
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, InvalidArgument
+from gateway.process import large_pages
 from tests.engine.pools import (
     PATIENCE_S,
     CancellableFake,
@@ -37,6 +39,21 @@ from tests.engine.pools import (
 )
 from tests.simulation import SimulatedClock, run_simulated
 
+HEAVY = """
+import mmap
+
+
+class Heavy:
+    inputs = (("INPUT0", "FP32", (-1, 16)),)
+    outputs = (("OUTPUT0", "FP32", (-1, 16)),)
+
+    def __init__(self):
+        self.weights = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # numpy would ask by itself
+        self.weights.write(b"1" * (64 << 20))
+
+    def predict(self, inputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+"""
 FAULTS = {"fail": 101.0, "lose": 102.0, "hang": 103.0, "exit": 104.0, "short": 105.0}
 
 
@@ -1150,3 +1167,23 @@ def test_what_ends_after_the_loop_is_dropped(monkeypatch: pytest.MonkeyPatch) ->
     model.sessions[0].end()
     thread.join(0.1)
     assert thread.is_alive()  # it waits for the next batch, having told nobody of this one
+
+
+@pytest.mark.skipif(not large_pages.asked(), reason="this Linux gives large pages to all or to nobody")
+@pytest.mark.slow
+def test_what_a_model_has_loaded_lies_in_large_pages_once_it_has_settled(tmp_path: Path) -> None:
+    source = tmp_path / "heavy.py"
+    source.write_text(HEAVY)
+
+    def large_kb() -> int:
+        return int(re.findall(r"AnonHugePages: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text())[0])
+
+    async def main() -> None:
+        async with open_pool(Python(kind="python", model=f"{source}:Heavy")) as pool:
+            before_kb = large_kb()
+            await pool.settle()
+            assert large_kb() >= before_kb + (32 << 10)  # of 64 MiB: a machine short of memory may not have all
+            await pool.settle()  # and no more is asked of it
+            assert (await run(pool, batch_of(3.0))).error is None
+
+    asyncio.run(main())

@@ -45,6 +45,7 @@ from typing import Final
 from gateway.batching.batch import Batch
 from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
+from gateway.batching.line import Line, dealt
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, Outlook, Queue, State
@@ -81,6 +82,7 @@ class Adaptive:
         self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
+        self._line = Line(self.service.curve(None))
 
     def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
@@ -92,6 +94,8 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
+        if len(self._streams) > 1:
+            self._line.came(rows, now_ns)
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
@@ -111,6 +115,41 @@ class Adaptive:
         stream = self._streams[group] if group in self._streams else self._stream(group)
         if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
+        if len(state.queues) == 1:
+            return self._decide(queue, stream, state, now_ns, free_slots, True)
+        slo_ns = self._limits.slo_ns
+        if slo_ns is None or not self._line.is_one(state.queues, self._stream, now_ns, slo_ns):
+            return self._decide(queue, stream, state, now_ns, free_slots, False)
+        waiting = [each for each in state.queues.values() if each.entries]
+        if len(waiting) == 1:
+            return self._decide(queue, stream, state, now_ns, free_slots, True)
+        return self._decide_in_line(queue, waiting, state, now_ns, free_slots)
+
+    def _decide_in_line(self, queue: Queue, waiting: list[Queue], state: State, now_ns: int, free_slots: int) -> Decision:
+        """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""
+        if any([each.entries[0] < queue.entries[0] for each in waiting]):
+            return Decision(0, outlook=queue.outlook)
+        longest = max([each.group for each in waiting])  # type: ignore[type-var]  # all are LengthGroups of one shape key
+        line = Queue.joined(longest, waiting)
+        line.outlook = queue.outlook
+        self._line.curve = self._curve(longest)
+        decision = self._decide(line, self._line, state, now_ns, free_slots, True)
+        for each in state.queues.values():
+            each.outlook = decision.outlook
+        rows, shed = decision.rows, decision.shed
+        if not rows and not shed:
+            return decision
+        mine, *others = dealt(line, queue, waiting, rows, shed)
+        expected_ns = 0
+        if rows:
+            longest = max([part.queue.group for part in (mine, *others) if part.rows])  # type: ignore[type-var]  # as above
+            expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
+        return decision._replace(rows=mine.rows, shed=mine.shed, fill=others, expected_ns=expected_ns)
+
+    def _decide(
+        self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool
+    ) -> Decision:
+        """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
         held = stream.held
@@ -136,8 +175,8 @@ class Adaptive:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
                 stale = now_ns - stream.learned_ns >= _STALE_NS
-                if busy or queue.rows < state.rows or _others_refused(queue, state):  # others need the worker
-                    tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
+                if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
+                    tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
                     if tried:
                         stream.curve.doubt()
                 else:
@@ -150,7 +189,7 @@ class Adaptive:
             deadline_ns = self._sure(queue, view, len(shed))
         else:
             deadline_ns = first[2]
-        share, work = self._share(stream, state, now_ns) if len(state.queues) > 1 else (1.0, 0.0)
+        share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
         cap = self._cap(view, slo_ns, waiting, sustains)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
@@ -163,8 +202,8 @@ class Adaptive:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
                 # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
-                lasting = queue.outlook is not None and len(state.queues) == 1
-                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+                lasting = queue.outlook is not None and alone
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, work, state, alone)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -177,7 +216,7 @@ class Adaptive:
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
         elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
-            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state)
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, work, state, alone)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             if slo_ns is not None and work > UTILISATION * view.workers and self._together(state, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
@@ -202,7 +241,7 @@ class Adaptive:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
-        if len(state.queues) == 1:
+        if alone:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         fill: list[Fill] = []
         expected_ns = view.expected_ns(rows)
@@ -302,7 +341,7 @@ class Adaptive:
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
     def _fresh(
-        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, work: float, state: State
+        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, work: float, state: State, alone: bool
     ) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
 
@@ -314,8 +353,7 @@ class Adaptive:
         """
         curve = view.curve
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
-        several = len(state.queues) > 1
-        if several:
+        if not alone:
             work -= stream.work(view.now_ns)
             stream.usual = low
             work = min(work + stream.work(view.now_ns), self._together(state, view, slo_ns))
@@ -329,13 +367,13 @@ class Adaptive:
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        for other in state.queues.values() if several else ():
+        for other in () if alone else state.queues.values():
             theirs = self._stream(other.group)
             if other.outlook is None and other.group != queue.group and theirs.curve.current().ready:
                 at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
                 other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
         usual = planned._replace(at=view.as_long(planned.at))
-        return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line)
 
     def _together(self, state: State, view: View, slo_ns: int) -> float:
         """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""

@@ -53,6 +53,12 @@ class Inflow:
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=ARRIVALS)
         self.rows = 0
 
+    def came(self, rows: int, now_ns: int) -> None:
+        """Count an arrival."""
+        arrivals = self.arrivals
+        self.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
+        arrivals.append((now_ns, rows))
+
     def rate(self, now_ns: int) -> float:
         """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
         arrivals = self.arrivals

@@ -108,7 +108,7 @@ class Adaptive:
             group = batch.group
             stream = self._streams[group] if group in self._streams else self._stream(group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
-            stream.learned_ns = now_ns
+            stream.learned_ns = self._line.stream.learned_ns = now_ns
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         group = queue.group
@@ -120,24 +120,22 @@ class Adaptive:
         slo_ns = self._limits.slo_ns
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
-        waiting = [each for each in state.queues.values() if each.entries]
-        if len(waiting) == 1:
-            return self._decide(queue, stream, state, now_ns, free_slots, True)
-        return self._decide_in_line(queue, waiting, state, now_ns, free_slots)
+        return self._decide_in_line(queue, state, now_ns, free_slots)
 
-    def _decide_in_line(self, queue: Queue, waiting: list[Queue], state: State, now_ns: int, free_slots: int) -> Decision:
+    def _decide_in_line(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""
-        if any([each.entries[0] < queue.entries[0] for each in waiting]):
+        waiting = [each for each in state.queues.values() if each.entries]
+        if any(each.entries[0] < queue.entries[0] for each in waiting):
             return Decision(0, outlook=queue.outlook)
         longest = max([each.group for each in waiting])  # type: ignore[type-var]  # all are LengthGroups of one shape key
-        line = Queue.joined(longest, waiting)
+        line = Queue.joined(longest, waiting) if len(waiting) > 1 else queue
         line.outlook = queue.outlook
-        self._line.curve = self._curve(longest)
-        decision = self._decide(line, self._line, state, now_ns, free_slots, True)
+        self._line.stream.curve = self._curve(longest)
+        decision = self._decide(line, self._line.stream, state, now_ns, free_slots, True)
         for each in state.queues.values():
             each.outlook = decision.outlook
         rows, shed = decision.rows, decision.shed
-        if not rows and not shed:
+        if line is queue or not (rows or shed):
             return decision
         mine, *others = dealt(line, queue, waiting, rows, shed)
         expected_ns = 0
@@ -146,9 +144,7 @@ class Adaptive:
             expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
         return decision._replace(rows=mine.rows, shed=mine.shed, fill=others, expected_ns=expected_ns)
 
-    def _decide(
-        self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool
-    ) -> Decision:
+    def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
         """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
@@ -191,7 +187,9 @@ class Adaptive:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        cap = self._cap(view, slo_ns, waiting, sustains)
+        of_line = stream is self._line.stream
+        # What waits in line is of all lengths: its batches need not leave room for those of others.
+        cap = self._cap(view, slo_ns, waiting, sustains, max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -317,8 +315,8 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int) -> int:
-        """Index of n_c. sustains: of n_s."""
+    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, share: float) -> int:
+        """Index of n_c. sustains: of n_s. share: of the SLO that a batch may take."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
@@ -327,7 +325,7 @@ class Adaptive:
             # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
             at_once = -(-waiting // view.workers)
             return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits(_CAP * slo_ns)
+        cap = view.fits(share * slo_ns)
         if cap < sustains:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
         return cap if cap > 0 else 0
@@ -367,13 +365,15 @@ class Adaptive:
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        for other in () if alone else state.queues.values():
+        for other in state.queues.values():
+            if alone or other.outlook is not None or other.group == queue.group:
+                continue
             theirs = self._stream(other.group)
-            if other.outlook is None and other.group != queue.group and theirs.curve.current().ready:
+            if theirs.curve.current().ready:
                 at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
                 other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
         usual = planned._replace(at=view.as_long(planned.at))
-        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line)
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line.stream)
 
     def _together(self, state: State, view: View, slo_ns: int) -> float:
         """Workers that all lengths keep busy, padded to the longest of them; infinity: they cannot be."""

@@ -291,7 +291,7 @@ class Batcher(Untold):
                 self._shed(queue, hopeless, shed)
             for more in fill:
                 self._shed(more.queue, more.shed, shed)
-            if (rows and queue.entries) or any([more.rows for more in fill]):
+            if (rows and queue.entries) or any(more.rows for more in fill):
                 self._close(queue, decision, now_ns, batches)
                 return 0
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:

@@ -1,12 +1,13 @@
 """Lengths that share every batch at little cost stand in one line, and are decided on as if they were one queue.
 
-Theory of operation. Each length has a queue and a curve of its own. Apart, each must gather a batch of its own, and every batch
-costs the fixed part of t(n) again; together, all are padded to the longest. Where together takes less worker time, in batches of
-what can be collected within the SLO, and hardly any of it for padding, the policy is shown one queue of all that waits, in order,
-with the rate of all arrivals and the curve of the longest that waits. What it takes and sheds is then dealt out to the queues.
+Theory of operation. Each length has a queue and a curve of its own. Apart, each must gather a batch of its own, and every
+batch costs the fixed part of t(n) again; together, all are padded to the longest. Where together takes less worker time, in
+batches of what can be collected within the SLO, and hardly any of it for padding, the policy is shown one queue of all that
+waits, in order, with the rate of all arrivals and the curve of the longest that waits. What it takes and sheds is then dealt
+out to the queues.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Final
 
 from gateway.batching.inflow import Inflow
@@ -20,23 +21,25 @@ _ASKED_EVERY: Final = 64  # arrivals
 _PADDING: Final = 0.25  # of a batch's time, at most
 
 
-class Line(Inflow):
-    """The requests of all queues. one: whether they are decided on as one queue. for_more: arrivals until that is asked again."""
+class Line:
+    """The requests of all queues. stream: these, with the curve of the longest that waits.
 
-    __slots__ = ("for_more", "of", "one")
+    one: whether they stand in one line; asked anew after for_more arrivals, and when there are more or fewer queues than of.
+    """
+
+    __slots__ = ("for_more", "of", "one", "stream")
 
     def __init__(self, curve: ServiceCurve) -> None:
-        super().__init__(curve)
+        self.stream = Inflow(curve)
         self.one = False
         self.for_more = self.of = 0
 
     def came(self, rows: int, now_ns: int) -> None:
-        super().came(rows, now_ns)
+        self.stream.came(rows, now_ns)
         self.for_more -= 1
 
-    def is_one(self, queues: Iterable[Hashable], stream_of: Callable[[Hashable], Inflow], now_ns: int, slo_ns: int) -> bool:
-        """Whether the lengths of these queues stand in one line now."""
-        groups = list(queues)
+    def is_one(self, groups: Collection[Hashable], stream_of: Callable[[Hashable], Inflow], now_ns: int, slo_ns: int) -> bool:
+        """groups: of all queues."""
         if self.for_more <= 0 or self.of != len(groups):
             self.for_more, self.of = _ASKED_EVERY, len(groups)
             self.one = _joins({group: stream_of(group) for group in groups}, now_ns, slo_ns)
@@ -45,11 +48,11 @@ class Line(Inflow):
 
 def _joins(streams: dict[Hashable, Inflow], now_ns: int, slo_ns: int) -> bool:
     first = next(iter(streams))
-    if not all([joined(group, first) for group in streams]):
+    if not all(joined(group, first) for group in streams):
         return False
     longest = streams[max(streams)].curve.current()  # type: ignore[type-var]  # all are LengthGroups of one shape key
     rates = [(stream.curve.current(), stream.rate(now_ns)) for stream in streams.values()]
-    if not all([curve.ready for curve, _ in rates]):
+    if not all(curve.ready for curve, _ in rates):
         return False
     rate = sum([each for _, each in rates])
     size = _collected(longest, rate, slo_ns)
@@ -66,7 +69,7 @@ def _collected(curve: ServiceCurve, rate: float, slo_ns: int) -> int:
 
 
 def dealt(line: Queue, first: Queue, queues: Iterable[Queue], rows: int, shed: Sequence[Entry]) -> list[Fill]:
-    """Of the first `rows` of a line, once `shed` has left it, the part of each queue: of `first`, then of others that have one."""
+    """What each queue gives of the first `rows` of a line, once `shed` has left it: `first`, then others that give any."""
     gone = {entry[1] for entry in shed}
     left, last = rows, (0, 0)
     for entry in line.entries if rows else ():

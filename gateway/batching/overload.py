@@ -65,9 +65,7 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
     return low
 
 
-def outlook(
-    curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False
-) -> Outlook:
+def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
     time_ns = curve.shape[planned.at] * level

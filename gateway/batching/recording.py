@@ -27,7 +27,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms

@@ -4,7 +4,7 @@ Theory of operation (docs/batching.md has the derivation and the figures). T(n) 
 time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
-          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7
+          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
     n_o   of the n that can be collected fresh, the one with most rows in time  overload: see `overload`, which also sets Q
           and while λ is not above what the workers can do, the smallest that is 95 % as productive as the largest
@@ -26,6 +26,9 @@ Whenever a worker is idle and something waits:
  6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
     takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.
+
+Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
+Q(n) <= D·k/(k + 1) if that is more.
 
 Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
 
@@ -94,7 +97,7 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
-        if len(self._streams) > 1:
+        if len(self._streams) > 1 and self._limits.slo_ns is not None:
             self._line.came(rows, now_ns)
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:

@@ -4,7 +4,7 @@ Theory of operation (docs/batching.md has the derivation and the figures). T(n) 
 time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
-          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7
+          with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
     n_o   of the n that can be collected fresh, the one with most rows in time  overload: see `overload`, which also sets Q
           and while λ is not above what the workers can do, the smallest that is 95 % as productive as the largest
@@ -28,6 +28,9 @@ Whenever a worker is idle and something waits:
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
     so nobody is overtaken by much. See `joining.in_turn`.
 
+Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
+Q(n) <= D·k/(k + 1) if that is more.
+
 Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
@@ -46,6 +49,7 @@ from typing import Final
 from gateway.batching.batch import Batch
 from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
+from gateway.batching.line import Line, dealt
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
@@ -82,6 +86,7 @@ class Adaptive:
         self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
+        self._line = Line(self.service.curve(None))
 
     def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
@@ -93,6 +98,8 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
+        if len(self._streams) > 1 and self._limits.slo_ns is not None:
+            self._line.came(rows, now_ns)
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
@@ -105,13 +112,44 @@ class Adaptive:
             group = batch.group
             stream = self._streams[group] if group in self._streams else self._stream(group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
-            stream.learned_ns = now_ns
+            stream.learned_ns = self._line.stream.learned_ns = now_ns
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         group = queue.group
         stream = self._streams[group] if group in self._streams else self._stream(group)
         if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
+        if len(state.queues) == 1:
+            return self._decide(queue, stream, state, now_ns, free_slots, True)
+        slo_ns = self._limits.slo_ns
+        if slo_ns is None or not self._line.is_one(state.queues, self._stream, now_ns, slo_ns):
+            return self._decide(queue, stream, state, now_ns, free_slots, False)
+        return self._decide_in_line(queue, state, now_ns, free_slots)
+
+    def _decide_in_line(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+        """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""
+        waiting = [each for each in state.queues.values() if each.entries]
+        if any(each.entries[0] < queue.entries[0] for each in waiting):
+            return Decision(0, outlook=queue.outlook)
+        longest = max([each.group for each in waiting])  # type: ignore[type-var]  # all are LengthGroups of one shape key
+        line = Queue.joined(longest, waiting) if len(waiting) > 1 else queue
+        line.outlook = queue.outlook
+        self._line.stream.curve = self._curve(longest)
+        decision = self._decide(line, self._line.stream, state, now_ns, free_slots, True)
+        for each in state.queues.values():
+            each.outlook = decision.outlook
+        rows, shed = decision.rows, decision.shed
+        if line is queue or not (rows or shed):
+            return decision
+        mine, *others = dealt(line, queue, waiting, rows, shed)
+        expected_ns = 0
+        if rows:
+            longest = max([part.queue.group for part in (mine, *others) if part.rows])  # type: ignore[type-var]  # as above
+            expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
+        return decision._replace(rows=mine.rows, shed=mine.shed, fill=others, expected_ns=expected_ns)
+
+    def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
+        """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
         held = stream.held
@@ -137,8 +175,8 @@ class Adaptive:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
                 stale = now_ns - stream.learned_ns >= _STALE_NS
-                if busy or queue.rows < state.rows or _others_refused(queue, state):  # others need the worker
-                    tried = stale and now_ns >= self._try_ns and all(batch.group != group for batch in state.in_flight)
+                if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
+                    tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
                     if tried:
                         stream.curve.doubt()
                 else:
@@ -151,9 +189,11 @@ class Adaptive:
             deadline_ns = self._sure(queue, view, len(shed))
         else:
             deadline_ns = first[2]
-        share, work = self._share(stream, state, now_ns) if len(state.queues) > 1 else (1.0, 0.0)
+        share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        cap = self._cap(view, slo_ns, waiting, sustains)
+        of_line = stream is self._line.stream
+        # What waits in line is of all lengths: its batches need not leave room for those of others.
+        cap = self._cap(view, slo_ns, waiting, sustains, max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -164,8 +204,8 @@ class Adaptive:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
                 # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
-                lasting = queue.outlook is not None and len(state.queues) == 1
-                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, state)
+                lasting = queue.outlook is not None and alone
+                fresh, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
@@ -178,7 +218,7 @@ class Adaptive:
                     index = min(fits, view.as_long(fresh))
                     reason = "overload"
         elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
-            _, foreseen = self._fresh(queue, stream, view, slo_ns, state)
+            _, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             if slo_ns is not None and work > UTILISATION * view.workers and self._together(state.queues, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
@@ -203,7 +243,7 @@ class Adaptive:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
-        if len(state.queues) == 1:
+        if alone:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         pressed = work > UTILISATION * view.workers
         fills = rows == waiting and (free_slots == 1 or pressed)
@@ -278,8 +318,8 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int) -> int:
-        """Index of n_c. sustains: of n_s."""
+    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, share: float) -> int:
+        """Index of n_c. sustains: of n_s. share: of the SLO that a batch may take."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
@@ -288,7 +328,7 @@ class Adaptive:
             # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
             at_once = -(-waiting // view.workers)
             return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits(_CAP * slo_ns)
+        cap = view.fits(share * slo_ns)
         if cap < sustains:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
         return cap if cap > 0 else 0
@@ -301,7 +341,9 @@ class Adaptive:
         total = sum(self._stream(group).work(now_ns) for group in state.queues)
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
-    def _fresh(self, queue: Queue, stream: Inflow, view: View, slo_ns: int, state: State) -> tuple[int, Outlook | None]:
+    def _fresh(
+        self, queue: Queue, stream: Inflow, view: View, slo_ns: int, state: State, alone: bool
+    ) -> tuple[int, Outlook | None]:
         """Index of n_o, and under overload what becomes of those that come. Sets the margin of stream and view.
 
         Of several queues it may be that all keep more workers busy than there are, although none does: those that have not
@@ -312,8 +354,7 @@ class Adaptive:
         """
         curve = view.curve
         low = collected(curve, view.rate, slo_ns, view.level * curve.spread)
-        several = len(state.queues) > 1
-        if several:
+        if not alone:
             stream.usual = low
             work = self._least_work(state, view, slo_ns)
         else:
@@ -326,13 +367,15 @@ class Adaptive:
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        for other in state.queues.values() if several else ():
+        for other in state.queues.values():
+            if alone or other.outlook is not None or other.group == queue.group:
+                continue
             theirs = self._stream(other.group)
-            if other.outlook is None and other.group != queue.group and theirs.curve.current().ready:
+            if theirs.curve.current().ready:
                 at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
                 other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
         usual = planned._replace(at=view.as_long(planned.at))
-        return planned.at, outlook(curve, view.level, usual, view.workers, crowd)
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line.stream)
 
     def _least_work(self, state: State, view: View, slo_ns: int) -> float:
         """Workers that all queues keep busy, the lengths of each shape apart or padded to the longest, whichever is less."""

@@ -286,13 +286,15 @@ class Batcher(Untold):
             waiting = sorted([queue for queue in waiting if queue.entries], key=_urgency)
         wake_at_ns = NEVER
         for queue in waiting:
+            if not queue.entries:  # they were shed with those of another
+                continue
             decision = self._policy.decide(queue, state, now_ns, free_slots)
             rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
             if hopeless:
                 self._shed(queue, hopeless, shed)
             for more in fill:
                 self._shed(more.queue, more.shed, shed)
-            if rows and queue.entries:
+            if (rows and queue.entries) or any(more.rows for more in fill):
                 self._close(queue, decision, now_ns, batches)
                 return 0
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:
@@ -385,9 +387,11 @@ class Batcher(Untold):
         parts: list[Part] = []
         limit, reason, _, _, expected_ns, fill, _ = decision
         most = self._max_rows
-        rows = self._take(queue, limit if limit < most else most, parts)
-        group = queue.group
+        rows = self._take(queue, limit if limit < most else most, parts) if limit else 0
+        group = queue.group if rows or not fill else next(more.queue.group for more in fill if more.rows)
         for more in fill:
+            if not more.rows:
+                continue
             rows += self._take(more.queue, min(more.rows, most - rows), parts)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:

@@ -13,6 +13,8 @@ UTILISATION_AT_LEAST: Final = 0.7
 UTILISATION: Final = 0.9
 _LATEST: Final = 8  # of them
 _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
+_QUIET: Final = 0.35  # in place of UTILISATION_AT_LEAST, where a batch takes what it is expected to
+_SCATTER: Final = 2.5  # more of that by the spread beyond 1: as much as UTILISATION_AT_LEAST from a spread of 1.14 on
 _SAME: Final = 1.02
 
 
@@ -52,6 +54,12 @@ class Inflow:
         self.usual = -1
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=ARRIVALS)
         self.rows = 0
+
+    def came(self, rows: int, now_ns: int) -> None:
+        """Count an arrival."""
+        arrivals = self.arrivals
+        self.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
+        arrivals.append((now_ns, rows))
 
     def rate(self, now_ns: int) -> float:
         """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
@@ -106,6 +114,8 @@ class View:
         level = self.curve.level(self.workers)
         busy = UTILISATION
         if slo_ns is not None and self.workers > 1:
-            # Who finds all workers busy waits for one, and has little time for that.
-            busy = min(busy, max(UTILISATION_AT_LEAST, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
+            # Who finds all workers busy waits for one, and has little time for that: so they are to be busy less, by larger
+            # batches. But who is held for these until the last moment is late if the batch then has bad luck.
+            least = min(UTILISATION_AT_LEAST, _QUIET + _SCATTER * (self.curve.spread - 1))
+            busy = min(busy, max(least, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
         return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))

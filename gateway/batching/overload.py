@@ -65,7 +65,7 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
     return low
 
 
-def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float) -> Outlook:
+def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
     time_ns = curve.shape[planned.at] * level
@@ -74,7 +74,7 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
     busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
     pace = Expected(curve, level, planned.margin)
-    return Outlook(workers, rows, busy, time_ns, planned.margin * least_ns, chance, pace)
+    return Outlook(workers, rows, busy, time_ns, planned.margin * least_ns, chance, pace, together)
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -85,11 +85,12 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     entries, running = queue.entries, state.in_flight
     if len(running) < ahead.workers or (entries and entries[-1][0] > key):
         return 0.0
-    if len(state.queues) > 1:
+    several = len(state.queues) > 1
+    if several and not ahead.together:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
-    _, rows, busy, full_ns, least_ns, chance, pace = ahead
+    _, rows, busy, full_ns, least_ns, chance, pace, _ = ahead
     due_ns = pace.margin * full_ns
-    waiting = queue.rows
+    waiting = state.rows
     free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
     if len(free) > 1:
         free.sort()
@@ -97,10 +98,11 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     if waiting >= rows:
         # Who stands first but will have too little left makes room.
         late_ns = soonest_ns + due_ns
-        for entry in entries:
-            if entry[2] >= late_ns or waiting < rows:
-                break
-            waiting -= entry[3]
+        for each in state.queues.values() if several else (queue,):
+            for entry in each.entries:
+                if entry[2] >= late_ns or waiting < rows:
+                    break
+                waiting -= entry[3]
     before = waiting // rows
     if before:
         rounds, place = divmod(before, len(free))

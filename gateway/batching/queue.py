@@ -6,9 +6,10 @@ Unlike a heap it can be walked in order, which the adaptive policy's lookahead d
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from gateway.batching.batch import Batch
@@ -99,7 +100,7 @@ class Outlook(NamedTuple):
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
     full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start that is as small
-    as chance may have it, which is by so many rows.
+    as chance may have it, which is by so many rows. together: whether all queues stand in one line.
     """
 
     workers: int
@@ -109,6 +110,7 @@ class Outlook(NamedTuple):
     least_ns: float
     chance: float
     pace: Expected
+    together: bool
 
 
 class Queue:
@@ -131,6 +133,18 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"Queue(group={self.group!r}, requests={len(self.entries)}, rows={self.rows})"
+
+    @classmethod
+    def joined(cls, group: Hashable, queues: Collection["Queue"]) -> "Queue":
+        """All that waits in these queues, in one line. group: what it is to be known by."""
+        line = cls(group)
+        entries = list(chain.from_iterable([queue.entries for queue in queues]))
+        entries.sort()
+        line.entries = deque(entries)
+        line.rows = sum([queue.rows for queue in queues])
+        line._in_order = False
+        line._low_ns = min([queue._low_ns for queue in queues])
+        return line
 
     def push(self, entry: Entry) -> None:
         entries = self.entries

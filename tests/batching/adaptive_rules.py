@@ -163,7 +163,8 @@ class Rules:
 
         used = 0.9
         if self.slo_ns is not None and workers > 1:
-            used = min(0.9, max(0.7, self.slo_ns / (6 * shape(sizes[0]) * level)))
+            least = min(0.7, 0.35 + 2.5 * (known.spread - 1))
+            used = min(0.9, max(least, self.slo_ns / (6 * shape(sizes[0]) * level)))
         needed = rate * known.level(workers) / (used * workers * share)
         n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
         if self.slo_ns is None:

@@ -143,7 +143,7 @@ def test_requests_that_cannot_be_told_apart_are_replayed_too(seed: int) -> None:
     driver = Alike(batcher, random.Random(seed))
     driver.drive(2000)
     recorded = read(batcher)
-    assert len(recorded["segments"]) > 3
+    assert len(recorded["segments"]) > 2
     history = replay(recorded)
     same(history)
     fates = Counter(request.fate for request in history.requests)

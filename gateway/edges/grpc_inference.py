@@ -8,10 +8,13 @@ from typing import ClassVar, Final, TypeAlias
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.access.doors import Doors
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotReady
 from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
+from gateway.protocols.repeated_messages import KnownMessage, RepeatedMessages
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -27,6 +30,19 @@ _BEGUN_AT_ONCE: Final = 128
 _TURN_NS: Final = 1_000_000
 
 
+class GrpcEndpoints(Endpoints[GrpcCodec]):
+    """Those of the listener. repeated: what it remembers of messages."""
+
+    def __init__(self, repository: Repository, protocol: str, doors: Doors | None) -> None:
+        super().__init__(
+            repository,
+            protocol,
+            lambda served: GrpcCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
+            doors,
+        )
+        self.repeated = RepeatedMessages()
+
+
 class _OfMessage:
     """What inferences that a message of a call asks for have in common."""
 
@@ -36,6 +52,8 @@ class _OfMessage:
     _arrival_ns: int
     _data: Buffer
     _endpoints: Endpoints[GrpcCodec]
+    _known: KnownMessage | None
+    _repeated: RepeatedMessages
     _message: pb.ModelInferRequest | None
     _parts_of_data: Parts | None
     decoded: Callable[[InferRequest | GatewayError], None]
@@ -51,6 +69,13 @@ class _OfMessage:
 
     def find(self, endpoints: Endpoints[GrpcCodec]) -> Endpoint[GrpcCodec]:
         data = self._data
+        known = self._repeated.find(data)
+        if known is not None:
+            endpoint = endpoints.find(known.message.model_name, known.message.model_version, self.call)
+            if endpoint.codec is known.codec:
+                self._known, self._message, self._parts_of_data = known, known.message, None  # type: ignore[misc]  # as below
+                return endpoint
+        self._known = None  # type: ignore[misc]  # as below
         parts = parts_of(data) if len(data) > LONG_BYTES else None
         self._parts_of_data = parts  # type: ignore[misc]  # among the slots of those that inherit
         message = self._message = parse(data if parts is None else parts.head)  # type: ignore[misc]  # likewise
@@ -59,12 +84,17 @@ class _OfMessage:
     def decode(self, codec: GrpcCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns
         remaining_s = self.call.remaining_s(arrival_ns)
+        if self._known is not None:
+            return self._known.request(self._data, arrival_ns, remaining_s)
         long_bodies = self._endpoints.repository.long_bodies
         parts = self._parts_of_data
         if parts is not None and parts.long:
             return long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
         try:
-            return codec.decode(self._message, arrival_ns, remaining_s, read_region, None if parts is None else parts.raw)
+            request = codec.decode(self._message, arrival_ns, remaining_s, read_region, None if parts is None else parts.raw)
+            if parts is None:
+                self._repeated.remember(self._data, self._message, codec, request)
+            return request
         except TakesLong:
             message, raw = self._message, None if parts is None else parts.raw
             decode = codec.at_leisure().decode
@@ -78,13 +108,14 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
 
     operation = "inference.GRPCInferenceService/ModelInfer"
 
-    __slots__ = ("_data", "_message", "_parts_of_data", "call")
+    __slots__ = ("_data", "_known", "_message", "_parts_of_data", "_repeated", "call")
 
-    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer) -> None:
+    def __init__(self, endpoints: GrpcEndpoints, call: GrpcCall, data: Buffer) -> None:
         super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None
+        self._repeated = endpoints.repeated
 
     def answer(self, reply: Reply) -> None:
         if isinstance(reply, LongReply):
@@ -100,7 +131,7 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
 class InferCall(OneMessage):
     """ModelInfer."""
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec]) -> None:
+    def __init__(self, call: GrpcCall, endpoints: GrpcEndpoints) -> None:
         super().__init__(call)
         self._endpoints = endpoints
         self._inference: _GrpcInference | None = None
@@ -119,13 +150,25 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
 
     operation = "inference.GRPCInferenceService/ModelStreamInfer"
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "replies", "reserved")
+    __slots__ = (
+        "_data",
+        "_final",
+        "_known",
+        "_message",
+        "_on_reply",
+        "_parts_of_data",
+        "_repeated",
+        "call",
+        "replies",
+        "reserved",
+    )
 
-    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
+    def __init__(self, endpoints: GrpcEndpoints, call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None
+        self._repeated = endpoints.repeated
         self._on_reply = on_reply
         self.reserved = 0  # bytes of its message, if that is long or came compressed
         self._final = False  # it has been sent
@@ -187,7 +230,7 @@ class InferStream:
     not read its answers, wait undecoded, and their bytes keep the client's window closed.
     """
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec], open_streams: "set[InferStream]") -> None:
+    def __init__(self, call: GrpcCall, endpoints: GrpcEndpoints, open_streams: "set[InferStream]") -> None:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints

@@ -85,6 +85,7 @@ _CONTENTS: Final = {
 _TENSOR_FIELDS: Final = (5, 6)
 _RAW_FIELD: Final = 7
 _DELIMITED: Final = 2
+RAW_INPUT: Final = bytes([_RAW_FIELD << 3 | _DELIMITED])  # how each of them begins
 _RAW_OUTPUT: Final = bytes([6 << 3 | _DELIMITED])  # of a ModelInferResponse
 _INFER_RESPONSE: Final = bytes([2 << 3 | _DELIMITED])  # of a ModelStreamInferResponse
 _LONG_RAW_BYTES: Final = 256 << 10
@@ -213,16 +214,16 @@ class LongReply:
         """The whole message, as it goes on the wire."""
         parts: list[Buffer] = [self.message.SerializeToString()]
         for raw in self.raw:
-            parts += (_RAW_OUTPUT + _as_varint(len(raw)), raw)
+            parts += (_RAW_OUTPUT + as_varint(len(raw)), raw)
         return parts
 
     def streamed(self) -> list[Buffer]:
         """Likewise, as a ModelStreamInferResponse."""
         parts = self.parts()
-        return [_INFER_RESPONSE + _as_varint(sum(map(len, parts))), *parts]
+        return [_INFER_RESPONSE + as_varint(sum(map(len, parts))), *parts]
 
 
-def _as_varint(value: int) -> bytes:
+def as_varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

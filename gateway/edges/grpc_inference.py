@@ -13,7 +13,7 @@ from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotReady
-from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, ShortReply, parse, parts_of
 from gateway.protocols.repeated_messages import KnownMessage, RepeatedMessages
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
@@ -23,7 +23,7 @@ from gateway.wire.tensors import Buffer
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _LONG_MESSAGE: Final = 64 << 10  # its bytes are counted until it is answered
-Reply: TypeAlias = pb.ModelInferResponse | LongReply
+Reply: TypeAlias = pb.ModelInferResponse | ShortReply | LongReply
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 # Of one stream, before others have their turn: a request that is refused at once is none in flight.
 _BEGUN_AT_ONCE: Final = 128
@@ -118,7 +118,9 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
         self._repeated = endpoints.repeated
 
     def answer(self, reply: Reply) -> None:
-        if isinstance(reply, LongReply):
+        if isinstance(reply, ShortReply):
+            self.call.reply(reply.data)
+        elif isinstance(reply, LongReply):
             self.call.send_long(reply.parts())
             self.call.finish()
         else:
@@ -195,8 +197,9 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
             reply.message.parameters[_FINAL].bool_param = last
             self.call.send_long(reply.streamed())
         else:
-            reply.parameters[_FINAL].bool_param = last
-            self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+            message = reply.message() if isinstance(reply, ShortReply) else reply
+            message.parameters[_FINAL].bool_param = last
+            self.call.send(pb.ModelStreamInferResponse(infer_response=message))
 
     def answer(self, reply: Reply) -> None:
         self._replied(reply)

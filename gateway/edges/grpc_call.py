@@ -214,8 +214,8 @@ class GrpcCall:
         if not self._begun:
             self._told[name] = value
 
-    def reply(self, message: Message) -> None:
-        """Answer a unary call. Raises: as `send`."""
+    def reply(self, message: Message | bytes) -> None:
+        """Answer a unary call. message: bytes: it is written already. Raises: as `send`."""
         if not self.over:
             data = framed(message)
             if self._begun or not self.stream.try_send_whole(self._head(), data, _OK):
@@ -472,10 +472,10 @@ def _quoted(text: str) -> bytes:
     return quoted.encode()
 
 
-def framed(message: Message) -> bytes:
+def framed(message: Message | bytes) -> bytes:
     """A message behind its flag and length. Raises: InternalError, if it is too long."""
     try:
-        data = message.SerializeToString()
+        data = message if isinstance(message, bytes) else message.SerializeToString()
     except (EncodeError, ValueError):
         raise _too_long() from None
     return b"\0" + len(data).to_bytes(4) + data

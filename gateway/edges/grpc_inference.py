@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import ClassVar, Final, TypeAlias
 
+from gateway.access.doors import Doors
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
+from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotReady
-from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, parse, parts_of
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, ShortReply, parse, parts_of
 from gateway.protocols.messages import pb
+from gateway.protocols.repeated_messages import KnownMessage, RepeatedMessages
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
@@ -19,11 +22,24 @@ from gateway.wire.tensors import Buffer
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _LONG_MESSAGE: Final = 64 << 10  # its bytes are counted until it is answered
-Reply: TypeAlias = pb.ModelInferResponse | LongReply
+Reply: TypeAlias = pb.ModelInferResponse | ShortReply | LongReply
 _STREAM_IN_FLIGHT: Final = 128  # inferences of one stream at a time; the rest of what came waits
 # Of one stream, before others have their turn: a request that is refused at once is none in flight.
 _BEGUN_AT_ONCE: Final = 128
 _TURN_NS: Final = 1_000_000
+
+
+class GrpcEndpoints(Endpoints[GrpcCodec]):
+    """Those of the listener. repeated: what it remembers of messages."""
+
+    def __init__(self, repository: Repository, protocol: str, doors: Doors | None) -> None:
+        super().__init__(
+            repository,
+            protocol,
+            lambda served: GrpcCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
+            doors,
+        )
+        self.repeated = RepeatedMessages()
 
 
 class _OfMessage:
@@ -35,6 +51,8 @@ class _OfMessage:
     _arrival_ns: int
     _data: Buffer
     _endpoints: Endpoints[GrpcCodec]
+    _known: KnownMessage | None
+    _repeated: RepeatedMessages
     _message: pb.ModelInferRequest | None
     _parts_of_data: Parts | None
     decoded: Callable[[InferRequest | GatewayError], None]
@@ -50,6 +68,13 @@ class _OfMessage:
 
     def find(self, endpoints: Endpoints[GrpcCodec]) -> Endpoint[GrpcCodec]:
         data = self._data
+        known = self._repeated.find(data)
+        if known is not None:
+            endpoint = endpoints.find(known.message.model_name, known.message.model_version, self.call)
+            if endpoint.codec is known.codec:
+                self._known, self._message, self._parts_of_data = known, known.message, None  # type: ignore[misc]  # as below
+                return endpoint
+        self._known = None  # type: ignore[misc]  # as below
         parts = parts_of(data) if len(data) > LONG_BYTES else None
         self._parts_of_data = parts  # type: ignore[misc]  # among the slots of those that inherit
         message = self._message = parse(data if parts is None else parts.head)  # type: ignore[misc]  # likewise
@@ -58,12 +83,17 @@ class _OfMessage:
     def decode(self, codec: GrpcCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         arrival_ns = self._arrival_ns
         remaining_s = self.call.remaining_s(arrival_ns)
+        if self._known is not None:
+            return self._known.request(self._data, arrival_ns, remaining_s)
         long_bodies = self._endpoints.repository.long_bodies
         parts = self._parts_of_data
         if parts is not None and parts.long:
             return long_bodies.message(codec, self._data, arrival_ns, remaining_s, self.decoded)
         try:
-            return codec.decode(self._message, arrival_ns, remaining_s, read_region, None if parts is None else parts.raw)
+            request = codec.decode(self._message, arrival_ns, remaining_s, read_region, None if parts is None else parts.raw)
+            if parts is None:
+                self._repeated.remember(self._data, self._message, codec, request)
+            return request
         except TakesLong:
             message, raw = self._message, None if parts is None else parts.raw
             decode = codec.at_leisure().decode
@@ -77,16 +107,19 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
 
     operation = "inference.GRPCInferenceService/ModelInfer"
 
-    __slots__ = ("_data", "_message", "_parts_of_data", "call")
+    __slots__ = ("_data", "_known", "_message", "_parts_of_data", "_repeated", "call")
 
-    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer) -> None:
+    def __init__(self, endpoints: GrpcEndpoints, call: GrpcCall, data: Buffer) -> None:
         super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None
+        self._repeated = endpoints.repeated
 
     def answer(self, reply: Reply) -> None:
-        if isinstance(reply, LongReply):
+        if isinstance(reply, ShortReply):
+            self.call.reply(reply.data)
+        elif isinstance(reply, LongReply):
             self.call.send_long(reply.parts())
             self.call.finish()
         else:
@@ -99,7 +132,7 @@ class _GrpcInference(_OfMessage, Inference[GrpcCodec, Reply]):
 class InferCall(OneMessage):
     """ModelInfer."""
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec]) -> None:
+    def __init__(self, call: GrpcCall, endpoints: GrpcEndpoints) -> None:
         super().__init__(call)
         self._endpoints = endpoints
         self._inference: _GrpcInference | None = None
@@ -118,13 +151,25 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
 
     operation = "inference.GRPCInferenceService/ModelStreamInfer"
 
-    __slots__ = ("_data", "_final", "_message", "_on_reply", "_parts_of_data", "call", "replies", "reserved")
+    __slots__ = (
+        "_data",
+        "_final",
+        "_known",
+        "_message",
+        "_on_reply",
+        "_parts_of_data",
+        "_repeated",
+        "call",
+        "replies",
+        "reserved",
+    )
 
-    def __init__(self, endpoints: Endpoints[GrpcCodec], call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
+    def __init__(self, endpoints: GrpcEndpoints, call: GrpcCall, data: Buffer, on_reply: Callable[[], None]) -> None:
         super().__init__(endpoints, call, time.monotonic_ns())
         self.call = call
         self._data = data
         self._message = None
+        self._repeated = endpoints.repeated
         self._on_reply = on_reply
         self.reserved = 0  # bytes of its message, if that is long or came compressed
         self._final = False  # it has been sent
@@ -151,8 +196,9 @@ class _Turn(_OfMessage, StreamedInference[GrpcCodec, Reply]):
             reply.message.parameters[_FINAL].bool_param = last
             self.call.send_long(reply.streamed())
         else:
-            reply.parameters[_FINAL].bool_param = last
-            self.call.send(pb.ModelStreamInferResponse(infer_response=reply))
+            message = reply.message() if isinstance(reply, ShortReply) else reply
+            message.parameters[_FINAL].bool_param = last
+            self.call.send(pb.ModelStreamInferResponse(infer_response=message))
 
     def answer(self, reply: Reply) -> None:
         self._replied(reply)
@@ -186,7 +232,7 @@ class InferStream:
     not read its answers, wait undecoded, and their bytes keep the client's window closed.
     """
 
-    def __init__(self, call: GrpcCall, endpoints: Endpoints[GrpcCodec], open_streams: "set[InferStream]") -> None:
+    def __init__(self, call: GrpcCall, endpoints: GrpcEndpoints, open_streams: "set[InferStream]") -> None:
         """open_streams: of the server, which shuts them down."""
         self._call = call
         self._endpoints = endpoints

@@ -19,7 +19,7 @@ from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
 from gateway.config import Limits
 from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage, parser
-from gateway.edges.grpc_inference import InferCall, InferStream
+from gateway.edges.grpc_inference import GrpcEndpoints, InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s, listen
@@ -27,11 +27,9 @@ from gateway.edges.long_turns import LongTurns
 from gateway.edges.reflection import SERVICES as REFLECTED
 from gateway.edges.reflection import Reflection
 from gateway.edges.tls import Tls, within
-from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
 from gateway.process.certificates import HTTP2, Certificates
-from gateway.protocols.grpc import GrpcCodec
 from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
@@ -165,12 +163,7 @@ class GrpcServer:
             parse = parser(GetMessageClass(method.input_type))
             calls[path] = self._unary(parse, getattr(servicer, method.name), _NEEDS.get(method.name, ADMIN))
             self._needs[path] = _NEEDS.get(method.name, ADMIN)
-        endpoints = Endpoints(
-            repository,
-            _PROTOCOL,
-            lambda served: GrpcCodec(served.name, served.version, served.spec, served.ragged, in_haste=True),
-            self._doors,
-        )
+        endpoints = GrpcEndpoints(repository, _PROTOCOL, self._doors)
         self._endpoints = endpoints
         calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
         calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))

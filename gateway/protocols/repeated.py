@@ -6,7 +6,7 @@ its elements is remembered with the request that it was. A body with the same te
 elements is that request with other elements: JSON knows no place where one list can stand and another of its kind cannot.
 Where the elements are bytes behind the JSON, it is the JSON and their number that must be the same.
 
-Only short bodies are remembered, a few of each model version, and none any more once many in a row were in vain. What does not
+Only short bodies are remembered, a few of each model version, and one of many once many in a row were in vain. What does not
 fit is read as if nothing were remembered, and so is what is wrong, which is where errors come from.
 """
 
@@ -23,7 +23,8 @@ from gateway.types import InferRequest
 
 LONGEST_BYTES: Final = 16 << 10  # of a body that is remembered: of longer ones, reading the elements is nearly all of the work
 _MOST: Final = 4
-_TRIES: Final = 16  # bodies in a row that are remembered in vain, and no more are
+_TRIES: Final = 16  # bodies in a row that are remembered in vain; then few are
+_SELDOM: Final = 256  # of so many one, until one comes again
 
 
 class _AsJson(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -94,12 +95,12 @@ class RepeatedBodies:
 
     def remember_json(self, body: bytes, data: msgspec.Raw, name: str, datatype: str, request: InferRequest) -> None:
         """A body was read, and is this request. data: of its one tensor."""
-        text = bytes(data)
-        if not self._tries or body.count(text) != 1:  # else where in the body it stands would not be known
+        if not self._is_worth_it():
             return
         array = request.inputs[name]
         numbers = numbers_from_json(datatype, array.size) if array.size else None
-        if numbers is None:
+        text = bytes(data)
+        if numbers is None or body.count(text) != 1:  # else where in the body it stands would not be known
             return
         begin, _, end = body.partition(text)
         for _ in range(depth_of(data) - 1):  # a list that holds one list is a part of the text around that
@@ -123,18 +124,21 @@ class RepeatedBodies:
             read=read,
             pack=pack,
         )
-        self._tries -= 1
         self._json = (known, *self._json[: _MOST - 1])
 
     def remember_bytes(self, body: bytes, header_bytes: int, places: Mapping[str, int], request: InferRequest) -> None:
         """A body was read, and is this request. places: of the first bytes of its tensors, all of which are behind the JSON."""
         arrays = request.inputs
-        if not self._tries or any(array.dtype.hasobject or not array.size for array in arrays.values()):
+        if not self._is_worth_it() or any(array.dtype.hasobject or not array.size for array in arrays.values()):
             return
         tensors = tuple((name, array.shape, array.dtype, places[name]) for name, array in arrays.items())
         known = _AsBytes(begin=body[:header_bytes], length=len(body), request=_without_inputs(request), tensors=tensors)
-        self._tries -= 1
         self._bytes = (known, *self._bytes[: _MOST - 1])
+
+    def _is_worth_it(self) -> bool:
+        """Whether to remember the body that was just read."""
+        self._tries -= 1
+        return self._tries >= 0 or not self._tries % _SELDOM
 
 
 def _without_inputs(request: InferRequest) -> InferRequest:

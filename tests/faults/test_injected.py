@@ -62,8 +62,12 @@ class Seam(NamedTuple):
 SEAMS = [
     Seam("gateway.protocols.rest:RestCodec.decode"),
     Seam("gateway.protocols.rest:RestCodec.encode"),
+    Seam("gateway.protocols.repeated:RepeatedBodies.request"),
+    Seam("gateway.protocols.repeated:RepeatedBodies.remember_json"),
     Seam("gateway.protocols.grpc:GrpcCodec.decode"),
     Seam("gateway.protocols.grpc:GrpcCodec.encode"),
+    Seam("gateway.protocols.repeated_messages:RepeatedMessages.find"),
+    Seam("gateway.protocols.repeated_messages:RepeatedMessages.remember"),
     Seam("gateway.engine.inference:Endpoints.find"),
     Seam("gateway.edges.rest_inference:RestInference.answer"),
     Seam("gateway.edges.grpc_call:framed"),

@@ -96,3 +96,18 @@ async def test_an_unload_that_cannot_keep_what_was_learned_succeeds(tmp_path: Pa
         (tmp_path / "state").rmdir()
         await unload(served, timeout=5)
         assert state(served) == "UNAVAILABLE"
+
+
+@on_loop
+async def test_a_request_that_repeats_is_no_longer_known_when_its_model_is_unloaded_or_loaded_anew() -> None:
+    async with serving(SLOW.replace(", state_dir: STATE", "").replace("fixed_ms: 400, load_ms: 400", "fixed_ms: 0")) as served:
+        await load(served)
+        for _ in range(3):
+            await served.stub.ModelInfer(infer_request("m"))
+        await unload(served)
+        gone = await failure(served.stub.ModelInfer(infer_request("m")))
+        assert gone.code() is grpc.StatusCode.UNAVAILABLE
+        await load(served)
+        for _ in range(3):
+            answer = await served.stub.ModelInfer(infer_request("m"))
+            assert answer.raw_output_contents

@@ -13,6 +13,7 @@ from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument, NotFound
 from gateway.protocols import grpc, rest
 from gateway.protocols.generate import GenerateCodec
+from gateway.protocols.repeated_messages import RepeatedMessages
 from gateway.protocols.tensors import TakesLong
 from gateway.types import InferRequest, RegionRef
 from gateway.wire.tensors import Buffer
@@ -44,7 +45,10 @@ def check(seed: int) -> None:
         text = json.dumps({name: _plain(array) for name, array in arrays.items()} | {"p": 1}).encode()
         _decoded(spec, lambda: generate.decode(_changed(random, text), 0))
     else:
-        _check_message(_changed(random, _message(random, arrays).SerializeToString()), spec)
+        data = _message(random, arrays).SerializeToString()
+        changed = _changed(random, data)
+        _check_message(changed, spec)
+        _check_repeated_message(data, changed if random.random() < 0.5 else _other_bytes(random, data), spec)
 
 
 def _check_repeated(random: Random, spec: ModelSpec, arrays: dict[str, np.ndarray]) -> None:
@@ -62,12 +66,38 @@ def _check_repeated(random: Random, spec: ModelSpec, arrays: dict[str, np.ndarra
     _decoded(spec, lambda: codec.decode(changed, header_bytes, 0, _no_region))
 
 
+def _check_repeated_message(before: bytes, data: bytes, spec: ModelSpec) -> None:
+    """What is known to be like a message that was read is the request as which it would be read."""
+    codec = grpc.GrpcCodec("m", "1", spec, None)
+    request = _decoded(spec, lambda: codec.decode(grpc.parse(before), 0, None, _no_region))
+    if request is None:
+        return
+    repeated = RepeatedMessages()
+    repeated.remember(before, grpc.parse(before), codec, request)
+    known = repeated.find(data)
+    if known is not None:
+        assert _fields(known.request(data, 5, 1.5)) == _fields(codec.decode(grpc.parse(data), 5, 1.5, _no_region))
+
+
+def _other_bytes(random: Random, data: bytes) -> bytes:
+    """As many, some of them others, mostly at the end."""
+    other = bytearray(data)
+    for _ in range(random.randint(1, 5)):
+        at = len(other) - 1 - min(random.randrange(len(other)), random.randrange(len(other)))
+        other[at] = random.randrange(256)
+    return bytes(other)
+
+
 def _outcome(codec: rest.RestCodec, body: bytes, header_bytes: int | None) -> Any:
     """All that a body is read as."""
     try:
         request = codec.decode(body, header_bytes, 5, _no_region)
     except DECLARED as exc:
         return type(exc), str(exc)
+    return _fields(request)
+
+
+def _fields(request: InferRequest) -> Any:
     fields = {name: getattr(request, name) for name in request.__struct_fields__ if name != "inputs"}
     return repr(fields), {name: (array.dtype, array.shape, repr(array.tolist())) for name, array in request.inputs.items()}
 

@@ -17,7 +17,7 @@ from tritonclient.grpc._utils import _get_inference_request
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import Code, GatewayError, InvalidArgument, Limited, NotFound, Overloaded
-from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, parse, parts_of, trailers
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, ShortReply, parse, parts_of, trailers
 from gateway.protocols.tensors import TakesLong, shape_key
 from gateway.types import InferRequest, InferResponse, OutputRequest, RegionRef
 from gateway.wire.tensors import Buffer
@@ -52,7 +52,9 @@ def read(message: pb.ModelInferRequest, spec: ModelSpec = ADD_SUB, **options: An
 
 
 def write(response: InferResponse, request: InferRequest, spec: ModelSpec = ADD_SUB) -> pb.ModelInferResponse:
-    return GrpcCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
+    reply = GrpcCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
+    assert not isinstance(reply, LongReply)
+    return reply.message() if isinstance(reply, ShortReply) else reply
 
 
 def pair(**fields: Any) -> pb.ModelInferRequest:
@@ -595,3 +597,16 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
         GrpcCodec("m", "1", identity("FP32"), None, in_haste=True).decode(long, 0, None, no_region)
     with pytest.raises(NotFound):
         read(long, identity("FP32"))
+
+
+def test_short_answers_alike_are_written_as_protobuf_writes_them() -> None:
+    codec = GrpcCodec("m", "1", ADD_SUB, None)
+    request = InferRequest("m", "1", "", {}, 1, 0)
+    for rows in (1, 3, 1, 0, 200, 3):
+        array = np.arange(rows * 4, dtype=ROW.dtype).reshape(4, rows).T
+        reply = codec.encode(request, InferResponse("m", "1", "", {"OUTPUT0": array}), no_region)  # type: ignore[arg-type]  # there is none to write to
+        expected = pb.ModelInferResponse(model_name="m", model_version="1", raw_output_contents=[array.tobytes()])
+        expected.outputs.add(name="OUTPUT0", datatype="FP32" if ROW.dtype == np.float32 else "INT32", shape=[rows, 4])
+        assert isinstance(reply, ShortReply)
+        assert reply.data == expected.SerializeToString()
+        assert reply.message() == expected

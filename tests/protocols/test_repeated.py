@@ -152,12 +152,21 @@ def test_bytes_behind_the_same_json_are_not_read_in_full(read: list[bytes]) -> N
         decode(one, about + bytes(32), None)
 
 
-def test_a_client_that_never_repeats_itself_is_no_longer_remembered(read: list[bytes]) -> None:
+def test_a_client_that_never_repeats_itself_is_hardly_remembered(read: list[bytes]) -> None:
     one = codec()
     for number in range(40):
         decode(one, body([1, 2, 3, 4], id=f"n{number}"))
     decode(one, body([1, 2, 3, 4], id="n39"))
     assert len(read) == 41
+
+
+def test_a_client_that_begins_to_repeat_itself_is_remembered_in_the_end(read: list[bytes]) -> None:
+    one = codec()
+    for number in range(100):
+        decode(one, body([1, 2, 3, 4], id=f"n{number}"))
+    for _ in range(400):
+        decode(one, body([1, 2, 3, 4]))
+    assert len(read) < 400
 
 
 def test_several_shapes_in_turn_are_all_remembered(read: list[bytes]) -> None:

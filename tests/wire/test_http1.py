@@ -204,3 +204,44 @@ def test_the_memory_of_a_connection_has_the_bound_that_the_docs_state(kind: str)
         tracemalloc.stop()
     assert held
     assert not outlet.reading
+
+
+def answered_later(*requests: bytes, limits: Limits = LIMITS) -> tuple[list[Exchange], bytes]:
+    """What a handler gets that answers once it has read all of them, and what it answers."""
+    asked: list[Exchange] = []
+    connection, outlet = connect(asked.append, limits)
+    for request in requests:
+        send(connection, outlet, request)
+    for exchange in asked:
+        exchange.respond(200, exchange.body)
+    assert connection.idle
+    assert connection.held_bytes == 0
+    connection.lost()
+    return asked, bytes(outlet.written)
+
+
+def test_an_answer_bears_the_id_by_which_it_is_known() -> None:
+    for fields, known in (((), None), (("X-Request-Id: mine",), b"mine")):
+        (exchange,), written = answered_later(post(b"x", *fields))
+        assert b"X-Request-Id: %b\r\n" % exchange.request_id in written
+        assert known in (None, exchange.request_id)
+
+
+def test_requests_with_the_same_head_have_the_same_headers_and_their_own_bodies() -> None:
+    bodies = [b"abc", b"def", b"ghij", b"klmn", b"o" * 100, b"", b"pqr"]
+    asked, written = answered_later(*map(post, bodies), limits=Limits())
+    assert [exchange.headers[b"content-length"] for exchange in asked] == [b"%d" % len(body) for body in bodies]
+    assert [part.partition(b"\r\n\r\n")[2] for part in re.split(rb"(?=HTTP/1\.1 200)", written)[1:]] == bodies
+
+
+@pytest.mark.parametrize("limits", [Limits(pipelined_requests=1), Limits(body_bytes=8), Limits(requests_per_connection=2)])
+def test_what_a_connection_may_hold_is_asked_where_little_is(limits: Limits) -> None:
+    asked: list[Exchange] = []
+    connection, outlet = connect(asked.append, limits)
+    send(connection, outlet, post(b"12345678"))
+    assert connection.reading is (limits.requests_per_connection > 0)
+    asked[0].respond(200, b"1")
+    assert connection.reading
+    send(connection, outlet, post(b"12345678"))
+    asked[1].respond(200, b"2")
+    assert (b"Connection: close" in outlet.written) is (limits.requests_per_connection > 0)

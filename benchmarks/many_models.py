@@ -2,7 +2,11 @@
 
     python -m benchmarks.many_models                                        1, 50 and 200 models at 64 connections
     python -m benchmarks.many_models --models 1 200 --connections 64 4096 --rounds 3
+    python -m benchmarks.many_models --models 1 200 --max-rows 1            no batch is shared: what the number alone costs
     python -m benchmarks.many_models --checkout DIR                         the gateway of another checkout
+
+Of 64 connections that ask 200 models in turn hardly two ask the same one at a time: batches have one row, where those of one
+model have dozens. `--max-rows 1` holds them to one row for one model, too.
 
 Starts `gateway serve --no-ray` with so many times `linear` (ONNX Runtime, one session and one thread each), asks every model
 once, and loads all of them in turn by wrk, which is a closed loop. The time to the first answer is from the command on, the
@@ -53,23 +57,23 @@ class Loaded(NamedTuple):
     cpu_us: float
 
 
-def configuration(models: int, port: int) -> str:
+def configuration(models: int, port: int, max_rows: int) -> str:
     tensors = ", ".join(
         f"{kind}: [{{name: {name}, datatype: FP32, shape: [-1, {columns}]}}]"
         for kind, name, columns in (("inputs", "INPUT0", 16), ("outputs", "OUTPUT0", 4))
     )
     backend = f"backends: [{{kind: onnxruntime, model: {ROOT / 'models' / 'linear.onnx'}, threads: 1}}]"
-    lines = [f"  - {{name: m{number + 1}, max_rows: 64, {tensors}, {backend}}}" for number in range(models)]
+    lines = [f"  - {{name: m{number + 1}, max_rows: {max_rows}, {tensors}, {backend}}}" for number in range(models)]
     return "\n".join([f"server: {{http_port: {port}, grpc_port: 0}}", "models:", *lines])
 
 
 @contextmanager
-def serving(models: int, checkout: Path) -> Iterator[tuple[int, psutil.Process, float]]:
+def serving(models: int, max_rows: int, checkout: Path) -> Iterator[tuple[int, psutil.Process, float]]:
     """The port, the process, and the seconds from the command to the first answer."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(configuration(models, port))
+        file.write(configuration(models, port, max_rows))
         file.flush()
         began = time.perf_counter()
         process = subprocess.Popen(
@@ -126,6 +130,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--max-rows", type=int, default=64, help="of a batch; 1: what a batch costs, whoever shares it")
     parser.add_argument("--checkout", type=Path, default=ROOT)
     arguments = parser.parse_args()
     costs: dict[tuple[int, int], list[float]] = {}
@@ -133,9 +138,9 @@ def main() -> None:
         for models in arguments.models:
             firsts = []
             for _ in range(arguments.starts - 1):
-                with serving(models, arguments.checkout) as (_, _, first_s):
+                with serving(models, arguments.max_rows, arguments.checkout) as (_, _, first_s):
                     firsts.append(first_s)
-            with serving(models, arguments.checkout) as (port, process, first_s):
+            with serving(models, arguments.max_rows, arguments.checkout) as (port, process, first_s):
                 firsts.append(first_s)
                 for model in range(models):
                     ask(port, model + 1)

@@ -1,5 +1,6 @@
 """What benchmarks/peers.py tells of `minilm`: ratios of rounds, tables in Markdown, and a plot as SVG."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Final
 
 from benchmarks.minilm_servers import SLO_MS
 from benchmarks.peer_embedders import BUILT_IN, EMBEDDERS
-from benchmarks.peers_minilm import SHARE, USERS, Run, bracket
+from benchmarks.peers_minilm import USERS, Run, bracket, judged
 
 OURS: Final = "plain"
 OURS_WITH_TEXT: Final = "plain-text"
@@ -74,12 +75,17 @@ def closed(runs: Iterable[Run]) -> str:
 
 
 def highest(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
-    """By server and round: the highest rate that was kept, as a share of the machine's speed; 0, where none was."""
-    tried: dict[str, dict[int, list[tuple[float, bool]]]] = {}
+    """By server and round: the highest rate that was kept, as a share of the machine's speed; 0, where none was.
+
+    A search that came to no rate that was missed has told nothing.
+    """
+    searches: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         if run.part == "open":
-            tried.setdefault(run.server, {}).setdefault(run.round, []).append((run.load / run.speed, run.kept >= SHARE))
-    return {name: {number: bracket(each)[0] for number, each in sorted(of.items())} for name, of in tried.items()}
+            searches.setdefault(run.server, {}).setdefault(run.round, []).append(run)
+    found = {name: {number: bracket(judged(each)) for number, each in sorted(of.items())} for name, of in searches.items()}
+    ended = {name: {number: low for number, (low, high) in of.items() if high < math.inf} for name, of in found.items()}
+    return {name: of for name, of in ended.items() if of}
 
 
 def within_slo(runs: Sequence[Run]) -> str:

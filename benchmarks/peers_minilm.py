@@ -9,7 +9,8 @@ All loads are `loadtest`'s: its generator sends, from the schedule that the roun
 
 A machine that others share is faster in one minute than in the next. So two sessions of one thread run alone for half a second
 before and after each load, a row at a time: the mean of both is the machine's speed then. Rates are searched for, and compared,
-as shares of it. A load in which it changed by more than a sixth is measured once more.
+as shares of it. A load in which it changed by more than a fifth, or that other work disturbed, is measured once more, and does
+not count if it is so again.
 
 A rate was kept if 99 % of a run's requests were answered in time; refused ones count as late. That is what was seen in one run
 of some seconds, no proof: `proof` runs loadtest's sequential test, which is sure at 95 %. Servers start anew for each part of a
@@ -19,7 +20,7 @@ round, are checked before, and take turns.
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ WANDERED: Final = 6 / 5
 MOST_BARE: Final = 3  # times that sessions alone are measured, until the machine was steady
 CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
 TUNING_USERS: Final = 16
-MOST_TRIES: Final = 8
+MOST_TRIES: Final = 8  # disturbed ones included
 BARE: Final = tuple((sessions, threads, rows) for sessions, threads in ((2, 1), (1, 2)) for rows in (1, 2, 4, 8, 16))
 UNTUNED: Final = 8
 
@@ -90,11 +91,16 @@ def next_share(tried: Sequence[tuple[float, bool]], first: float) -> float | Non
     low, high = bracket(tried)
     if not tried:
         return first
-    if len(tried) >= MOST_TRIES or (low and high < math.inf and high / low <= CLOSE):
+    if low and high < math.inf and high / low <= CLOSE:
         return None
     if not low:
         return high / 1.4
     return low * 1.25 if high == math.inf else math.sqrt(low * high)
+
+
+def judged(runs: Iterable[Run]) -> list[tuple[float, bool]]:
+    """The shares that were tried, and whether they were kept. What is not valid says nothing."""
+    return [(run.load / run.speed, run.kept >= SHARE) for run in runs if run.valid]
 
 
 def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
@@ -153,7 +159,7 @@ class Measuring:
 
     def _searched(self, run: Run, server: Server, spec: LoadSpec, first: float) -> list[Run]:
         tried: list[Run] = []
-        while (share := next_share([(each.load / each.speed, each.kept >= SHARE) for each in tried], first)) is not None:
+        while (share := next_share(judged(tried), first)) is not None and len(tried) < MOST_TRIES:
             rate = share * self._sessions.speed()
             tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
         return tried
@@ -178,6 +184,7 @@ class Measuring:
             if result.valid and steady(first, last):
                 break
         done = filled(replace(run, speed=(first + last) / 2), result, spent_s)
+        done = replace(done, valid=done.valid and steady(first, last))
         self._told(done)
         return done
 

@@ -107,6 +107,33 @@ def within_slo(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def turns(runs: Iterable[Run]) -> str:
+    """Of slices in turn: what was answered, in time where arrivals were at random times, and how many times that ours is."""
+    found = [run for run in runs if run.part == "turns"]
+    if not found:
+        return ""
+    lines = [
+        "| load | server | turns | answered/s, in time | in time, % | p50 ms | p99 ms | ms CPU | ours, times |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for load in dict.fromkeys(run.load for run in found):
+        told = f"{load:.0f} users" if load >= 1 else f"{100 * load:.0f} % of the speed"
+        slices = {name: [run for run in found if (run.server, run.load) == (name, load)] for name in _servers(found)}
+        for name, own in slices.items():
+            theirs, ours = _by_round(own, in_time), _by_round(slices.get(counterpart(name), []), in_time)
+            share = "" if load >= 1 else f"{100 * statistics.mean(run.kept for run in own):.1f}"
+            cells = [told, name, len(own), f"{statistics.mean(theirs.values()):.1f}", share, _middle(own, "p50_ms", 1)]
+            cells += [_middle(own, "p99_ms", 0), f"{statistics.median(run.cpu_us for run in own) / 1e3:.1f}"]
+            cells += ["" if name in (OURS, OURS_WITH_TEXT) else ratio(ours, theirs) or ""]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def in_time(run: Run) -> float:
+    """Requests per second that count: with users all that were answered, else those within the SLO."""
+    return run.rps if run.load >= 1 else run.goodput_rps
+
+
 def tuned(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
     """By peer: what it answered, as a share of the machine's speed, by its largest batch."""
     found: dict[str, dict[int, float]] = {}

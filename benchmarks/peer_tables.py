@@ -120,6 +120,8 @@ def turns(runs: Iterable[Run]) -> str:
         told = f"{load:.0f} users" if load >= 1 else f"{100 * load:.0f} % of the speed"
         slices = {name: [run for run in found if (run.server, run.load) == (name, load)] for name in _servers(found)}
         for name, own in slices.items():
+            if not own:
+                continue  # sessions alone, which no requests reach
             theirs, ours = _by_round(own, in_time), _by_round(slices.get(counterpart(name), []), in_time)
             share = "" if load >= 1 else f"{100 * statistics.mean(run.kept for run in own):.1f}"
             cells = [told, name, len(own), f"{statistics.mean(theirs.values()):.1f}", share, _middle(own, "p50_ms", 1)]

@@ -254,7 +254,7 @@ def measuring(runs: Sequence[Run], environments: Path, seconds: float) -> Measur
 
 
 def told(run: Run) -> None:
-    what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.0f} {run.rows or '':4}"
+    what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.4g} {run.rows or '':4}"
     in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "proof") else ""
     doubt = "" if run.valid else "  NOT VALID"
     print(

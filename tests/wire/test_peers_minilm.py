@@ -80,6 +80,22 @@ def test_saturation_is_beside_the_best_of_the_sessions() -> None:
     assert text.endswith("| plain | 1.23 | 0.98 (0.96 to 1.00) |")
 
 
+def test_slices_in_turn_are_compared_turn_by_turn() -> None:
+    def sliced(server: str, load: float, rps: dict[int, float], kept: float = 1.0) -> list[Run]:
+        return [
+            Run(number, "turns", server, load, 0, 2 * each, 100.0, goodput_rps=each, kept=kept) for number, each in rps.items()
+        ]
+
+    runs = sliced("plain", 64, {0: 50.0, 1: 60.0}) + sliced("sessions alone", 64, {0: 50.0, 1: 75.0})
+    runs += sliced("plain", 0.8, {0: 80.0, 1: 60.0}) + sliced("triton", 0.8, {0: 40.0, 1: 40.0}, kept=0.5)
+    rows = peer_tables.turns(runs).splitlines()[2:]
+    assert rows[0] == "| 64 users | plain | 2 | 110.0 |  | 0.0 | 0 | 0.0 |  |"  # all that were answered
+    assert rows[1] == "| 64 users | sessions alone | 2 | 125.0 |  | 0.0 | 0 | 0.0 | 0.90 (0.80 to 1.00) |"
+    assert rows[3] == "| 80 % of the speed | triton | 2 | 40.0 | 50.0 | 0.0 | 0 | 0.0 | 1.75 (1.50 to 2.00) |"
+    assert len(rows) == 4  # sessions alone have no requests
+    assert not peer_tables.turns([])
+
+
 def test_of_what_was_tuned_each_size_has_what_it_answered() -> None:
     runs = [Run(0, "tune", "serve", 16, rows, rps, 100.0) for rows, rps in ((1, 100.0), (4, 90.0))]
     assert peer_tables.tuned(runs) == {"serve": {1: 1.0, 4: 0.9}}

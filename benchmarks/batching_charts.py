@@ -13,10 +13,11 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]
 def page(cases: Mapping[str, Curves], foot: str) -> str:
     """The whole file. cases: by name, with the same rules in each; as many as the palette has colours."""
     rules = list(next(iter(cases.values())))
-    legend = "".join(f'<span><i class="b{colour}"></i>{escape(rule)}</span>' for colour, rule in enumerate(rules))
+    swatch = "display:inline-block;width:12px;height:12px;margin:0 5px 0 12px"
+    legend = "".join(f'<i class="b{colour}" style="{swatch}"></i>{escape(rule)}' for colour, rule in enumerate(rules))
+    about = "Answered within the SLO, by what is offered."
     charts = "".join(
-        f'<figure class="card"><figcaption><h3>{escape(name)}</h3><p>Answered within the SLO, by what is offered.</p></figcaption>'
-        f"{_chart(curves)}</figure>"
+        f'<figure class="card"><figcaption><h3>{escape(name)}</h3><p>{about}</p></figcaption>{_chart(curves)}</figure>'
         for name, curves in cases.items()
     )
     notes = (
@@ -24,7 +25,7 @@ def page(cases: Mapping[str, Curves], foot: str) -> str:
         " same arrivals. Its marks tell their numbers when pointed at.</p>"
     )
     frame = pages.render("page.html", title="batching rules in simulation", foot=foot)
-    return frame.replace("<footer>", f'<p class="legend">{legend}</p><div class="charts">{charts}</div>{notes}<footer>', 1)
+    return frame.replace("<footer>", f'<p>{legend}</p><div class="charts">{charts}</div>{notes}<footer>', 1)
 
 
 def _chart(curves: Curves) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from loadtest.reports import html
+from loadtest.reports import pages
 from loadtest.reports.charts import Axis, Chart, Line, Point, Series, draw
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
@@ -13,14 +13,19 @@ Curves = Mapping[str, Sequence[tuple[float, float]]]
 def page(cases: Mapping[str, Curves], foot: str) -> str:
     """The whole file. cases: by name, with the same rules in each; as many as the palette has colours."""
     rules = list(next(iter(cases.values())))
-    legend = "".join(f'<span><i class="b{colour}"></i>{escape(rule)}</span>' for colour, rule in enumerate(rules))
-    charts = [(name, "Answered within the SLO, by what is offered.", _chart(curves)) for name, curves in cases.items()]
-    text = (
-        "z is the fluid capacity without a miss, c the ceiling that no rule can pass (docs/batching.md).",
-        "Every rule sees the same arrivals. Its marks tell their numbers when pointed at.",
+    swatch = "display:inline-block;width:12px;height:12px;margin:0 5px 0 12px"
+    legend = "".join(f'<i class="b{colour}" style="{swatch}"></i>{escape(rule)}' for colour, rule in enumerate(rules))
+    about = "Answered within the SLO, by what is offered."
+    charts = "".join(
+        f'<figure class="card"><figcaption><h3>{escape(name)}</h3><p>{about}</p></figcaption>{_chart(curves)}</figure>'
+        for name, curves in cases.items()
     )
-    body = f'<div class="legend">{legend}</div>{html.chart_grid(charts)}'
-    return html.page("batching rules in simulation", [body, html.notes(text)], foot)
+    notes = (
+        "<p>z is the fluid capacity without a miss, c the ceiling that no rule can pass (docs/batching.md). Every rule sees the"
+        " same arrivals. Its marks tell their numbers when pointed at.</p>"
+    )
+    frame = pages.render("page.html", title="batching rules in simulation", foot=foot)
+    return frame.replace("<footer>", f'<p>{legend}</p><div class="charts">{charts}</div>{notes}<footer>', 1)
 
 
 def _chart(curves: Curves) -> str:

@@ -145,12 +145,22 @@ def ask(name: str, port: int, length: int, timeout_s: float = 20.0) -> bool:
 
 
 def check(name: str, port: int) -> None:
-    """Ask all lengths at the same time, three times, so that batches mix them. Raises: SystemExit, if one has no answer."""
+    """Ask all lengths at the same time, three times, so that batches mix them. Who is refused as late asks again.
+
+    Raises: SystemExit, if one has no answer after 20 s.
+    """
+    until = time.monotonic() + 20.0
+
+    def answered(length: int) -> bool:
+        while not (right := ask(name, port, length)) and time.monotonic() < until:
+            time.sleep(0.05)
+        return right
+
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         for _ in range(3):
-            right = list(pool.map(lambda length: ask(name, port, length), LENGTHS))
-        if not all(right):
-            raise SystemExit(f"{name}: {right.count(False)} of {len(right)} requests had no answer")
+            found = list(pool.map(answered, LENGTHS))
+            if not all(found):
+                raise SystemExit(f"{name}: {found.count(False)} of {len(found)} requests had no answer")
 
 
 def serving(name: str, setting: Setting, environments: Path, directory: Path) -> AbstractContextManager[Server]:

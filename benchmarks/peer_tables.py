@@ -1,5 +1,6 @@
 """What benchmarks/peers.py tells of `minilm`: ratios of rounds, tables in Markdown, and a plot as SVG."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Final
 
 from benchmarks.minilm_servers import SLO_MS
 from benchmarks.peer_embedders import BUILT_IN, EMBEDDERS
-from benchmarks.peers_minilm import SHARE, USERS, Run, bracket
+from benchmarks.peers_minilm import USERS, Run, bracket, judged
 
 OURS: Final = "plain"
 OURS_WITH_TEXT: Final = "plain-text"
@@ -74,12 +75,17 @@ def closed(runs: Iterable[Run]) -> str:
 
 
 def highest(runs: Iterable[Run]) -> dict[str, dict[int, float]]:
-    """By server and round: the highest rate that was kept, as a share of the machine's speed; 0, where none was."""
-    tried: dict[str, dict[int, list[tuple[float, bool]]]] = {}
+    """By server and round: the highest rate that was kept, as a share of the machine's speed; 0, where none was.
+
+    A search that came to no rate that was missed has told nothing.
+    """
+    searches: dict[str, dict[int, list[Run]]] = {}
     for run in runs:
         if run.part == "open":
-            tried.setdefault(run.server, {}).setdefault(run.round, []).append((run.load / run.speed, run.kept >= SHARE))
-    return {name: {number: bracket(each)[0] for number, each in sorted(of.items())} for name, of in tried.items()}
+            searches.setdefault(run.server, {}).setdefault(run.round, []).append(run)
+    found = {name: {number: bracket(judged(each)) for number, each in sorted(of.items())} for name, of in searches.items()}
+    ended = {name: {number: low for number, (low, high) in of.items() if high < math.inf} for name, of in found.items()}
+    return {name: of for name, of in ended.items() if of}
 
 
 def within_slo(runs: Sequence[Run]) -> str:
@@ -99,6 +105,35 @@ def within_slo(runs: Sequence[Run]) -> str:
         each, middle = ", ".join(f"{share:.2f}" for share in own.values()), statistics.median(own.values())
         lines.append(f"| {server} | {rows[server] or ''} | {middle:.2f} | {each} | {speed * middle:.0f}/s | {told} |")
     return "\n".join(lines)
+
+
+def turns(runs: Iterable[Run]) -> str:
+    """Of slices in turn: what was answered, in time where arrivals were at random times, and how many times that ours is."""
+    found = [run for run in runs if run.part == "turns"]
+    if not found:
+        return ""
+    lines = [
+        "| load | server | turns | answered/s, in time | in time, % | p50 ms | p99 ms | ms CPU | ours, times |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for load in dict.fromkeys(run.load for run in found):
+        told = f"{load:.0f} users" if load >= 1 else f"{100 * load:.0f} % of the speed"
+        slices = {name: [run for run in found if (run.server, run.load) == (name, load)] for name in _servers(found)}
+        for name, own in slices.items():
+            if not own:
+                continue  # sessions alone, which no requests reach
+            theirs, ours = _by_round(own, in_time), _by_round(slices.get(counterpart(name), []), in_time)
+            share = "" if load >= 1 else f"{100 * statistics.mean(run.kept for run in own):.1f}"
+            cells = [told, name, len(own), f"{statistics.mean(theirs.values()):.1f}", share, _middle(own, "p50_ms", 1)]
+            cells += [_middle(own, "p99_ms", 0), f"{statistics.median(run.cpu_us for run in own) / 1e3:.1f}"]
+            cells += ["" if name in (OURS, OURS_WITH_TEXT) else ratio(ours, theirs) or ""]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def in_time(run: Run) -> float:
+    """Requests per second that count: with users all that were answered, else those within the SLO."""
+    return run.rps if run.load >= 1 else run.goodput_rps
 
 
 def tuned(runs: Iterable[Run]) -> dict[str, dict[int, float]]:

@@ -57,7 +57,7 @@ BUILT_IN: Final = {
 }
 PEERS: Final = ("plain", "embedded", "serve", "triton", *INSTALLED)
 LOADS: Final = (("rest-json", 1), ("rest-json", 8), ("rest-json", 64), ("rest-binary", 64), ("grpc", 64))
-PARTS: Final[tuple[Part, ...]] = ("bare", "tune", "closed", "open")
+PARTS: Final[tuple[Part, ...]] = ("bare", "tune", "closed", "open", "turns")
 SPEAKS: Final = {"serve": ("rest-json", "grpc"), **dict.fromkeys(INSTALLED, ("rest-json",))}
 START_S: Final = 60.0
 
@@ -212,6 +212,8 @@ def minilm(
     runs = [Run(**each) for each in json.loads(kept.read_text())] if kept.exists() else []
     for number in range(rounds):
         for part in parts:
+            if part == "turns":
+                continue
             servers = ["bare"] if part == "bare" else turned(names, number)
             for name in servers:
                 done = any((each.part, each.round, each.server) == (part, number, name) for each in runs)
@@ -226,6 +228,11 @@ def minilm(
                     print(f"{name}: {exc.code}", flush=True)
                     continue
                 kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
+    if "turns" in parts and rounds:
+        following = max((run.round + 1 for run in runs if run.part == "turns"), default=0)
+        for found in measuring(runs, environments, seconds).turns(following, rounds, names, ends):
+            runs += found
+            kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
     for name, rate in asked.items():
         runs += measuring(runs, environments, seconds).part(len(runs), "proof", name, rate)
         kept.write_text(json.dumps([asdict(each) for each in runs], indent=1))
@@ -233,6 +240,7 @@ def minilm(
         peer_tables.settings(names),
         peer_tables.closed(runs),
         peer_tables.within_slo(runs),
+        peer_tables.turns(runs),
         peer_tables.saturation(runs),
         peer_tables.proofs(runs),
     )
@@ -246,7 +254,7 @@ def measuring(runs: Sequence[Run], environments: Path, seconds: float) -> Measur
 
 
 def told(run: Run) -> None:
-    what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.0f} {run.rows or '':4}"
+    what = f"{run.round + 1} {run.part:6} {run.server:13} {run.load:5.4g} {run.rows or '':4}"
     in_time = f"  in time {100 * run.kept:6.2f} %" if run.part in ("open", "proof") else ""
     doubt = "" if run.valid else "  NOT VALID"
     print(

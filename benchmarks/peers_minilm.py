@@ -6,20 +6,24 @@ All loads are `loadtest`'s: its generator sends, from the schedule that the roun
     tune      once: with which largest batch each peer answers 16 users most, who wait about as long as the SLO
     closed    1, 8 and 64 users, each sends again when he is answered; nobody is told an SLO
     open      arrivals at random times: the highest rate at which 99 % are answered within the SLO, found by halving
+    turns     all servers up at once, slices of a few seconds in turn: 64 users, with sessions alone among them, then rates that
+              are the same for all
 
 A machine that others share is faster in one minute than in the next. So two sessions of one thread run alone for half a second
 before and after each load, a row at a time: the mean of both is the machine's speed then. Rates are searched for, and compared,
-as shares of it. A load in which it changed by more than a sixth is measured once more.
+as shares of it. A load in which it changed by more than a fifth, or that other work disturbed, is measured once more, and does
+not count if it is so again. Where it changes within seconds, `turns` tells most: there all servers share its moods.
 
 A rate was kept if 99 % of a run's requests were answered in time; refused ones count as late. That is what was seen in one run
 of some seconds, no proof: `proof` runs loadtest's sequential test, which is sure at 95 %. Servers start anew for each part of a
 round, are checked before, and take turns.
 """
 
+import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +39,7 @@ from benchmarks.overhead import Server, cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, SloSpec
 
-Part = Literal["bare", "tune", "closed", "open", "proof"]
+Part = Literal["bare", "tune", "closed", "open", "turns", "proof"]
 USERS: Final = (1, 8, 64)
 SLO: Final = SloSpec.parse(f"p99<{SLO_MS}ms")
 SHARE: Final = 0.99
@@ -44,16 +48,19 @@ WANDERED: Final = 6 / 5
 MOST_BARE: Final = 3  # times that sessions alone are measured, until the machine was steady
 CLOSE: Final = 1.06  # the lowest rate that was missed by the highest that was kept: then the search ends
 TUNING_USERS: Final = 16
-MOST_TRIES: Final = 8
+MOST_TRIES: Final = 8  # disturbed ones included
 BARE: Final = tuple((sessions, threads, rows) for sessions, threads in ((2, 1), (1, 2)) for rows in (1, 2, 4, 8, 16))
 UNTUNED: Final = 8
+ALONE: Final = (1, 2, 4)  # batches of sessions alone, which take turns with the servers
+RATES: Final = (0.65, 0.8, 0.95)  # of `turns`, as shares of the speed
+TOLD_OF_THE_SLO: Final = ("plain", "embedded", "plain-text", "triton", "triton-ragged", "bentoml")
 
 
 @dataclass(frozen=True)
 class Run:
     """One measurement. load: users; requests/s asked; of `bare` nothing. shape: of `bare`, its sessions and threads.
 
-    speed: of the machine meanwhile, rows/s. kept: of `open`, the share in time. cpu_us: per request,
+    speed: of the machine meanwhile, rows/s. goodput_rps: in time. kept: of `open`, the share in time. cpu_us: per request,
     of the server's processes.
     """
 
@@ -67,6 +74,7 @@ class Run:
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     errors: int = 0
+    goodput_rps: float = 0.0
     cpu_us: float = 0.0
     kept: float = 0.0
     valid: bool = True
@@ -90,11 +98,16 @@ def next_share(tried: Sequence[tuple[float, bool]], first: float) -> float | Non
     low, high = bracket(tried)
     if not tried:
         return first
-    if len(tried) >= MOST_TRIES or (low and high < math.inf and high / low <= CLOSE):
+    if low and high < math.inf and high / low <= CLOSE:
         return None
     if not low:
         return high / 1.4
     return low * 1.25 if high == math.inf else math.sqrt(low * high)
+
+
+def judged(runs: Iterable[Run]) -> list[tuple[float, bool]]:
+    """The shares that were tried, and whether they were kept. What is not valid says nothing."""
+    return [(run.load / run.speed, run.kept >= SHARE) for run in runs if run.valid]
 
 
 def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
@@ -122,23 +135,84 @@ class Measuring:
             return self._bare(number)
         if part == "tune":
             return [run for rows in BATCHES.get(name, ()) for run in self._of_server(number, part, name, rows, first)]
-        return self._of_server(number, part, name, self._chosen.get(name, UNTUNED if name in BATCHES else 0), first)
+        return self._of_server(number, part, name, self._rows(name), first)
+
+    def turns(self, number: int, last: int, names: Sequence[str], ends: float) -> Iterator[list[Run]]:
+        """Turns from `number` on and before `last`, until the time has come: in each, every load once for every server.
+
+        Whoever can be told of the SLO runs twice, as only arrivals at random times are to be answered by it.
+        """
+        with contextlib.ExitStack() as opened:
+            payload: dict[str, Path] = {}
+            up: dict[tuple[str, bool], Server] = {}
+            for name in names:
+                payload[name] = self._payload(name, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+                for promise in (False, True):
+                    place = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+                    if promise and name not in TOLD_OF_THE_SLO:
+                        up[name, promise] = up[name, False]
+                        continue
+                    setting = Setting(self._rows(name), promise=promise)
+                    up[name, promise] = opened.enter_context(serving(name, setting, self._environments, place))
+                    self._warm(self._spec(up[name, promise], payload[name], number))
+            alone = {f"sessions alone, {rows} a batch": Sessions(2, 1, rows) for rows in ALONE}
+            while number < last and time.monotonic() < ends:
+                found = []
+                turn = number % len(names)
+                for name, sessions in alone.items():
+                    run = Run(number, "turns", name, USERS[-1], 0, sessions.speed(self._seconds), self._sessions.speed())
+                    found.append(run)
+                    self._told(run)
+                for load in (USERS[-1], *RATES):
+                    before = self._sessions.speed()
+                    for name in (*names[turn:], *names[:turn]):
+                        server = up[name, load < 1]
+                        spec = self._spec(server, payload[name], number)
+                        users = load >= 1
+                        asked = (
+                            replace(spec, pattern=f"users:count={load}", timeout_s=20.0)
+                            if users
+                            else replace(spec, rate_rps=load * before, slo=SLO)
+                        )
+                        spent_s = cpu_s(server)
+                        result = uvloop.run(measure(asked))
+                        spent_s = cpu_s(server) - spent_s
+                        self._drained(server)
+                        found.append(filled(Run(number, "turns", name, load, self._rows(name), 0.0, before), result, spent_s))
+                        self._told(found[-1])
+                yield found
+                number += 1
+
+    def _rows(self, name: str) -> int:
+        return self._chosen.get(name, UNTUNED if name in BATCHES else 0)
+
+    @staticmethod
+    def _payload(name: str, folder: Path) -> Path:
+        """A folder with what it is asked, a file for each length."""
+        for length in LENGTHS:
+            (folder / f"{length:03d}.json").write_bytes(body(name, length))
+        return folder
+
+    def _spec(self, server: Server, payload: Path, number: int) -> LoadSpec:
+        """Of a load whose first second does not count."""
+        return LoadSpec(
+            target=f"http://127.0.0.1:{server.http_port}{path(server.name)}", protocol="invocations", payloads=(str(payload),),
+            seed=number + 1, duration_s=self._seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
+        )  # fmt: skip
+
+    @staticmethod
+    def _warm(spec: LoadSpec) -> None:
+        uvloop.run(measure(replace(spec, pattern="users:count=8", duration_s=1.0, warmup_s=0.0, timeout_s=20.0)))
 
     def _of_server(self, number: int, part: Part, name: str, rows: int, first: float) -> list[Run]:
         found: list[Run] = []
         with tempfile.TemporaryDirectory() as temporary:
-            directory, payload = Path(temporary), Path(temporary, "payload")
-            payload.mkdir()
-            for length in LENGTHS:
-                (payload / f"{length:03d}.json").write_bytes(body(name, length))
+            directory, folder = Path(temporary), Path(temporary, "payload")
+            folder.mkdir()
             setting = Setting(rows, promise=part in ("open", "proof"))
             with serving(name, setting, self._environments, directory) as server:
-                spec = LoadSpec(
-                    target=f"http://127.0.0.1:{server.http_port}{path(name)}", protocol="invocations", payloads=(str(payload),),
-                    seed=number + 1, duration_s=self._seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
-                )  # fmt: skip
-                warm = replace(spec, pattern="users:count=8", duration_s=1.0, warmup_s=0.0, timeout_s=20.0)
-                uvloop.run(measure(warm))
+                spec = self._spec(server, self._payload(name, folder), number)
+                self._warm(spec)
                 run = Run(number, part, name, 0.0, rows, 0.0)
                 if part in ("closed", "tune"):
                     for users in USERS if part == "closed" else (TUNING_USERS,):
@@ -153,7 +227,7 @@ class Measuring:
 
     def _searched(self, run: Run, server: Server, spec: LoadSpec, first: float) -> list[Run]:
         tried: list[Run] = []
-        while (share := next_share([(each.load / each.speed, each.kept >= SHARE) for each in tried], first)) is not None:
+        while (share := next_share(judged(tried), first)) is not None and len(tried) < MOST_TRIES:
             rate = share * self._sessions.speed()
             tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
         return tried
@@ -178,6 +252,7 @@ class Measuring:
             if result.valid and steady(first, last):
                 break
         done = filled(replace(run, speed=(first + last) / 2), result, spent_s)
+        done = replace(done, valid=done.valid and steady(first, last))
         self._told(done)
         return done
 
@@ -208,6 +283,7 @@ def filled(run: Run, result: RunResult, spent_s: float) -> Run:
         p50_ms=result.latency.p50,
         p99_ms=result.latency.p99,
         errors=sum(result.errors.values()),
+        goodput_rps=result.goodput_rps,
         cpu_us=spent_s / max(1, result.succeeded + result.warmup_requests) * 1e6,
         kept=result.attainment.estimate if result.attainment else 0.0,
         valid=result.valid,

@@ -23,7 +23,7 @@ Whenever a worker is idle and something waits:
     each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
-    So, with an SLO, with steps in the times learned: no row beyond a step, if the rows up to it take a tenth less each, and the spread.
+    With an SLO and steps that were learned: no row beyond a step, if those up to it take a tenth less each, and the spread.
  6. If no other worker is idle, room that is left is filled with requests of other lengths, padded to the longest, where that
     takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, nobody is overtaken by much: see `joining.in_turn`.

@@ -192,9 +192,7 @@ class Adaptive:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        of_line = stream is self._line.stream
-        # What waits in line is of all lengths: its batches need not leave room for those of others.
-        cap = self._cap(view, slo_ns, waiting, sustains, max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP)
+        cap = self._cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -320,8 +318,8 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, share: float) -> int:
-        """Index of n_c. sustains: of n_s. share: of the SLO that a batch may take."""
+    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
+        """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
@@ -330,7 +328,7 @@ class Adaptive:
             # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
             at_once = -(-waiting // view.workers)
             return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits(share * slo_ns)
+        cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
         if cap < sustains:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
         return cap if cap > 0 else 0

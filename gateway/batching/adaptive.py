@@ -23,6 +23,7 @@ Whenever a worker is idle and something waits:
     each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
+    With an SLO and steps that were learned: no row beyond a step, if those up to it take a tenth less each, and the spread.
  6. With an SLO, and if no other worker is idle, room that is left is filled with requests of other lengths, padded to the
     longest, where that takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
@@ -61,6 +62,7 @@ _CAP_AT_MOST: Final = 0.85
 _THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
 _OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
+_STEP: Final = 1.1  # times the rows per second, for which it is worth to leave some behind
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
@@ -191,9 +193,7 @@ class Adaptive:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        of_line = stream is self._line.stream
-        # What waits in line is of all lengths: its batches need not leave room for those of others.
-        cap = self._cap(view, slo_ns, waiting, sustains, max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP)
+        cap = self._cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -238,7 +238,7 @@ class Adaptive:
             if first is held.first:
                 reason = "hold"
         stream.held = NOT_HELD
-        rows = self._compiled(view, max(min(view.sizes[index], waiting), first[3]))
+        rows = self._stepped(view, max(min(view.sizes[index], waiting), first[3]))
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
@@ -318,8 +318,8 @@ class Adaptive:
                 late += entry[3]
         return late
 
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, share: float) -> int:
-        """Index of n_c. sustains: of n_s. share: of the SLO that a batch may take."""
+    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
+        """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
         if slo_ns is None:
             # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
             fixed, slope = view.curve.line_ns
@@ -328,7 +328,7 @@ class Adaptive:
             # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
             at_once = -(-waiting // view.workers)
             return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits(share * slo_ns)
+        cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
         if cap < sustains:
             cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
         return cap if cap > 0 else 0
@@ -465,12 +465,16 @@ class Adaptive:
             wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
         return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
 
-    def _compiled(self, view: View, rows: int) -> int:
+    def _stepped(self, view: View, rows: int) -> int:
         """Step 5."""
+        curve = view.curve
+        up = curve.at(rows)
         if not self._limits.row_sizes:
-            return rows
-        up = view.curve.at(rows)
-        if up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
+            # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
+            # what was learned holds no more.
+            if self._limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
+                return curve.sizes[bisect_left(curve.rates, curve.rates[up])]
+        elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
             return view.sizes[up - 1]
         return rows
 

@@ -116,6 +116,8 @@ class View:
         if slo_ns is not None and self.workers > 1:
             # Who finds all workers busy waits for one, and has little time for that: so they are to be busy less, by larger
             # batches. But who is held for these until the last moment is late if the batch then has bad luck.
-            least = min(UTILISATION_AT_LEAST, _QUIET + _SCATTER * (self.curve.spread - 1))
-            busy = min(busy, max(least, slo_ns / (_AT_EASE * self.shape[0] * self.level)))
+            ease = slo_ns / (_AT_EASE * self.shape[0] * self.level)
+            if ease < busy:
+                least = _QUIET + _SCATTER * (self.curve.spread - 1)
+                busy = max(ease, min(UTILISATION_AT_LEAST, least))
         return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))

@@ -228,6 +228,11 @@ class Rules:
             smaller = [size for size in sizes if size < up]
             if smaller and up > rows and smaller[-1] / shape(smaller[-1]) > rows / shape(up):
                 rows = smaller[-1]
+        elif (
+            self.slo_ns is not None
+            and (best := known.best_rate(known.size(rows))) * shape(known.size(rows)) > 1.1 * known.spread * rows
+        ):
+            rows = next(size for size in sizes if known.best_rate(size) >= best)
         if self.slo_ns is not None and any(entry[0] > entry[2] for entry in entries):
             end_ns, seen, late = now_ns + pessimistic(rows), 0, []
             for entry in entries[len(shed) :]:

@@ -447,3 +447,13 @@ def test_what_comes_after_a_flood_is_soon_not_held_for_more() -> None:
         for batch in batches:
             batcher.finished(batch, round(started_ns + 18 * MS), 18 * MS, ok=True)
     assert max(waits[8:]) == 0
+
+
+@pytest.mark.parametrize(("spread", "rows"), [(1.0, 8), (1.6, 9)])  # 53 / 29 ms: what 9 rows take may be luck
+def test_a_row_beyond_a_step_of_the_times_that_were_learned_waits_for_the_next_batch(spread: float, rows: int) -> None:
+    batcher = batcher_of(slo_ms=400, max_rows=16)
+    kept = kept_curve(5, 3, 16, spread=spread)
+    means = [[size, (5 + 3 * (1 if size == 1 else 8 if size <= 8 else 16)) * MS, 100] for size in range(1, 17)]
+    batcher.service.restore(kept_model({None: kept | {"means": means}}))
+    add(batcher, *(request(0) for _ in range(9)))
+    assert only(batcher, 0).rows == rows

@@ -472,7 +472,8 @@ class Adaptive:
         if not self._limits.row_sizes:
             # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
             # what was learned holds no more.
-            if self._limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
+            known = self._limits.slo_ns is not None and curve.steady
+            if known and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
                 return curve.sizes[bisect_left(curve.rates, curve.rates[up])]
         elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
             return view.sizes[up - 1]

@@ -282,7 +282,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers"))
     parser.add_argument("--models", nargs="+", choices=("linear", "minilm"), default=["linear", "minilm"])
     parser.add_argument("--peers", nargs="+", choices=sorted({*PEERS, *NAMES}), default=[*dict.fromkeys((*PEERS, *NAMES))])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of minilm")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1], help="of minilm; turns: only if asked")
     parser.add_argument(
         "--proof", nargs="+", default=[], metavar="SERVER=RATE", help="rates of minilm to prove, after all else"
     )

@@ -146,7 +146,8 @@ class WorkerPool:
     async def settle(self) -> None:
         """Call it once after the first runs: what loading and they have mapped gets large pages, where Linux has to be asked.
 
-        The batches of minilm on a CPU take 4 % less time then (onnxruntime 1.32, two sessions at once, 2026-11-24).
+        With glibc's hugetlb=1, which asks for as much, batches of minilm took 3 to 4 % less time on a CPU (onnxruntime 1.32,
+        two sessions at once, 2026-11-24).
         """
         mapped, self._mapped = self._mapped, None
         if mapped is not None:

@@ -68,7 +68,7 @@ class Switch:
 
     def __init__(self, ingress: Any) -> None:
         self._lane = ingress.repository.model("linear", "").lanes[0]
-        self._edges = [ingress._http.handler._endpoints, ingress._grpc._endpoints]
+        self._edges = [ingress._http.handler.__self__._endpoints, ingress._grpc._endpoints]
         self._sampler = self._edges[0].sampler
         self._exporter = ingress._tracer.close.__self__
         recorded = self._lane.batcher

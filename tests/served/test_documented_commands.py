@@ -135,6 +135,7 @@ BENCHMARKS = (
     "python -m benchmarks.lengths --triton --rounds 3 --seconds 7",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
+    "python -m benchmarks.many_models --models 1 50 200",
     "python -m benchmarks.mixed",
     "python -m benchmarks.parity",
     "python -m benchmarks.parity --write docs/parity.md",
@@ -142,7 +143,11 @@ BENCHMARKS = (
     "python -m benchmarks.peers --models linear --rounds 3 --peers plain embedded triton --seconds 2",
     "python -m benchmarks.peers --models minilm --rounds 3",
     "python -m benchmarks.peers --setup",
+<<<<<<< HEAD
     "python -m benchmarks.peers --setup --rounds 3 --write FOLDER",
+=======
+    "python -m benchmarks.processes --rounds 3 --seconds 4",
+>>>>>>> s22-ingress
     "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
     "python -m benchmarks.recommend simulated",
     "python -m benchmarks.searches --out DIR",

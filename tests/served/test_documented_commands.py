@@ -143,11 +143,8 @@ BENCHMARKS = (
     "python -m benchmarks.peers --models linear --rounds 3 --peers plain embedded triton --seconds 2",
     "python -m benchmarks.peers --models minilm --rounds 3",
     "python -m benchmarks.peers --setup",
-<<<<<<< HEAD
     "python -m benchmarks.peers --setup --rounds 3 --write FOLDER",
-=======
     "python -m benchmarks.processes --rounds 3 --seconds 4",
->>>>>>> s22-ingress
     "python -m benchmarks.recommend measured configs/loadtests/minilm-space.yaml --out DIR",
     "python -m benchmarks.recommend simulated",
     "python -m benchmarks.searches --out DIR",

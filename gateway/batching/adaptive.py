@@ -63,6 +63,7 @@ _THINNED: Final = 1.5  # times what a batch should take to gather: then the arri
 _OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _STEP: Final = 1.1  # times the rows per second, for which it is worth to leave some behind
+_FEW: Final = 4  # rows left behind are no more than go, or these: if more, times are just changing
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
@@ -70,6 +71,21 @@ _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the wor
 def _others_refused(queue: Queue, state: State) -> bool:
     """Whether requests of other queues are refused on arrival: so others need the workers, although they do not wait."""
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
+
+
+def _stepped(view: View, rows: int, limits: BatchLimits) -> int:
+    """Step 5."""
+    curve = view.curve
+    up = curve.at(rows)
+    if not limits.row_sizes:
+        # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
+        # what was learned holds no more.
+        if limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
+            full = curve.sizes[bisect_left(curve.rates, curve.rates[up])]
+            return full if rows - full <= max(full, _FEW) else rows
+    elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
+        return view.sizes[up - 1]
+    return rows
 
 
 class Adaptive:
@@ -148,7 +164,8 @@ class Adaptive:
         if rows:
             longest = max([part.queue.group for part in (mine, *others) if part.rows])  # type: ignore[type-var]  # as above
             expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
-        return decision._replace(rows=mine.rows, shed=mine.shed, fill=others, expected_ns=expected_ns)
+        _, reason, wake_at_ns, _, _, _, foreseen = decision
+        return Decision(mine.rows, reason, wake_at_ns, mine.shed, expected_ns, others, foreseen)
 
     def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
         """alone: whether no other queue has a part in the workers."""
@@ -238,7 +255,7 @@ class Adaptive:
             if first is held.first:
                 reason = "hold"
         stream.held = NOT_HELD
-        rows = self._stepped(view, max(min(view.sizes[index], waiting), first[3]))
+        rows = _stepped(view, max(min(view.sizes[index], waiting), first[3]), self._limits)
         if queue.has_lower_class and slo_ns is not None:
             rows -= self._shed_lower(queue, view, rows, shed)
             if not rows:
@@ -464,20 +481,6 @@ class Adaptive:
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
         return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
-
-    def _stepped(self, view: View, rows: int) -> int:
-        """Step 5."""
-        curve = view.curve
-        up = curve.at(rows)
-        if not self._limits.row_sizes:
-            # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
-            # what was learned holds no more.
-            known = self._limits.slo_ns is not None and curve.steady
-            if known and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
-                return curve.sizes[bisect_left(curve.rates, curve.rates[up])]
-        elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
-            return view.sizes[up - 1]
-        return rows
 
     def _curve(self, group: Hashable) -> ServiceCurve:
         return self._stream(group).curve.current()

@@ -286,7 +286,7 @@ class Batcher(Untold):
             waiting = sorted([queue for queue in waiting if queue.entries], key=_urgency)
         wake_at_ns = NEVER
         for queue in waiting:
-            if not queue.entries:  # they were shed with those of another
+            if not queue.entries:  # they were shed with another's
                 continue
             decision = self._policy.decide(queue, state, now_ns, free_slots)
             rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
@@ -388,17 +388,14 @@ class Batcher(Untold):
         limit, reason, _, _, expected_ns, fill, _ = decision
         most = self._max_rows
         rows = self._take(queue, limit if limit < most else most, parts) if limit else 0
-        group = queue.group if rows or not fill else next(more.queue.group for more in fill if more.rows)
-        for more in fill:
-            if not more.rows:
-                continue
+        group = queue.group if rows else next(more.queue.group for more in fill if more.rows)
+        for more in [each for each in fill if each.rows]:
             rows += self._take(more.queue, min(more.rows, most - rows), parts)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
                 group = other  # the longest: what the model will see
         self._state.rows -= rows
-        if rows >= most and reason == "idle":
-            reason = "full"
+        reason = "full" if rows >= most and reason == "idle" else reason
         self._dispatch(parts, rows, reason, now_ns, group, expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:

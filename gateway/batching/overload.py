@@ -74,7 +74,16 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
     busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
     pace = Expected(curve, level, planned.margin)
-    return Outlook(workers, rows, busy, time_ns, planned.margin * least_ns, chance, pace, together)
+    return Outlook(
+        workers=workers,
+        rows=rows,
+        busy=busy,
+        full_ns=time_ns,
+        least_ns=planned.margin * least_ns,
+        chance=chance,
+        pace=pace,
+        together=together,
+    )
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -88,8 +97,8 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     several = len(state.queues) > 1
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
-    _, rows, busy, full_ns, least_ns, chance, pace, _ = ahead
-    due_ns = pace.margin * full_ns
+    rows, busy, full_ns, least_ns = ahead.rows, ahead.busy, ahead.full_ns, ahead.least_ns
+    due_ns = ahead.pace.margin * full_ns
     waiting = state.rows
     free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
     if len(free) > 1:
@@ -107,7 +116,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     if before:
         rounds, place = divmod(before, len(free))
         soonest_ns = max(now_ns, free[place]) + rounds * full_ns
-    smaller = ((before + 1) * rows - waiting - 1) / chance
+    smaller = ((before + 1) * rows - waiting - 1) / ahead.chance
     if smaller < 1.0:  # so sure it is that the batch will be as large: by those who are in it
         least_ns = due_ns - smaller * (due_ns - least_ns)
     late_ns = soonest_ns + least_ns - deadline_ns

@@ -12,6 +12,8 @@ from heapq import merge
 from itertools import chain
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from gateway.batching.batch import Batch
 from gateway.types import InferRequest
 
@@ -95,7 +97,7 @@ class Expected(NamedTuple):
         return self.curve.shape[self.curve.at(rows)] * self.level
 
 
-class Outlook(NamedTuple):
+class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.

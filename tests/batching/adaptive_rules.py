@@ -232,7 +232,8 @@ class Rules:
             self.slo_ns is not None
             and (best := known.best_rate(known.size(rows))) * shape(known.size(rows)) > 1.1 * known.spread * rows
         ):
-            rows = next(size for size in sizes if known.best_rate(size) >= best)
+            full = next(size for size in sizes if known.best_rate(size) >= best)
+            rows = full if rows - full <= max(full, 4) else rows
         if self.slo_ns is not None and any(entry[0] > entry[2] for entry in entries):
             end_ns, seen, late = now_ns + pessimistic(rows), 0, []
             for entry in entries[len(shed) :]:

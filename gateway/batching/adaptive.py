@@ -73,6 +73,20 @@ def _others_refused(queue: Queue, state: State) -> bool:
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
 
 
+def _shed_lower(queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
+    """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
+    end_ns = view.now_ns + view.expected_ns(rows) * view.margin
+    seen = late = 0
+    for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
+        seen += entry[3]
+        if seen > rows:
+            break
+        if at and entry[2] < end_ns and entry[0] > entry[2]:
+            shed.append(entry)
+            late += entry[3]
+    return late
+
+
 def _stepped(view: View, rows: int, limits: BatchLimits) -> int:
     """Step 5."""
     curve = view.curve
@@ -257,7 +271,7 @@ class Adaptive:
         stream.held = NOT_HELD
         rows = _stepped(view, max(min(view.sizes[index], waiting), first[3]), self._limits)
         if queue.has_lower_class and slo_ns is not None:
-            rows -= self._shed_lower(queue, view, rows, shed)
+            rows -= _shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
         if alone:
@@ -321,19 +335,6 @@ class Adaptive:
             if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
                 return entry[2]
         return queue.entries[skip][2]
-
-    def _shed_lower(self, queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
-        """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
-        end_ns = view.now_ns + view.expected_ns(rows) * view.margin
-        seen = late = 0
-        for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
-            seen += entry[3]
-            if seen > rows:
-                break
-            if at and entry[2] < end_ns and entry[0] > entry[2]:
-                shed.append(entry)
-                late += entry[3]
-        return late
 
     def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
         """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""

@@ -113,11 +113,6 @@ class ServiceCurve:
         return self._speed.luck
 
     @property
-    def steady(self) -> bool:
-        """Whether batches take what their size explains. While they do not, what is learned of sizes is less sure."""
-        return not self._speed.run and not self._speed.delay_ns
-
-    @property
     def seen(self) -> bool:
         """Whether it has batches of its own."""
         return bool(self._seen)

@@ -126,15 +126,9 @@ class Batcher(Untold):
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
         rows = request.rows if self._batched else 1
         return Batch(
-            parts=[Part(request, 0, rows)],
-            rows=rows,
-            padded_rows=self._limits.padded(rows),
-            reason="probe",
-            closed_ns=now_ns,
-            group=self._groups.of(request),
-            ragged=self._ragged,
-            batched=self._batched,
-        )
+            parts=[Part(request, 0, rows)], rows=rows, padded_rows=self._limits.padded(rows), reason="probe", closed_ns=now_ns,
+            group=self._groups.of(request), ragged=self._ragged, batched=self._batched,
+        )  # fmt: skip
 
     @property
     def reserved_ns(self) -> int:

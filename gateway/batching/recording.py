@@ -246,11 +246,6 @@ class RecordedBatcher(Recorded, Batcher):
         self._lives: Callable[[], bool] = _always
 
     @property
-    def reserved_ns(self) -> int:
-        """Of the last request that was added."""
-        return self._state.reserved_ns
-
-    @property
     def in_flight(self) -> int:
         """Batches that run."""
         return len(self._state.in_flight)

@@ -274,7 +274,7 @@ class Adaptive:
             rows -= _shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
-        if alone:
+        if alone or state.rows == queue.rows:
             return Decision(rows, reason, None, shed, round(view.expected_ns(rows)), (), foreseen)
         pressed = work > UTILISATION * view.workers
         fills = rows == waiting and (free_slots == 1 or pressed)

@@ -139,10 +139,10 @@ def in_turn(
                 break
             worth += more.worth * more.rows
             before, per_time = per_time, worth / curve.pooled_ns(total, busy)
-            if per_time >= before and not limits.row_sizes:  # those after it are worth still less
+            if per_time > before and not limits.row_sizes:  # those after it are worth still less
                 break
             taken[more.at] += more.rows
-            if per_time < best:
+            if per_time <= best:  # who costs nothing goes along
                 best, kept, time_ns = per_time, list(taken), curve.expected_ns(total, busy)
     return kept[0], [Fill(each, more) for each, more in zip(queues[1:], kept[1:], strict=True) if more], time_ns
 

@@ -5,7 +5,7 @@ What a decision is held against. Times are T(n) = shape(n) · level(busy), Q = T
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from math import ceil, log, sqrt
+from math import ceil, exp, inf, log, sqrt
 
 from gateway.batching.queue import NEVER, Entry
 
@@ -246,29 +246,30 @@ class Rules:
             rows -= sum(entry[3] for entry in late)
             if not rows:
                 return Decided(0, shed=shed)
-        behind = [each[0][0] for other, each in queues.items() if each and other != group]
-        if self.slo_ns is None and behind:  # 7
-            parts = []  # virtual deadline and rows of each
+        if self.slo_ns is None and any(each for other, each in queues.items() if other != group):  # 7
+            waited_ns = max(1, now_ns - first[4].arrival_ns)
+            parts: list[int] = []
+            going, value, worth, best_value = 0, 0.0, 0.0, 0.0
+            least = -inf
+            until_ns = NEVER
             for entry in entries:
-                if sum(part for _, part in parts) < rows:
-                    parts.append((entry[0], min(entry[3], rows - sum(part for _, part in parts))))
-            passing = [part for key, part in parts[1:] if key > min(behind)]
-            in_line = [part for _, part in parts[: len(parts) - len(passing)]]
-
-            def saved(some: list[int]) -> float:
-                return sum(expected(part) for part in some) - expected(sum(some))
-
-            going = in_line[:1]
-            for number in range(2, len(parts) + 1):
-                some = [part for _, part in parts[:number]]
-                longer = max(0.0, expected(sum(some)) - expected(sum(in_line)))
-                if number <= len(in_line):
-                    pays = saved(some) >= 0
-                else:
-                    pays = saved(some) - saved(in_line) >= 0.05 * longer * longer / expected(in_line[0])
-                going = some if pays else going
-            if sum(going) < rows:
-                rows, reason = sum(going), "cap"
+                part = min(entry[3], rows - sum(parts))
+                if part <= 0:
+                    break
+                parts.append(part)
+                until_ns = min(until_ns, entry[2])
+                if len(parts) > 1 and until_ns != NEVER and now_ns + expected(sum(parts)) * known.spread > until_ns:
+                    break
+                # Below zero, to be added up as they are there: of two that are equal it matters which is a bit more.
+                least = max(least, -(expected(part) / part) * exp(min(0.0, (first[0] - entry[0]) / (5.0 * waited_ns))))
+                worth += least * part
+                before, value = value, worth / expected(sum(parts))
+                if len(parts) > 1 and value > before and not self.row_sizes:
+                    break
+                if value <= best_value:
+                    going, best_value = sum(parts), value
+            if going < rows:
+                rows, reason = going, "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
     def _work(self, group: Hashable, now_ns: int) -> float:

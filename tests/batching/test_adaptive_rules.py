@@ -5,7 +5,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.adaptive import Adaptive
@@ -143,6 +143,17 @@ def play(bench: Bench, history: list[tuple[Any, ...]], groups: list[Hashable]) -
     spread=st.sampled_from([1.0, 1.25]),
     slower=st.sampled_from([1.0, 1.4]),
     two=st.booleans(),
+)
+@example(  # one of a lower class that costs nothing goes along
+    history=[("arrive", 1, 0.0), ("odd", 1, None, 1), ("arrive", 1, 0.0), ("arrive", 1, 0.0), ("end", 0.1)],
+    slo_ms=None,
+    workers=1,
+    sizes=(16, ()),
+    fixed_ms=0.5,
+    row_ms=0.0,
+    spread=1.0,
+    slower=1.0,
+    two=True,
 )
 @pytest.mark.slow
 def test_it_decides_as_its_rules_say(

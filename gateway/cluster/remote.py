@@ -414,6 +414,8 @@ def _execution(run: _Run, answer: Buffer, received_ns: int) -> Execution:
     finished_ns = received_ns - way_ns // 2
     started_ns = finished_ns - extra["computed_ns"]
     first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
+    if first_part_ns is not None and run.first_part_ns is not None:
+        first_part_ns = min(first_part_ns, run.first_part_ns)  # halves of the way are a guess; by then it was here
     if "error" in extra:
         error_class = _ERRORS.get(extra["error"], InternalError)
         return Execution(

@@ -24,10 +24,11 @@ from backends.base import Tensors
 from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
 from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
-from gateway.cluster.remote import RemoteRunner
+from gateway.cluster.remote import Link, RemoteRunner, _execution, _Run
 from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
+from gateway.wire.frames import encode_frame
 from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true
@@ -389,3 +390,12 @@ def test_batches_to_another_node_go_by_tcp_and_by_calls_of_serves_where_that_can
     for document, by in ((nowhere, "go by Serve's gRPC server"), (far, "by tcp")):
         (pid,) = Gateway(document).pids("m-1-python")
         asyncio.run(main(document, by, pid))
+
+
+def test_the_first_part_is_never_told_to_be_made_after_it_was_here() -> None:
+    # The way back took 9 ms, and the way there 1.
+    about = {"waited_ns": 0, "computed_ns": 20_000_000, "first_part_ns": 0, "last": True}
+    run = _Run(batch_of(1.0), print, print, Link, sent_ns=0, first_part_ns=3_000_000)  # type: ignore[arg-type]
+    execution = _execution(run, b"".join(encode_frame({}, about)), 30_000_000)
+    assert execution.started_ns == 5_000_000
+    assert execution.first_part_ns == 3_000_000

@@ -83,7 +83,7 @@ def test_what_was_saved_tells_the_same_to_programs(
     assert told["missed"] > 50
     assert told["causes"]["queue"] >= 0.95 * told["missed"]  # it was an overload, and nothing else
     assert {case["name"] for case in told["cases"]} >= {"as it was", "one more session"}
-    late = next(miss["id"] for miss in told["misses"])
+    late = next(miss["id"] for miss in told["misses"] if miss["cause"] == "queue")  # the first may be a stall of the machine
     assert main(["why", file, "--request", late]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{late}: m version 1 on synthetic")

@@ -8,7 +8,7 @@ that a request may wait, where a peer asks for that.
 
 from typing import Final
 
-from benchmarks.peer_servers import RUNTIME, Installed
+from benchmarks.peer_servers import INSTALLED, RUNTIME, Installed
 
 PATH: Final = "/v2/models/minilm/infer"
 SESSIONS: Final = 2  # as configs/examples/minilm.yaml
@@ -120,21 +120,21 @@ class Minilm(MLModel):
 
 EMBEDDERS: Final = {
     "litserve": Installed(
-        ("litserve==0.2.19", *RUNTIME),
+        INSTALLED["litserve"].packages,
         {"embedder.py": EMBEDDER, "server.py": LITSERVE},
         ("server.py", "{port}"),
         "batch_timeout 0, fast_queue, two workers",
         "https://lightning.ai/docs/litserve/features/batching",
     ),
     "bentoml": Installed(
-        ("bentoml==1.4.40", *RUNTIME),
+        INSTALLED["bentoml"].packages,
         {"embedder.py": EMBEDDER, "service.py": BENTO},
         ("-m", "bentoml", "serve", "service:Minilm", "--host", "127.0.0.1", "--port", "{port}"),
         "adaptive batching, max_latency_ms 200 where the SLO is asked (else 10 000), two workers",
         "https://docs.bentoml.com/en/latest/guides/adaptive-batching.html",
     ),
     "mlserver": Installed(
-        ("mlserver==1.7.1", "uvloop==0.21.0", *RUNTIME),
+        INSTALLED["mlserver"].packages,
         {
             "embedder.py": EMBEDDER,
             "model.py": MLSERVER,

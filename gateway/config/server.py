@@ -23,9 +23,7 @@ class Limits(Strict):
     connections: int = Field(default=10_000, ge=1)
     pipelined_requests: int = Field(default=64, ge=1)
     requests_per_connection: int = Field(default=0, ge=0)  # 0: never recycled
-    connection_age_s: float = Field(
-        default=0.0, ge=0
-    )  # when it is closed at the latest, and at half of it at the earliest; 0: never
+    connection_age_s: float = Field(default=0.0, ge=0)  # it is closed between half of that and that; 0: never
     json_depth: int = Field(default=32, ge=1, le=256)
     memory_bytes: int | None = Field(default=None, ge=1)  # None: a quarter of the machine's, or of the cgroup's
 
@@ -77,9 +75,7 @@ class ServerSection(Strict):
     host: Host = "127.0.0.1"
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
-    ingress_replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = (
-        1  # auto: by cores, see `gateway.configuring.ingresses`
-    )
+    ingress_replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1  # auto: see `gateway.configuring.ingresses`
     ingress_resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})  # of one, on Ray; as of a backend
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
     drain_timeout_s: float = Field(default=20.0, ge=0)

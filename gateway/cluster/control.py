@@ -62,6 +62,10 @@ class ControlState:
         self._followers: dict[str, _Follower] = {}
         self._changed = asyncio.Event()
 
+    async def join(self, ingress: str) -> None:
+        """Count an ingress replica among those that follow, as it will at once."""
+        self._followers.setdefault(ingress, _Follower()).seen_s = time.monotonic()
+
     async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, bool]]:
         """Wait for a version past `seen`, or a while; then that version, and the models that changed since with their state."""
         follower = self._followers.setdefault(ingress, _Follower())
@@ -138,8 +142,13 @@ class SharedControl:
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
 
-    def follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
-        """Bring this process to the wanted state from now on. apply: `Repository.apply`."""
+    async def follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+        """Bring this process to the wanted state; whoever publishes once this has returned waits for it.
+
+        apply: `Repository.apply`.
+        """
+        with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
+            await self._actor().join.remote(self._ingress)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
 
     async def publish(self, name: str, loaded: bool) -> None:

@@ -128,7 +128,7 @@ class IngressReplica:
             self._keeper.start()
         leave_out()
         if self._control is not None:
-            self._control.follow(self._ingress.repository.apply)
+            await self._control.follow(self._ingress.repository.apply)
 
     def _build(self, run_dir: Path) -> "Ingress":
         from gateway.ingress import Ingress

@@ -34,6 +34,20 @@ def test_publish_returns_when_every_follower_has_reported() -> None:
     run(test)
 
 
+def test_who_has_joined_is_waited_for_though_it_does_not_follow_yet() -> None:
+    async def test() -> None:
+        state = ControlState()
+        await state.join("a")
+        publishing = asyncio.create_task(state.publish("m", False))
+        await asyncio.sleep(0.1)
+        assert not publishing.done()
+        assert await state.follow("a", 0) == (1, {"m": False})
+        await state.report("a", 1, "")
+        assert await publishing == []
+
+    run(test)
+
+
 def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
     async def test() -> None:
         state = ControlState()

@@ -80,6 +80,8 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     shape_key: requests with equal keys may share a batch.
     form: how its answer is written, for protocols that know several; empty: as the request is.
     caller: who asks, for the log; None: nobody does over a wire. trace: what is noted of it where it is traced.
+    plain: it is `unmarked`, of a model that is not ragged, was decoded as it arrived, and no other arrived at the same time.
+    False says nothing.
     Compared by identity: two equal requests are still two requests.
     """
 
@@ -90,6 +92,13 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     form: str = ""
     caller: Caller | None = None
     trace: "RequestTrace | None" = None
+    plain: bool = False
+
+    @property
+    def unmarked(self) -> bool:
+        """Whether nothing but its times, its inputs and its parameters tells it from others of its model."""
+        marked = self.id or self.priority or self.deadline_ns is not None or self.shape_key is not None
+        return self.rows == 1 and not marked
 
 
 class InferResponse(msgspec.Struct, eq=False):

@@ -94,7 +94,6 @@ class Batcher(Untold):
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
         self._events = NOWHERE  # gets what is to be recorded of arrivals
         self._number: Callable[[object], int] = id  # by which they are known there
-        self._told_ns = 0  # when the last one arrived of which nothing else is told there
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -167,6 +166,7 @@ class Batcher(Untold):
     def add(self, request: InferRequest, now_ns: int, reserved_ns: int = 0) -> None:
         """Let a validated request wait. reserved_ns: what answering takes of the SLO after the batch.
 
+        now_ns: of a plain request, its arrival_ns.
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
         Raises: Overloaded, if they would not do or it would be late; DeadlineExceeded; TooLarge, for too many rows in one.
         """
@@ -208,11 +208,8 @@ class Batcher(Untold):
             self._refused(request, now_ns, reserved_ns, exc)
             raise
         if (events := self._events) is not NOWHERE:  # here, as a call where it is recorded would cost as much as all the rest
-            alike = rows == 1 and group is None and request.deadline_ns is None and self._ragged is None
-            arrival_ns = request.arrival_ns
-            if alike and not request.id and (plain or not request.priority) and arrival_ns != self._told_ns:
-                events.extend((now_ns, arrival_ns))
-                self._told_ns = arrival_ns
+            if request.plain:
+                events.append(now_ns)
             else:
                 self._added(request, now_ns, reserved_ns)
 

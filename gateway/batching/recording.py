@@ -1,8 +1,8 @@
 """A batcher that keeps what it was asked and what it decided, in bounded memory, so that `replay` can do it all again.
 
 What decides is a pure function of (state, event, now). So a recording is a state and the events after it: `Segment`. A `Ring`
-has several, and drops the oldest whole. On the way of a request there are two numbers per arrival, and two tuples per batch;
-they are packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
+has several, and drops the oldest whole. On the way of a request there is a number per arrival, and two tuples per batch; they
+are packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
 
 An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
 theirs while they live; requests also by when they arrived, which says enough of nearly all.
@@ -27,7 +27,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms
@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 
 
 class Event(IntEnum):
-    """The first of each event's values. An arrival that is as they mostly are, of one row, and nothing else to say of it, is no
-    event, but two numbers between them: now_ns, arrival_ns; unless the one before came at the same time. What follows:
+    """The first of each event's values. An arrival of which nothing but its times is to be told, as of nearly all, is no event,
+    but a number between them, arrival_ns, or two, if it was added later: -now_ns, arrival_ns; unless the one before came at the
+    same time. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
@@ -235,7 +236,7 @@ class RecordedBatcher(Recorded, Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
 
     WHAT = "decisions are"
-    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_events", "_number", "_lives"))  # is no state
+    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))  # is no state
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
@@ -244,6 +245,7 @@ class RecordedBatcher(Recorded, Batcher):
         self._deciding = False
         self._events = NOWHERE
         self._lives: Callable[[], bool] = _always
+        self._told_ns = 0  # when the last one arrived of which nothing but its times was told
 
     @property
     def in_flight(self) -> int:
@@ -265,10 +267,16 @@ class RecordedBatcher(Recorded, Batcher):
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
+        self._told_ns = 0
         self._widths_of = self._ragged if ragged else None
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None:
-        self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
+        arrival_ns = request.arrival_ns
+        if request.unmarked and self._widths_of is None and arrival_ns != self._told_ns:
+            self._events += (-now_ns, arrival_ns)
+            self._told_ns = arrival_ns
+        else:
+            self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
 
     def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None:
         self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(error).__name__))

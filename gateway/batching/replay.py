@@ -16,7 +16,7 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
-_PLAIN = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of an arrival that is as they mostly are
+_UNMARKED = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of a request that is
 _DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
 
 
@@ -125,7 +125,7 @@ def replay(recorded: dict[str, Any]) -> History:
 
 
 class EventReader:
-    """Tells the events of one segment, chunk by chunk; an arrival that was kept as two numbers is one that was ADDED."""
+    """Tells the events of one segment, chunk by chunk; an arrival that was kept as numbers is one that was ADDED."""
 
     def __init__(self, reserved_ns: int) -> None:
         """As the state has it that the segment begins with."""
@@ -135,7 +135,8 @@ class EventReader:
         values = iter(chunk)
         for value in values:
             if isinstance(value, int):
-                yield [int(Event.ADDED), 0, value, self._reserved_ns, next(values, 0), *_PLAIN]
+                now_ns, arrival_ns = (value, value) if value > 0 else (-value, next(values, 0))
+                yield [int(Event.ADDED), 0, now_ns, self._reserved_ns, arrival_ns, *_UNMARKED]
             elif value[0] == Event.RESERVED:
                 self._reserved_ns = value[1]
             else:
@@ -143,7 +144,7 @@ class EventReader:
 
 
 class _Known:
-    """Which request is meant: by the number it has, or, as arrivals that are as they mostly are tell none, by when it came."""
+    """Which request is meant: by the number it has, or, where only the times were told of it, by when it came."""
 
     def __init__(self) -> None:
         self._named: dict[int, PastRequest] = {}

@@ -162,6 +162,7 @@ class Dispatcher:
         candidate = self.router.route(request, now_ns, failed=failed).candidate
         if candidate is None:
             return False
+        request.plain = False  # it does not come there as it arrived
         try:
             sent.place = self._lanes[candidate].submit(request, sent.done, sent.part)
         except GatewayError:

@@ -169,7 +169,7 @@ class Lane:
             raise NotReady(f"model '{request.model}' is being unloaded")
         if not self.runner.available:
             raise BackendUnreachable(f"backend {self.name} has no live session", retry_after_s=1.0)
-        now_ns = self._clock.now_ns()
+        now_ns = request.arrival_ns if request.plain else self._clock.now_ns()
         if self._killers.any and self._killers.has(request, now_ns):
             raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
         reserved_ns = self._reserved_ns

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from backends.base import Tensors
+from gateway.config import Ragged
 from gateway.protocols.json_data import depth_of, numbers_from_json
 from gateway.types import InferRequest
 
@@ -53,7 +54,9 @@ class _AsBytes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class RepeatedBodies:
     """Those of one model version. What is remembered never changes, so any thread may look."""
 
-    def __init__(self) -> None:
+    def __init__(self, ragged: Ragged | None) -> None:
+        """ragged: of the model."""
+        self._ragged = ragged
         self._json: tuple[_AsJson, ...] = ()
         self._bytes: tuple[_AsBytes, ...] = ()
         self._tries = _TRIES
@@ -89,7 +92,7 @@ class RepeatedBodies:
         if like.deadline_ns is None and not like.parameters:  # as mostly
             return InferRequest(
                 like.model, like.version, like.id, inputs, like.rows, arrival_ns, like.outputs, priority=like.priority,
-                shape_key=like.shape_key,
+                shape_key=like.shape_key, plain=like.plain,
             )  # fmt: skip
         return _again(like, inputs, arrival_ns)
 
@@ -116,7 +119,7 @@ class RepeatedBodies:
         known = _AsJson(
             begin=begin,
             end=end,
-            request=_without_inputs(request),
+            request=self._like(request),
             name=name,
             shape=array.shape,
             dtype=array.dtype,
@@ -132,17 +135,16 @@ class RepeatedBodies:
         if not self._is_worth_it() or any(array.dtype.hasobject or not array.size for array in arrays.values()):
             return
         tensors = tuple((name, array.shape, array.dtype, places[name]) for name, array in arrays.items())
-        known = _AsBytes(begin=body[:header_bytes], length=len(body), request=_without_inputs(request), tensors=tensors)
+        known = _AsBytes(begin=body[:header_bytes], length=len(body), request=self._like(request), tensors=tensors)
         self._bytes = (known, *self._bytes[: _MOST - 1])
+
+    def _like(self, request: InferRequest) -> InferRequest:
+        return msgspec.structs.replace(request, inputs={}, plain=request.unmarked and self._ragged is None)
 
     def _is_worth_it(self) -> bool:
         """Whether to remember the body that was just read."""
         self._tries -= 1
         return self._tries >= 0 or not self._tries % _SELDOM
-
-
-def _without_inputs(request: InferRequest) -> InferRequest:
-    return msgspec.structs.replace(request, inputs={})
 
 
 def _again(known: InferRequest, inputs: Tensors, arrival_ns: int) -> InferRequest:

@@ -46,7 +46,7 @@ class KnownMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return InferRequest(
             like.model, like.version, like.id, inputs, like.rows, arrival_ns, like.outputs,
             deadline_ns=None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6),
-            shape_key=like.shape_key,
+            shape_key=like.shape_key, plain=like.plain and remaining_s is None,
         )  # fmt: skip
 
 
@@ -103,6 +103,7 @@ class RepeatedMessages:
         head_alone = pb.ModelInferRequest()
         head_alone.CopyFrom(message)
         head_alone.ClearField("raw_input_contents")
+        like = msgspec.structs.replace(request, inputs={}, caller=None, trace=None, deadline_ns=None)
         placed = zip(arrays.items(), reversed(places), strict=True)
         known = KnownMessage(
             begin=begin,
@@ -110,7 +111,7 @@ class RepeatedMessages:
             between=tuple(heads[:-1]),
             message=head_alone,
             codec=codec,
-            like=msgspec.structs.replace(request, inputs={}, caller=None, trace=None),
+            like=msgspec.structs.replace(like, plain=like.unmarked and codec.ragged is None),
             tensors=tuple((name, array.shape, array.dtype, at) for (name, array), at in placed),
         )
         # One like it is of a model that was loaded anew since.

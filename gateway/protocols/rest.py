@@ -137,7 +137,7 @@ class RestCodec:
     ) -> None:
         """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused with `TakesLong`."""
         self._in_haste = in_haste
-        self._repeated = RepeatedBodies()
+        self._repeated = RepeatedBodies(ragged)
         self.model = model
         self.version = version
         self.spec = spec

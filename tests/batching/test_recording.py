@@ -81,6 +81,8 @@ class Driver:
             priority=self.random.choice((0, 0, 0, 1, 3, 4)),
             shape_key=self.random.choice((None, (("x", (3,)),))),
         )
+        if request.unmarked and not self.lengths and self.random.random() < 0.7:
+            request.arrival_ns, request.plain = self.now_ns, True
         try:
             self.batcher.add(request, self.now_ns, 500_000)
             self.asked.append(request)
@@ -118,10 +120,12 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
         for rows in batcher.service.probe_rows:
             batcher.service.probe(None, rows, [(4 + rows) * MS] * 2)
     batcher.record()
-    Driver(batcher, random.Random(seed), lengths="lengths" in case).drive(800)
+    driver = Driver(batcher, random.Random(seed), lengths="lengths" in case)
+    driver.drive(800)
     history = replay(read(batcher))
     same(history)
     assert history.decisions > 500
+    assert any(request.plain for request in driver.asked) == ("lengths" not in case)
     assert {"answered"} <= {request.fate for request in history.requests}
 
 
@@ -326,7 +330,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 6"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 7"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

@@ -98,7 +98,8 @@ def _outcome(codec: rest.RestCodec, body: bytes, header_bytes: int | None) -> An
 
 
 def _fields(request: InferRequest) -> Any:
-    fields = {name: getattr(request, name) for name in request.__struct_fields__ if name != "inputs"}
+    assert request.unmarked or not request.plain
+    fields = {name: getattr(request, name) for name in request.__struct_fields__ if name not in ("inputs", "plain")}
     return repr(fields), {name: (array.dtype, array.shape, repr(array.tolist())) for name, array in request.inputs.items()}
 
 

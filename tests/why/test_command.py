@@ -110,9 +110,9 @@ def test_where_no_gateway_is_the_command_says_what_to_name(capsys: pytest.Captur
 def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", str(tmp_path / "nothing")]) == 2
     assert "expected a file that --save wrote" in capsys.readouterr().err
-    (tmp_path / "old").write_bytes(msgspec.msgpack.encode({"format": 7, "gateway": "9.9"}))
+    (tmp_path / "old").write_bytes(msgspec.msgpack.encode({"format": 6, "gateway": "9.9"}))
     assert main(["why", str(tmp_path / "old")]) == 1
-    assert "recorded in format 7 by gateway 9.9" in capsys.readouterr().err
+    assert "recorded in format 6 by gateway 9.9" in capsys.readouterr().err
     data = bytearray(Scene(seconds=1.0).packed(1))
     (tmp_path / "cut").write_bytes(data[:-10])
     assert main(["why", str(tmp_path / "cut")]) == 1

@@ -130,7 +130,7 @@ class _BatchTraceHead(msgspec.Struct, eq=False):
     parent_id: str
     session: SpanContext
     told: Mapping[str, str]
-    ended: "TraceEnded"
+    ended: "TraceEnded | None"
     name: str
     closed_ns: int
 
@@ -139,10 +139,11 @@ class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
     context: its span's, whose parent has the id parent_id. session: of the session's own, within it; told: how that is named
-    among the parameters of `Session.run`. links: of each traced request in it. ended: takes this once it is all noted.
-    closed_ns to returned_ns: the whole of it; started_ns to finished_ns: the session's part of that; 0 until they are known,
-    and `Clock.now_ns`. kind: client, where another process runs it, which tells of its session itself; server: there. error: a
-    `Code`'s value; empty: it went well.
+    among the parameters of `Session.run`. links: of each traced request in it. ended: takes this once it is all noted; None:
+    the trace of its one traced request has it with it. closed_ns to returned_ns: the whole of it; started_ns to finished_ns:
+    the session's part of that; 0 until they are known, and `Clock.now_ns`. kind: client, where another process runs it, which
+    tells of its session itself; server: there. error: a `Code`'s value; empty: it went well. about: what else is told of it, as
+    `spans` names it.
     """
 
     links: tuple[SpanContext, ...] = ()
@@ -151,7 +152,7 @@ class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     finished_ns: int = 0
     returned_ns: int = 0
     error: str = ""
-    attributes: Attributes = ()
+    about: tuple[str | int, ...] = ()
 
 
 class _RequestTraceHead(msgspec.Struct, eq=False):
@@ -167,7 +168,8 @@ class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
 
     context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
     is all noted. batches: that it was part of, in their order. operation: as its protocol calls it. decoded_ns: 0, if it never
-    was. encoding_ns: when its outcome was known. error: as above. ids: attributes too, by name, which no other request has.
+    was. encoding_ns: when its outcome was known. error: as above. status, model: attributes, of its answer and of the model
+    that was found. rows: 0, if it never was decoded. request_id, id: the gateway's, and its client's own for it.
     lone: for the first batch in which no other is traced, made beforehand; None: there was one, or none is made.
     """
 
@@ -178,8 +180,11 @@ class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
     decoded_ns: int = 0
     encoding_ns: int = 0
     ended_ns: int = 0
-    attributes: Attributes = ()
-    ids: tuple[tuple[str, str], ...] = ()
+    status: tuple[str, int] = ("", 0)
+    model: Attributes = ()
+    rows: int = 0
+    request_id: bytes = b""
+    id: str = ""
     lone: BatchTrace | None = None
 
 

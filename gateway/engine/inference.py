@@ -281,16 +281,18 @@ class Inference(ABC, Generic[C, Reply]):
 
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request, endpoint = self._request, self._endpoint
-        attributes: Attributes = (self.about(code),)
+        trace.operation, trace.status, trace.request_id = self.operation, self.about(code), self.caller.request_id
         if endpoint is not None:
-            attributes += endpoint.attributes
-        ids: tuple[tuple[str, str], ...] = (("gateway.request_id", self.caller.request_id.decode("ascii")),)
+            trace.model = endpoint.attributes
         if request is not None:
-            attributes += (("gateway.rows", request.rows),)
+            trace.rows = request.rows
             if request.id:
-                ids += (("gateway.id", shortened(request.id).encode(errors="replace").decode()),)
-        trace.operation, trace.attributes, trace.ids = self.operation, attributes, ids
-        trace.error = code.value if code is not None else ""
+                trace.id = shortened(request.id)
+        if code is not None:
+            trace.error = code.value
+        for batch in trace.batches:
+            if not batch.returned_ns and batch.ended is None:  # it runs on without its request
+                batch.ended = trace.ended
         trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
         trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
         trace.ended(trace)

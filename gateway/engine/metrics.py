@@ -345,7 +345,7 @@ class Metrics:
 
     def _exemplars(self, model: str, version: str, protocol: str) -> Mapping[int, Exemplar] | None:
         endpoint = self._endpoints.get((model, version, protocol))
-        return endpoint.exemplars if endpoint is not None else None
+        return endpoint.exemplars() if endpoint is not None else None
 
 
 def _add(found: dict[Key, State], block: Block, *, lives: bool = True) -> None:

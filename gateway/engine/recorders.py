@@ -256,16 +256,17 @@ class RoutingMetrics:
 
 
 class EndpointMetrics:
-    """Counted by one protocol's edge for one model. exemplars: by bucket of the latency, as OpenMetrics has them."""
+    """Counted by one protocol's edge for one model."""
 
     __slots__ = (
-        "_bounds", "_decode", "_encode", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s", "_latency", "_log", "_ok",
-        "_parts", "_slo_bucket", "_unfinished", "exemplars", "key",
+        "_bounds", "_decode", "_encode", "_exemplars", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s", "_latency",
+        "_log", "_ok", "_parts", "_slo_bucket", "_traced", "_unfinished", "key",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
         self.key = Key("edge", labels)
-        self.exemplars: dict[int, Exemplar] = {}
+        self._exemplars: dict[int, Exemplar] = {}
+        self._traced: list[tuple[str, int, int]] = []  # of those in the log: trace id, latency, last stamp
         self._bounds = latency_edges_ns(slo_ns)
         self._log: list[int] = []  # four stamps of each
         self._slo_bucket = self._bounds.index(slo_ns) if slo_ns is not None else None
@@ -284,9 +285,7 @@ class EndpointMetrics:
         log = self._log
         log += arrival_ns, decoded_ns, encoding_ns, encoded_ns
         if trace_id:
-            latency_ns = encoded_ns - arrival_ns
-            bucket = bisect_left(self._bounds, latency_ns)
-            self.exemplars[bucket] = (trace_id, latency_ns, time.time())  # becomes text when it is read
+            self._traced.append((trace_id, encoded_ns - arrival_ns, encoded_ns))
         if len(log) >= 4 * _LOGGED:
             self._count()
 
@@ -300,7 +299,16 @@ class EndpointMetrics:
         self._encode.add(encoded_ns - encoding_ns)
         self._latency.add(encoded_ns - arrival_ns)
         self._ok += len(arrival_ns)
-        self._last_s = time.time() - (time.monotonic_ns() - log[-1]) / 1e9
+        at_0_s = time.time() - time.monotonic_ns() / 1e9
+        self._last_s = at_0_s + log[-1] / 1e9
+        for trace_id, took_ns, ended_ns in self._traced:
+            self._exemplars[bisect_left(self._bounds, took_ns)] = (trace_id, took_ns, at_0_s + ended_ns / 1e9)
+        self._traced.clear()
+
+    def exemplars(self) -> dict[int, Exemplar]:
+        """By bucket of the latency, as OpenMetrics has them."""
+        self._count()
+        return self._exemplars
 
     def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
         """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`.

@@ -18,34 +18,28 @@ def batch_begun(batch: Batch) -> None:
     if len(traces) > 1:  # as parts of one request may be
         traces = list(dict.fromkeys(traces))
     first = traces[0]
-    noted = first.lone
-    if noted is None or len(traces) > 1:
+    if len(traces) > 1:
         links = tuple([trace.context for trace in traces])
         noted = _noted(first.context, first.ended, "batch", batch.closed_ns, links)
     else:
-        first.lone = None
+        noted = first.lone or lone_batch(first.context)
         noted.closed_ns = batch.closed_ns
+        first.lone = None
     batch.trace = noted
     for trace in traces:
         trace.batches.append(noted)
 
 
-def lone_batch(context: SpanContext, ended: TraceEnded) -> BatchTrace:
+def lone_batch(context: SpanContext) -> BatchTrace:
     """What will be noted of a batch whose only traced request has this span. It says when the batch is closed once it is."""
-    return _noted(context, ended, "batch", 0, (context,))
+    return _noted(context, None, "batch", 0, (context,))
 
 
 def batch_ended(
     trace: BatchTrace, batch: Batch, lane: str, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None
 ) -> None:
     """lane: "model:version/backend". started_ns, finished_ns: of its session. returned_ns: when its outputs were here."""
-    trace.attributes = (
-        ("gateway.lane", lane),
-        ("gateway.batch.requests", len(batch.parts)),
-        ("gateway.batch.rows", batch.rows),
-        ("gateway.batch.padded_rows", batch.padded_rows),
-        ("gateway.batch.reason", batch.reason),
-    )
+    trace.about = (lane, len(batch.parts), batch.rows, batch.padded_rows, batch.reason)
     _end(trace, started_ns, finished_ns, returned_ns, error)
 
 
@@ -63,12 +57,12 @@ def received(told: Mapping[str, str], ended: TraceEnded, now_ns: int) -> BatchTr
 
 def run_ended(trace: BatchTrace, lane: str, started_ns: int, finished_ns: int, now_ns: int, error: GatewayError | None) -> None:
     """Of a batch that was `received`."""
-    trace.attributes = (("gateway.lane", lane),)
+    trace.about = (lane,)
     _end(trace, started_ns, finished_ns, now_ns, error)
 
 
 def _noted(
-    parent: SpanContext, ended: TraceEnded, name: str, closed_ns: int, links: tuple[SpanContext, ...] = ()
+    parent: SpanContext, ended: TraceEnded | None, name: str, closed_ns: int, links: tuple[SpanContext, ...] = ()
 ) -> BatchTrace:
     """links: none, where the parent is in another process."""
     ids = random_digits(16)
@@ -80,8 +74,10 @@ def _noted(
 
 def _end(trace: BatchTrace, started_ns: int, finished_ns: int, returned_ns: int, error: GatewayError | None) -> None:
     trace.started_ns, trace.finished_ns, trace.returned_ns = started_ns, finished_ns, returned_ns
-    trace.error = error.code.value if error is not None else ""
-    trace.ended(trace)
+    if error is not None:
+        trace.error = error.code.value
+    if trace.ended is not None:
+        trace.ended(trace)
 
 
 def _told(context: SpanContext) -> dict[str, str]:

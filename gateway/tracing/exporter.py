@@ -120,9 +120,9 @@ class Exporter:
             while self._queue and self._sending < pause_at:
                 trace = self._queue.popleft()
                 self._taken += span_count(trace)
-                spans = spans_of(trace)
-                self._sending += len(spans)
-                traces.append(spans)
+                for spans in spans_of(trace):
+                    self._sending += len(spans)
+                    traces.append(spans)
             pieces.append(spans_bytes(traces, unix_ns, random_bytes))
             time.sleep(0)
         return b"".join(pieces)

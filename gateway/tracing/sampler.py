@@ -70,7 +70,7 @@ class Sampler:
         """The first span of a trace, what its caller is told, and how many requests come before the next."""
         ids = random_digits(24)
         context = SpanContext(ids[:32], ids[32:])
-        trace = RequestTrace(context, "", self._ended, lone=lone_batch(context, self._ended))
+        trace = RequestTrace(context, "", self._ended, lone=lone_batch(context))
         return trace, write(context).encode(), self._gap()
 
     def _takes(self, parent: SpanContext) -> bool:

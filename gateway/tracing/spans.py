@@ -24,6 +24,12 @@ _FAULTS: Final = frozenset(
 )  # fmt: skip
 
 
+# What is noted of a batch by this process; by a replica, the first of it.
+_ABOUT_BATCH: Final = (
+    "gateway.lane", "gateway.batch.requests", "gateway.batch.rows", "gateway.batch.padded_rows", "gateway.batch.reason",
+)  # fmt: skip
+
+
 Station = tuple[str, int, int, tuple[SpanContext, ...]]
 """A span that says when: its name, from and until when (`Clock.now_ns`), and its links."""
 
@@ -67,12 +73,14 @@ class Spans(msgspec.Struct):
 
 def span_count(trace: RequestTrace | BatchTrace) -> int:
     """How many spans are made of it, at most."""
-    return 2 if isinstance(trace, BatchTrace) else 3 + (3 * len(trace.batches) or 1)
+    return 2 if isinstance(trace, BatchTrace) else 3 + (5 * len(trace.batches) or 1)
 
 
-def spans_of(trace: RequestTrace | BatchTrace) -> Spans:
-    """Whoever calls must have seen the trace end."""
-    return _of_batch(trace) if isinstance(trace, BatchTrace) else _of_request(trace)
+def spans_of(trace: RequestTrace | BatchTrace) -> list[Spans]:
+    """Of it, and of the batches that it has with it. Whoever calls must have seen it end."""
+    if isinstance(trace, BatchTrace):
+        return [_of_batch(trace)]
+    return [*[_of_batch(batch) for batch in trace.batches if batch.ended is None], _of_request(trace)]
 
 
 def _of_request(trace: RequestTrace) -> Spans:
@@ -84,8 +92,8 @@ def _of_request(trace: RequestTrace) -> Spans:
         trace.arrival_ns,
         trace.ended_ns,
         kind="server",
-        attributes=(*trace.attributes, ("error.type", error)) if error else trace.attributes,
-        ids=trace.ids,
+        attributes=_attributes(trace),
+        ids=_ids(trace),
         failed=error in _FAULTS,
         remote=bool(trace.parent_id),
     )
@@ -109,8 +117,21 @@ def _of_request(trace: RequestTrace) -> Spans:
     return Spans(own, stations)
 
 
+def _attributes(trace: RequestTrace) -> Attributes:
+    told = (trace.status, *trace.model)
+    if trace.rows:
+        told += (("gateway.rows", trace.rows),)
+    return (*told, ("error.type", trace.error)) if trace.error else told
+
+
+def _ids(trace: RequestTrace) -> tuple[tuple[str, str], ...]:
+    own = ("gateway.request_id", trace.request_id.decode("ascii"))
+    return (own, ("gateway.id", trace.id.encode(errors="replace").decode())) if trace.id else (own,)
+
+
 def _of_batch(trace: BatchTrace) -> Spans:
     error = trace.error
+    told = tuple(zip(_ABOUT_BATCH, trace.about, strict=False))
     own = Span(
         trace.name,
         trace.context,
@@ -119,7 +140,7 @@ def _of_batch(trace: BatchTrace) -> Spans:
         trace.returned_ns,
         trace.links,
         kind=trace.kind,
-        attributes=(*trace.attributes, ("error.type", error)) if error else trace.attributes,
+        attributes=(*told, ("error.type", error)) if error else told,
         failed=bool(error),
         remote=trace.kind == "server",
     )

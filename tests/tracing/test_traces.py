@@ -174,6 +174,20 @@ def test_a_failed_request_says_so_and_shows_what_was_tried(traced: tuple[gateway
 
 
 @pytest.mark.slow
+def test_a_batch_that_runs_on_without_its_request_is_told_of(traced: tuple[gateway.TestClient, Collector]) -> None:
+    client, collector = traced
+    collector.spans.clear()
+    asked = body() | {"parameters": {"timeout": 1_000}}  # us, of a model that takes 2 ms
+    assert client.post("/v2/models/echo/infer", json=asked, headers=SAMPLED).status_code == 504
+    spans = collector.wait_for(lambda spans: len(of_batch(spans)) == 2)
+    (server,) = (span for span in spans if span.kind == SERVER)
+    batch, session = sorted(of_batch(spans), key=lambda span: span.name)
+    assert server.attributes["error.type"] == "deadline_exceeded"
+    assert (batch.parent_id, session.parent_id, batch.failed) == (server.span_id, batch.span_id, False)
+    assert batch.end_ns > server.end_ns
+
+
+@pytest.mark.slow
 def test_requests_of_one_batch_share_its_span(traced: tuple[gateway.TestClient, Collector]) -> None:
     client, collector = traced
     collector.spans.clear()

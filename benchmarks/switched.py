@@ -40,6 +40,7 @@ from gateway.types import InferRequest
 
 KINDS: Final = (*WITH, "again", "slowed")
 REQUESTS: Final = 1_000
+_SETTLING: Final = 600  # requests; the interpreter needs 53 batches of some ten to learn their types anew
 SPENT_NS: Final = 2_000
 _EVERY: Final = 10  # requests that are slowed at once: to read a thread's clock takes long, too
 _IDLE_S: Final = 10.0
@@ -147,7 +148,7 @@ class Server:
     def block(self, kind: str, requests: int) -> np.ndarray:
         """CPU time of each request, likewise."""
         self.told(kind)
-        self.ask(requests // 10)
+        self.ask(_SETTLING)
         before = self.told("used")
         self.ask(requests)
         return (self.told("used") - before) / requests

@@ -44,7 +44,13 @@ models:
     outputs: [{{name: OUTPUT0, datatype: FP32, shape: [-1, 4]}}]
     max_rows: 8
     backends:
-      - {{kind: triton, url: "{triton.grpc_url}", model: linear, sessions: 2, usd_per_hour: 0.1, repair: {str(repair).lower()}}}
+      - kind: triton
+        url: "{triton.grpc_url}"
+        model: linear
+        sessions: 2
+        usd_per_hour: 0.1
+        repair: {str(repair).lower()}
+        timeout_s: 2  # a call may hang for good whose model is unloaded under it
       - {{kind: synthetic, output: sum, fixed_ms: 2, usd_per_hour: 100.0}}
 """
 

@@ -6,8 +6,8 @@ All loads are `loadtest`'s: its generator sends, from the schedule that the roun
     tune      once: with which largest batch each peer answers 16 users most, who wait about as long as the SLO
     closed    1, 8 and 64 users, each sends again when he is answered; nobody is told an SLO
     open      arrivals at random times: the highest rate at which 99 % are answered within the SLO, found by halving
-    turns     all servers up at once, slices of a few seconds in turn: 64 users, with sessions alone among them, then rates that
-              are the same for all
+    turns     slices of a few seconds in turn: 64 users, with sessions alone among them, then rates that are the same for all.
+              All servers are up, but stopped (SIGSTOP) while others have their turn: idle ones may use a core and more
 
 A machine that others share is faster in one minute than in the next. So two sessions of one thread run alone for half a second
 before and after each load, a row at a time: the mean of both is the machine's speed then. Rates are searched for, and compared,
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+import psutil
 import uvloop
 
 import backends
@@ -153,8 +154,10 @@ class Measuring:
                         up[name, promise] = up[name, False]
                         continue
                     setting = Setting(self._rows(name), promise=promise)
-                    up[name, promise] = opened.enter_context(serving(name, setting, self._environments, place))
-                    self._warm(self._spec(up[name, promise], payload[name], number))
+                    server = up[name, promise] = opened.enter_context(serving(name, setting, self._environments, place))
+                    self._warm(self._spec(server, payload[name], number))
+                    _stop(server)
+                    opened.callback(_go_on, server)
             alone = {f"sessions alone, {rows} a batch": Sessions(2, 1, rows) for rows in ALONE}
             while number < last and time.monotonic() < ends:
                 found = []
@@ -174,10 +177,12 @@ class Measuring:
                             if users
                             else replace(spec, rate_rps=load * before, slo=SLO)
                         )
+                        _go_on(server)
                         spent_s = cpu_s(server)
                         result = uvloop.run(measure(asked))
                         spent_s = cpu_s(server) - spent_s
                         self._drained(server)
+                        _stop(server)
                         found.append(filled(Run(number, "turns", name, load, self._rows(name), 0.0, before), result, spent_s))
                         self._told(found[-1])
                 yield found
@@ -289,6 +294,18 @@ def filled(run: Run, result: RunResult, spent_s: float) -> Run:
         valid=result.valid,
         shape=result.verdict or "",
     )
+
+
+def _stop(server: Server) -> None:
+    for process in server.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+
+
+def _go_on(server: Server) -> None:
+    for process in server.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 class Sessions:

@@ -41,14 +41,15 @@ def plan(curve: ServiceCurve, level: float, rate: float, slo_ns: int) -> Plan:
     even = luck[:-1]
     best, found = -1.0, Plan(0, luck[0])
     for margin in dict.fromkeys(luck):
-        at = collected(curve, rate, slo_ns, margin * level)
-        time_ns = curve.shape[at] * level
-        come = rate * time_ns
-        rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
-        # Who has less left than the luck of a batch takes is late: those that came in the first (luck - margin)·T of the time.
-        in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
-        if in_time >= _LEVEL * best:
-            best, found = max(best, in_time), Plan(at, margin)
+        low = collected(curve, rate, slo_ns, margin * level)
+        for at in (low, low + 1) if low + 1 < len(curve.sizes) else (low,):
+            time_ns = curve.shape[at] * level
+            come = rate * time_ns
+            rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
+            # Who has less left than the luck of a batch takes is late: those that came in the first (luck - margin)·T of the time.
+            in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
+            if in_time >= _LEVEL * best:
+                best, found = max(best, in_time), Plan(at, margin)
     return found
 
 
@@ -63,6 +64,14 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
         else:
             high = middle - 1
     return low
+
+
+def productivity(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) -> float:
+    """Rows per nanosecond at level 1 in batches of what is collected: full ones, or larger ones that are not."""
+    at = collected(curve, rate, slo_ns, quantile)
+    if at + 1 == len(curve.sizes) or curve.sizes[at + 1] == curve.sizes[at] + 1:
+        return curve.rates[at]
+    return max(curve.rates[at], rate * (slo_ns - curve.shape[at + 1] * quantile) / curve.shape[at + 1])
 
 
 def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:

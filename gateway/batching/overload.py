@@ -2,10 +2,11 @@
 
 Theory of operation. A batch of n rows that is closed when its first has r·T(n) left has those that came within D - r·T(n). The
 larger r, the more of it is in time whatever luck its run has, but the fewer rows there are to take. `plan` weighs both over the
-luck that batches had: of the margins r that were seen, with the largest n that each lets be collected, the one with most rows
-in time per worker time. While more comes than that, an arrival that finds all workers busy is refused at once if those that
-wait fill the batches that could be in time for it, or if the next comes too late for it (`missing_ns`). Who is let in by that
-may still be shed: the batches that run are taken to be lucky, and fewer may come than are planned for.
+luck that batches had: of the margins r that were seen, with the largest n that each lets be collected or the next size, which
+is then not full, the one with most rows in time per worker time. While more comes than that, an arrival that finds all workers
+busy is refused at once if those that wait fill the batches that could be in time for it, or if the next comes too late for it
+(`missing_ns`). Who is let in by that may still be shed: the batches that run are taken to be lucky, and fewer may come than are
+planned for.
 """
 
 from bisect import bisect_left
@@ -46,7 +47,7 @@ def plan(curve: ServiceCurve, level: float, rate: float, slo_ns: int) -> Plan:
             time_ns = curve.shape[at] * level
             come = rate * time_ns
             rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
-            # Who has less left than the luck of a batch takes is late: those that came in the first (luck - margin)·T of the time.
+            # Who has less left than the luck of a batch takes is late: who came in the first (luck - margin)·T of the time.
             in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
             if in_time >= _LEVEL * best:
                 best, found = max(best, in_time), Plan(at, margin)

@@ -3,8 +3,9 @@
 Theory of operation. One `ServiceCurve` per input bucket; those of one model's lengths share a `Surface`, t(rows, length), which
 predicts what a bucket has not seen itself. Two things are learned apart, as one changes slowly and the other fast:
 
-  shape    per padded size an exponentially weighted mean (0.03); sizes between seen ones are interpolated, those
-           beyond follow the surface, or the least-squares line a + b·n; then made monotone.
+  shape    per padded size an exponentially weighted mean (0.03), and where batches scatter the line through all sizes' means
+           as well: or a size that had bad luck once is not run again, nor any above it. Sizes between seen ones are
+           interpolated, those beyond follow the surface, or the least-squares line a + b·n; then made monotone.
   speed    how much slower it is at the moment, and how it scatters: `speed`.
 
 A change that level and delay do not explain is one of shape, which is learned anew then. Single outliers are clipped at 2·T,
@@ -329,12 +330,12 @@ class ServiceCurve:
 
     def _smoothed_ns(self, seen: list[int]) -> list[float]:
         """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter."""
-        line_weight = (self._speed.deviation / _MISFIT) ** 2
+        weight = (self._speed.deviation / _MISFIT) ** 2
         points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
-        if len(points) < 3 or not line_weight:
+        if len(points) < 3 or not weight:
             return [mean_ns for _, mean_ns, _ in points]
         fixed, slope = _line_through(points)
-        return [(count * mean_ns + line_weight * (fixed + slope * rows)) / (count + line_weight) for rows, mean_ns, count in points]
+        return [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
 
     def _refresh(self) -> None:
         self._speed.rank()

@@ -154,7 +154,7 @@ class Adaptive:
         if len(state.queues) == 1:
             return self._decide(queue, stream, state, now_ns, free_slots, True)
         slo_ns = self._limits.slo_ns
-        if slo_ns is None or not self._line.is_one(state.queues, self._stream, now_ns, slo_ns):
+        if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
 

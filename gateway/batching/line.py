@@ -18,7 +18,8 @@ from gateway.batching.queue import Entry, Queue
 from gateway.batching.service_model import ServiceCurve
 
 _ASKED_EVERY: Final = 64  # arrivals
-_PADDING: Final = 0.25  # of a batch's time, at most
+_PADDING: Final = 0.25  # of a batch's time, at most, where even together they keep more workers busy than there are
+_PADDING_AT_EASE: Final = 0.15  # else
 
 
 class Line:
@@ -38,15 +39,17 @@ class Line:
         self.stream.came(rows, now_ns)
         self.for_more -= 1
 
-    def is_one(self, groups: Collection[Hashable], stream_of: Callable[[Hashable], Inflow], now_ns: int, slo_ns: int) -> bool:
+    def is_one(
+        self, groups: Collection[Hashable], stream_of: Callable[[Hashable], Inflow], workers: int, now_ns: int, slo_ns: int
+    ) -> bool:
         """groups: of all queues."""
         if self.for_more <= 0 or self.of != len(groups):
             self.for_more, self.of = _ASKED_EVERY, len(groups)
-            self.one = _joins({group: stream_of(group) for group in groups}, now_ns, slo_ns)
+            self.one = _joins({group: stream_of(group) for group in groups}, workers, now_ns, slo_ns)
         return self.one
 
 
-def _joins(streams: dict[Hashable, Inflow], now_ns: int, slo_ns: int) -> bool:
+def _joins(streams: dict[Hashable, Inflow], workers: int, now_ns: int, slo_ns: int) -> bool:
     first = next(iter(streams))
     if not all(joined(group, first) for group in streams):
         return False
@@ -58,10 +61,11 @@ def _joins(streams: dict[Hashable, Inflow], now_ns: int, slo_ns: int) -> bool:
     size = _collected(longest, rate, slo_ns)
     time_ns = longest.shape[size]
     own_ns = sum([each * curve.shape[size] for curve, each in rates])
-    if own_ns < (1 - _PADDING) * rate * time_ns:
+    together = rate / longest.rates[size]
+    most = _PADDING if together * longest.level(workers) > workers else _PADDING_AT_EASE
+    if own_ns < (1 - most) * rate * time_ns:
         return False
-    apart = sum([each / curve.rates[_collected(curve, each, slo_ns)] for curve, each in rates])
-    return rate / longest.rates[size] < apart
+    return together < sum([each / curve.rates[_collected(curve, each, slo_ns)] for curve, each in rates])
 
 
 def _collected(curve: ServiceCurve, rate: float, slo_ns: int) -> int:

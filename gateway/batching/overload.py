@@ -2,10 +2,11 @@
 
 Theory of operation. A batch of n rows that is closed when its first has r·T(n) left has those that came within D - r·T(n). The
 larger r, the more of it is in time whatever luck its run has, but the fewer rows there are to take. `plan` weighs both over the
-luck that batches had: of the margins r that were seen, with the largest n that each lets be collected, the one with most rows
-in time per worker time. While more comes than that, an arrival that finds all workers busy is refused at once if those that
-wait fill the batches that could be in time for it, or if the next comes too late for it (`missing_ns`). Who is let in by that
-may still be shed: the batches that run are taken to be lucky, and fewer may come than are planned for.
+luck that batches had: of the margins r that were seen, with the largest n that each lets be collected or the next size, which
+is then not full, the one with most rows in time per worker time. While more comes than that, an arrival that finds all workers
+busy is refused at once if those that wait fill the batches that could be in time for it, or if the next comes too late for it
+(`missing_ns`). Who is let in by that may still be shed: the batches that run are taken to be lucky, and fewer may come than are
+planned for.
 """
 
 from bisect import bisect_left
@@ -41,14 +42,15 @@ def plan(curve: ServiceCurve, level: float, rate: float, slo_ns: int) -> Plan:
     even = luck[:-1]
     best, found = -1.0, Plan(0, luck[0])
     for margin in dict.fromkeys(luck):
-        at = collected(curve, rate, slo_ns, margin * level)
-        time_ns = curve.shape[at] * level
-        come = rate * time_ns
-        rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
-        # Who has less left than the luck of a batch takes is late: those that came in the first (luck - margin)·T of the time.
-        in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
-        if in_time >= _LEVEL * best:
-            best, found = max(best, in_time), Plan(at, margin)
+        low = collected(curve, rate, slo_ns, margin * level)
+        for at in (low, low + 1) if low + 1 < len(curve.sizes) else (low,):
+            time_ns = curve.shape[at] * level
+            come = rate * time_ns
+            rows = _taken(curve.sizes[at], rate * slo_ns - margin * come)
+            # Who has less left than the luck of a batch takes is late: who came in the first (luck - margin)·T of the time.
+            in_time = sum([min(rows, max(0.0, rows - come * (each - margin))) for each in even]) / (len(even) * time_ns)
+            if in_time >= _LEVEL * best:
+                best, found = max(best, in_time), Plan(at, margin)
     return found
 
 
@@ -63,6 +65,14 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
         else:
             high = middle - 1
     return low
+
+
+def productivity(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) -> float:
+    """Rows per nanosecond at level 1 in batches of what is collected: full ones, or larger ones that are not."""
+    at = collected(curve, rate, slo_ns, quantile)
+    if at + 1 == len(curve.sizes) or curve.sizes[at + 1] == curve.sizes[at] + 1:
+        return curve.rates[at]
+    return max(curve.rates[at], rate * (slo_ns - curve.shape[at + 1] * quantile) / curve.shape[at + 1])
 
 
 def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:

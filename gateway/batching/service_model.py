@@ -3,8 +3,9 @@
 Theory of operation. One `ServiceCurve` per input bucket; those of one model's lengths share a `Surface`, t(rows, length), which
 predicts what a bucket has not seen itself. Two things are learned apart, as one changes slowly and the other fast:
 
-  shape    per padded size an exponentially weighted mean (0.03); sizes between seen ones are interpolated, those
-           beyond follow the surface, or the least-squares line a + b·n; then made monotone.
+  shape    per padded size an exponentially weighted mean (0.03), and where batches scatter the line through all sizes' means
+           as well: or a size that had bad luck once is not run again, nor any above it. Sizes between seen ones are
+           interpolated, those beyond follow the surface, or the least-squares line a + b·n; then made monotone.
   speed    how much slower it is at the moment, and how it scatters: `speed`.
 
 A change that level and delay do not explain is one of shape, which is learned anew then. Single outliers are clipped at 2·T,
@@ -24,6 +25,7 @@ _SHAPE_RATE: Final = 0.03
 _SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
 _SURFACE_WEIGHT: Final = 4  # batches that the surface counts for beside the first of a size, and less from then on
 _SURFACE_COUNT: Final = 8  # of them, until when it counts for something
+_MISFIT: Final = 0.1  # by how much, as a share, a size usually is off the line through all sizes
 _FORGET: Final = 0.98
 _DRIFT_RUN: Final = 16
 _DRIFT_ABOVE: Final = 1.3
@@ -326,6 +328,15 @@ class ServiceCurve:
         weight = max(0.0, _SURFACE_WEIGHT * (1 - (seen.count - 1) / _SURFACE_COUNT))
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
+    def _smoothed_ns(self, seen: list[int]) -> list[float]:
+        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter."""
+        weight = (self._speed.deviation / _MISFIT) ** 2
+        points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
+        if len(points) < 3 or not weight:
+            return [mean_ns for _, mean_ns, _ in points]
+        fixed, slope = _line_through(points)
+        return [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+
     def _refresh(self) -> None:
         self._speed.rank()
         self.spread = self._speed.spread
@@ -347,7 +358,7 @@ class ServiceCurve:
             dearer = sum(times) / sum(about[self.at(rows)] for rows in seen)
             self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
-            times = [self._seen[rows].mean_ns for rows in seen]
+            times = self._smoothed_ns(seen)
         shape: list[float] = []
         rates: list[float] = []
         floor = best = 0.0
@@ -371,6 +382,16 @@ class ServiceCurve:
         self.rates = tuple(rates)
         for one in self._seen.values():
             one.built_ns = one.mean_ns
+
+
+def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:
+    """(a, b) of a + b·rows, both not below zero, by least squares. points: rows, time and weight."""
+    weight = sum([count for _, _, count in points])
+    x = sum([rows * count for rows, _, count in points]) / weight
+    y = sum([time_ns * count for _, time_ns, count in points]) / weight
+    xx = sum([count * (rows - x) ** 2 for rows, _, count in points])
+    slope = max(0.0, sum([count * (rows - x) * time_ns for rows, time_ns, count in points]) / xx)
+    return (y - slope * x, slope) if y > slope * x else (0.0, y / x)
 
 
 class ServiceModel:

@@ -298,15 +298,16 @@ class Rules:
             return next(size for size in known.sizes if known.best_rate(size) >= 0.95 * known.best_rate(n_o))
         best = -1.0
         for margin in sorted(set(known.luck)):
-            n = collected(margin * level)
-            time_ns = known.shape(n) * level
-            mean = rate * (self.slo_ns - margin * time_ns)
-            sharp = log(2) / -log(1 - 0.4 / sqrt(n))
-            rows = n * mean / (n**sharp + mean**sharp) ** (1 / sharp) if mean > 0 else 0.0
-            lost = [rate * time_ns * (luck - margin) for luck in known.luck[:8]]  # rows that come too late, by luck
-            in_time = sum(min(rows, max(0.0, rows - each)) for each in lost) / 8 / time_ns
-            if in_time >= 0.99 * best:
-                best, n_o, self.margins[group] = max(best, in_time), n, margin
+            full = collected(margin * level)
+            for n in sorted({full, known.size(full + 1)}):
+                time_ns = known.shape(n) * level
+                mean = rate * (self.slo_ns - margin * time_ns)
+                sharp = log(2) / -log(1 - 0.4 / sqrt(n))
+                rows = n * mean / (n**sharp + mean**sharp) ** (1 / sharp) if mean > 0 else 0.0
+                lost = [rate * time_ns * (luck - margin) for luck in known.luck[:8]]  # rows that come too late, by luck
+                in_time = sum(min(rows, max(0.0, rows - each)) for each in lost) / 8 / time_ns
+                if in_time >= 0.99 * best:
+                    best, n_o, self.margins[group] = max(best, in_time), n, margin
         return n_o
 
     def _all_in_time(

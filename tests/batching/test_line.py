@@ -1,7 +1,7 @@
 """Lengths that share batches at little cost are decided on as one queue."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +10,13 @@ import pytest
 from benchmarks.cases import TUNING, Backend, DrawnCase
 from benchmarks.contest import Contender, goodput, ours, run
 from gateway.batching.batcher import Batcher
-from gateway.batching.line import dealt
+from gateway.batching.inflow import Inflow
+from gateway.batching.line import Line, dealt
 from gateway.batching.queue import Entry, LengthGroup, Queue
+from gateway.batching.service_model import ServiceModel
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
-from tests.batching.curves import MS
+from tests.batching.curves import MS, kept_curve, kept_model
 from tests.batching.test_adaptive_lengths import LONG, MIDDLE, NOW_MS, SHORT, add, batcher_of, lengths, step
 
 FLAT = {SHORT: (20.0, 0.1), MIDDLE: (20.0, 0.2), LONG: (20.0, 0.4)}
@@ -37,11 +39,25 @@ def in_line(times: Mapping[int, tuple[float, float]], gap_ms: float = 1, each: i
 
 
 def test_lengths_share_batches_at_once_where_that_takes_less_time_and_little_of_it_for_padding() -> None:
-    assert in_line(FLAT)
+    assert in_line({SHORT: (20.0, 0.2), MIDDLE: (20.0, 0.3), LONG: (20.0, 0.4)})  # 32 rows: 29.6 ms, or 32.8 padded
     assert not in_line(FLAT, gap_ms=100, each=1)  # each is alone mostly, and runs alone sooner
     assert not in_line({SHORT: (20.0, 0.1), MIDDLE: (20.0, 0.5), LONG: (20.0, 4.0)})  # 20 rows: 22 ms, or 100 padded
     assert not in_line({SHORT: (2.0, 1.0), MIDDLE: (2.0, 1.1), LONG: (2.0, 2.0)})  # two of one length share more than that
     assert not in_line(FLAT, slo_ms=None)
+
+
+@pytest.mark.parametrize(("workers", "one"), [(4, False), (2, True)])
+def test_more_goes_into_padding_where_even_together_more_comes_than_the_workers_do(workers: int, one: bool) -> None:
+    service = ServiceModel(32)
+    padded = {SHORT: 0.0, MIDDLE: 0.0, LONG: 0.5}  # 15 rows: 22.5 ms, or 27.5 padded, in which 34 come: two workers do 30
+    service.restore(kept_model({LengthGroup("k", length): kept_curve(20, row_ms, 32) for length, row_ms in padded.items()}))
+    streams: dict[Hashable, Inflow] = {
+        group: Inflow(service.curve(group)) for group in (LengthGroup("k", length) for length in padded)
+    }
+    for number in range(300):
+        streams[LengthGroup("k", (SHORT, MIDDLE, LONG)[number % 3])].came(1, number * 800_000)
+    line = Line(streams[LengthGroup("k", LONG)].curve)
+    assert line.is_one(streams, streams.__getitem__, workers, 240 * MS, 40 * MS) == one
 
 
 def test_what_waits_for_a_batch_waits_for_the_arrivals_of_all_lengths() -> None:

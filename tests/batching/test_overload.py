@@ -117,11 +117,17 @@ def test_the_margin_is_wide_where_that_costs_nothing_and_narrow_where_it_costs_r
     assert 8 < tight.at < 16
 
 
-def test_without_luck_the_plan_is_the_largest_batch_that_is_collected_fresh() -> None:
+def test_without_luck_the_plan_is_the_batch_that_is_collected_fresh() -> None:
     planned = plan(curve_of((1.0,)), 1.0, 1.5 / MS, 18 * MS)
-    rows = planned.at + 1
-    assert rows <= 1.5 * (18 - 7 - 0.2 * rows) < rows + 1.3  # 12 <= 1.5 · 8.6
-    assert planned.margin == 1.0
+    assert planned == (12, 1.0)  # 13 rows: 1.5 · (18 - 7 - .2 · 13) = 12.6
+
+
+def test_of_sizes_far_apart_one_that_is_not_filled_is_planned_where_it_gets_more_done() -> None:
+    curve = ServiceCurve((1, 4, 16))
+    for rows in curve.sizes:
+        curve.probe(rows, [round((12.7 + 0.13 * rows) * MS)] * 2)
+    planned = plan(curve, 1.0, 1.0 / MS, 24 * MS)  # in 24 - 14.8 ms come 9 rows: 4 would leave 5 of them behind
+    assert curve.sizes[planned.at] == 16
 
 
 def test_a_request_that_may_be_late_runs_while_little_else_comes() -> None:

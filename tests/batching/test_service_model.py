@@ -1,6 +1,7 @@
 import json
 import random
 from itertools import pairwise
+from math import exp
 
 import pytest
 
@@ -185,6 +186,23 @@ def test_between_sizes_it_is_interpolated_and_beyond_them_follows_the_line() -> 
     times = [curve.expected_ns(rows) / MS for rows in (1, 2, 4, 5, 6, 8, 12, 16, 99)]
     assert times == pytest.approx([16 * 6.5 / 8, 16 * 7 / 8, 16, 17, 18, 20, 20 * 12 / 10, 20 * 14 / 10, 20 * 14 / 10])
     assert curve.line_ns == pytest.approx((6 * MS, 0.5 * MS))
+
+
+@pytest.mark.parametrize(
+    ("scatter", "ms"),
+    [
+        (0.0, 30.0),
+        (0.1, 22.5),  # the middle half of a normal distribution's logarithms: the line counts for one batch, as many as it had
+    ],
+)
+def test_the_more_batches_scatter_the_more_the_line_tells_of_a_size_that_had_few(scatter: float, ms: float) -> None:
+    quarter = exp(0.5 * 1.35 * scatter)
+    ratios = (1 / quarter, 1.0, quarter) * 12
+    curve = stated({1: 12, 16: 27}, fixed_ms=11, row_ms=1, ratios=ratios)
+    kept = curve.to_dict()
+    kept["means"].append([4, 30 * MS, 1])  # by bad luck twice what the line says
+    curve.restore(kept)
+    assert curve.expected_ns(4) / MS == pytest.approx(ms, rel=0.02)
 
 
 def test_a_larger_size_never_takes_less_and_the_rate_is_the_best_up_to_it() -> None:

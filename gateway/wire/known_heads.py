@@ -18,7 +18,7 @@ _LONGEST_LENGTH: Final = 15  # digits
 class KnownHead(msgspec.Struct, eq=False):
     """What a head means. begin, end: what is before and behind the number in its Content-Length.
 
-    head, length, headers: of the last one with that meaning, whose number may have been another.
+    head, headers, length: of the last one with that meaning, whose number may have been another; length with its body.
     """
 
     begin: bytes
@@ -31,9 +31,8 @@ class KnownHead(msgspec.Struct, eq=False):
 
     def body(self, data: bytes, most_bytes: int) -> bytes | None:
         """That of the request that these bytes are, if it is one with such a head; then `headers` are its own, too."""
-        at = len(self.head)
-        if data.startswith(self.head) and len(data) == at + self.length:
-            return data[at:]
+        if data.startswith(self.head) and len(data) == self.length:
+            return data[len(self.head) :]
         begin = len(self.begin)
         if data[:begin] != self.begin:
             return None
@@ -45,7 +44,7 @@ class KnownHead(msgspec.Struct, eq=False):
         body = data[at:]
         if len(body) != int(length) or len(body) > most_bytes:
             return None
-        self.head, self.length = data[:at], len(body)
+        self.head, self.length = data[:at], len(data)
         self.headers = {**self.headers, b"content-length": length}
         return body
 

@@ -165,15 +165,17 @@ class RequestReader:
 
     def _is_known(self, data: bytes) -> bool:
         """Whether this is one request with a head that is known; then it has arrived."""
-        known, most_bytes = self._known, self._limits.body_bytes
-        body = known.body(data, most_bytes) if known is not None else None
-        if body is None:
-            known = self._heads.find(data)
-            body = known.body(data, most_bytes) if known is not None else None
+        known = self._known
+        if known is not None and data.startswith(known.head) and len(data) == known.length:  # as mostly: without another call
+            body: bytes | None = data[len(known.head) :]
+        else:
+            body = None if known is None else known.body(data, self._limits.body_bytes)
             if body is None:
-                return False
-            self._known = known
-        assert known is not None
+                known = self._heads.find(data)
+                body = None if known is None else known.body(data, self._limits.body_bytes)
+        if body is None or known is None:
+            return False
+        self._known = known
         self._tries = _TRIES
         self.requests += 1
         self._sink.arrived(known.method, known.target, known.headers, body, True, False)
@@ -195,7 +197,7 @@ class RequestReader:
             and self.phase == IDLE
         ):
             begin, end = head[: length.start(1)], head[length.end(1) :]
-            self._known = KnownHead(begin, end, self._method, self._target, head, int(length[1]), self._headers)
+            self._known = KnownHead(begin, end, self._method, self._target, head, len(data), self._headers)
             self._heads.add(self._known)
 
     def filled(self, size: int) -> None:

@@ -142,6 +142,50 @@ def test_what_a_run_starts_waits_for_the_next_turn() -> None:
     run_simulated(main)
 
 
+def test_what_is_called_soon_comes_before_the_runs_and_starts_them_in_the_same_turn() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        loop = asyncio.get_running_loop()
+        runs = LoopRuns(loop, clock)
+        seen: list[str] = []
+
+        def look() -> None:
+            seen.append("look")
+            runs.put(lambda: seen.append("run"))
+            if len(seen) < 3:
+                runs.call_soon(look)
+
+        runs.put(lambda: seen.append("first run"))
+        runs.call_soon(look)
+        runs.call_soon(lambda: seen.append("another look"))
+        loop.call_soon(seen.append, "other")
+        assert not seen
+        await asyncio.sleep(0.1)
+        assert seen == ["look", "another look", "first run", "run", "other", "look", "run"]
+
+    run_simulated(main)
+
+
+def test_what_raises_among_what_is_called_soon_costs_the_others_nothing() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        loop = asyncio.get_running_loop()
+        raised: list[object] = []
+        loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        runs = LoopRuns(loop, clock)
+        seen: list[str] = []
+
+        def fail() -> None:
+            raise ValueError("of a lane")
+
+        runs.call_soon(fail)
+        runs.call_soon(lambda: seen.append("look"))
+        runs.put(lambda: seen.append("run"))
+        await asyncio.sleep(0.1)
+        assert seen == ["look", "run"]
+        assert len(raised) == 1
+
+    run_simulated(main)
+
+
 def test_a_run_that_raises_costs_the_others_nothing() -> None:
     async def main(clock: SimulatedClock) -> None:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,8 @@ class LoopRuns:
 
     Lanes look at what has come through this as well: so what they start runs in the same turn of the loop, without a look at
     its sockets in between, and lanes to which requests came in one turn take one of its calls together.
+
+    beside: batches that run on threads of this process now.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
@@ -25,6 +27,7 @@ class LoopRuns:
         self._clock = clock
         self._soon: deque[Callable[[], None]] = deque()
         self._waiting: deque[Callable[[], None]] = deque()
+        self.beside = 0
         self._due = False
 
     def __repr__(self) -> str:

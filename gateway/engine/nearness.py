@@ -2,7 +2,9 @@
 
 Theory of operation. To wake a thread and to be woken by it costs about 100 µs where both want the interpreter. So a batch runs
 on the loop while batches of its group and size (to the next power of two) take less than that. On a thread their CPU time is
-what counts, since a run is timed there with what it waits for the interpreter; on the loop the time that the loop stood still.
+what counts, since a run is timed there with what it waits for the interpreter; on the loop the time that the loop stood still,
+unless batches run on threads beside: for those it waits as well, and one that was sent back to a thread for that would have the
+next ones wait longer, until all of hundreds of models were on threads.
 
 Being wrong costs others: what a run takes beyond twice the limit is owed, and what others take less is paid back. So one that
 was interrupted by the machine is forgiven, and one that takes long sends its size back to threads at once, each time for twice

@@ -202,6 +202,18 @@ def test_a_run_that_raises_costs_the_others_nothing() -> None:
     run_simulated(main)
 
 
+def test_a_size_that_was_short_for_long_has_to_prove_itself_as_at_first() -> None:
+    nearness = proven()
+    for short, proving in ((0, 64), (100, 128), (5000, 64), (100, 128)):
+        for _ in range(short):
+            nearness.ran_on_loop(None, 1, SHORT)
+        nearness.ran_on_loop(None, 1, 6_000_000)
+        for _ in range(proving):
+            assert not nearness.near(None, 1)
+            nearness.ran_on_thread(None, 1, SHORT)
+        assert nearness.near(None, 1)
+
+
 def pool_for(loop_runs: LoopRuns | None = None, clock: LoopClock | None = None, **options: object) -> WorkerPool:
     loop = asyncio.get_running_loop()
     clock = clock or LoopClock(loop)

@@ -1,17 +1,18 @@
 """What one model more costs: memory, threads, the time to the first answer, and the CPU of a request at many connections.
 
     python -m benchmarks.many_models                                        1, 50 and 200 models at 64 connections
-    python -m benchmarks.many_models --models 1 200 --connections 64 4096 --rounds 3
-    python -m benchmarks.many_models --models 1 200 --max-rows 1            no batch is shared: what the number alone costs
-    python -m benchmarks.many_models --checkout DIR                         the gateway of another checkout
+    python -m benchmarks.many_models --models 1 200 --connections 64 4096 --max-rows 64 1 --rounds 3
+    python -m benchmarks.many_models --checkouts ../before .                the gateways of two checkouts, in turns
 
 Of 64 connections that ask 200 models in turn hardly two ask the same one at a time: batches have one row, where those of one
-model have dozens. `--max-rows 1` holds them to one row for one model, too.
+model have dozens. `--max-rows 1` holds them to one row for one model, too: then what is left is the cost of the number alone.
+Rows of a batch are told by the server's own count, and each figure is compared with the first of the same largest batch.
 
 Starts `gateway serve --no-ray` with so many times `linear` (ONNX Runtime, one session and one thread each), asks every model
 once, and loads all of them in turn by wrk, which is a closed loop. The time to the first answer is from the command on, the
 middle of so many starts. Memory is resident: at the first answer, and after the load; of it, what is this process's alone. CPU
-is the server's, by its own account. Needs models/linear.onnx (`gateway compile configs/examples/linear.yaml`) and wrk.
+is the server's, by its own account, of the requests of so many seconds, once all connections are open and a second has passed.
+Needs models/linear.onnx (`gateway compile configs/examples/linear.yaml`) and wrk.
 """
 
 import argparse
@@ -24,37 +25,62 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import psutil
 
 ROOT = Path(__file__).parent.parent
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
 GIVE_UP_S = 120.0
 
+WARM_S = 2.0
 LUA = """
-local models = {models}
-local at = 0
+local ffi = require("ffi")
+ffi.cdef[[ typedef struct {{ long s; long ns; }} moment; int clock_gettime(int clock, moment *now); ]]
+local now = ffi.new("moment")
+local told = io.open("{told}", "w")
+local models, at, sent = {models}, 0, 0
 wrk.method = "POST"
 wrk.body = [[{body}]]
 function request()
   at = at % models + 1
+  sent = sent + 1
+  if sent % 64 == 0 then
+    ffi.C.clock_gettime(1, now)
+    told:write(tonumber(now.s) + tonumber(now.ns) / 1e9, " ", sent, "\\n")
+    told:flush()
+  end
   return wrk.format(nil, "/v2/models/m" .. at .. "/infer")
 end
 """
 
 
+class Case(NamedTuple):
+    checkout: Path
+    max_rows: int
+    models: int
+    connections: int
+
+    def __str__(self) -> str:
+        return f"{self.checkout}: {self.models} models, {self.connections} connections, batches of at most {self.max_rows} rows"
+
+
 class Loaded(NamedTuple):
-    """What wrk saw of one load, and the server's CPU of a request."""
+    """What wrk saw of one load, and of a request while it lasted: the server's CPU, in the kernel too. rows: of a batch."""
 
     rps: float
     p50_ms: float
     p99_ms: float
     wrong: int
     cpu_us: float
+    kernel_us: float
+    rows: float
 
 
 def configuration(models: int, port: int, max_rows: int) -> str:
@@ -104,18 +130,40 @@ def ask(port: int, model: int) -> int:
 
 
 def load(port: int, process: psutil.Process, *, models: int, connections: int, seconds: int) -> Loaded:
-    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
-        script.write(LUA.format(models=models, body=BODY))
+    batches, rows = counted(port)
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script, tempfile.NamedTemporaryFile() as told:
+        script.write(LUA.format(models=models, body=BODY, told=told.name))
         script.flush()
-        before = sum(process.cpu_times()[:2])
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s", "--latency", "-s", script.name]
-        out = subprocess.run([*command, f"http://127.0.0.1:{port}/"], capture_output=True, text=True, check=True).stdout
-        cpu_s = sum(process.cpu_times()[:2]) - before
-    requests = int(re.findall(r"(\d+) requests in", out)[0])
+        lasts_s = round(WARM_S + seconds + 1)
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{lasts_s}s", "--timeout", "20s", "--latency", "-s", script.name]
+        wrk = subprocess.Popen([*command, f"http://127.0.0.1:{port}/"], stdout=subprocess.PIPE, text=True)
+        time.sleep(WARM_S)
+        begin_s, before = time.monotonic(), process.cpu_times()
+        time.sleep(seconds)
+        end_s, after = time.monotonic(), process.cpu_times()
+        out, _ = wrk.communicate()
+        moments = np.loadtxt(told.name)
+    requests = np.diff(np.interp([begin_s, end_s], moments[:, 0], moments[:, 1]))[0]
+    more_batches, more_rows = counted(port)
     wrong = sum(int(number) for number in re.findall(r"(?:connect|read|write|timeout|responses:) (\d+)", out))
+    kernel_s = after.system - before.system
     return Loaded(
-        float(re.findall(r"Requests/sec: +([\d.]+)", out)[0]), _ms(out, "50%"), _ms(out, "99%"), wrong, cpu_s / requests * 1e6
+        requests / (end_s - begin_s),
+        _ms(out, "50%"),
+        _ms(out, "99%"),
+        wrong,
+        (after.user - before.user + kernel_s) / requests * 1e6,
+        kernel_s / requests * 1e6,
+        (more_rows - rows) / (more_batches - batches),
     )
+
+
+def counted(port: int) -> tuple[int, int]:
+    """Batches and their rows so far, of all models."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    batches, rows = (re.findall(rf"^gateway_batch_rows_{what}\{{.*\}} (\S+)", text, re.M) for what in ("count", "sum"))
+    return sum(map(int, map(float, batches))), sum(map(int, map(float, rows)))
 
 
 def _ms(out: str, quantile: str) -> float:
@@ -130,37 +178,43 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--starts", type=int, default=1)
-    parser.add_argument("--max-rows", type=int, default=64, help="of a batch; 1: what a batch costs, whoever shares it")
-    parser.add_argument("--checkout", type=Path, default=ROOT)
+    parser.add_argument(
+        "--max-rows", type=int, nargs="+", default=[64], help="of a batch; 1: what a batch costs, whoever shares"
+    )
+    parser.add_argument("--checkouts", type=Path, nargs="+", default=[ROOT])
     arguments = parser.parse_args()
-    costs: dict[tuple[int, int], list[float]] = {}
+    found: dict[Case, list[Loaded]] = {}
     for _ in range(arguments.rounds):
-        for models in arguments.models:
+        for models, max_rows, checkout in product(arguments.models, arguments.max_rows, arguments.checkouts):
             firsts = []
             for _ in range(arguments.starts - 1):
-                with serving(models, arguments.max_rows, arguments.checkout) as (_, _, first_s):
+                with serving(models, max_rows, checkout) as (_, _, first_s):
                     firsts.append(first_s)
-            with serving(models, arguments.max_rows, arguments.checkout) as (port, process, first_s):
+            with serving(models, max_rows, checkout) as (port, process, first_s):
                 firsts.append(first_s)
                 for model in range(models):
                     ask(port, model + 1)
                 idle = process.memory_info().rss
                 for connections in arguments.connections:
-                    found = load(port, process, models=models, connections=connections, seconds=arguments.seconds)
-                    costs.setdefault((models, connections), []).append(found.cpu_us)
+                    case = Case(checkout, max_rows, models, connections)
+                    loaded = load(port, process, models=models, connections=connections, seconds=arguments.seconds)
+                    found.setdefault(case, []).append(loaded)
                     memory = process.memory_full_info()
                     print(
-                        f"{models} models, {connections} connections: first answer {statistics.median(firsts):.2f} s, "
+                        f"{case}: first answer {statistics.median(firsts):.2f} s, "
                         f"resident {idle / 1e6:.1f} MB, after load {memory.rss / 1e6:.1f} MB (alone {memory.uss / 1e6:.1f}), "
-                        f"{process.num_threads()} threads, {found.rps:.0f} requests/s, p50 {found.p50_ms:.1f} ms, "
-                        f"p99 {found.p99_ms:.1f} ms, {found.wrong} wrong, {found.cpu_us:.1f} µs CPU",
+                        f"{process.num_threads()} threads, {loaded.rps:.0f} requests/s, p50 {loaded.p50_ms:.1f} ms, "
+                        f"p99 {loaded.p99_ms:.1f} ms, {loaded.wrong} wrong, {loaded.rows:.1f} rows a batch, "
+                        f"{loaded.cpu_us:.1f} µs CPU ({loaded.kernel_us:.1f} in the kernel)",
                         flush=True,
                     )
-    first = statistics.median(next(iter(costs.values())))
-    for (models, connections), each in costs.items():
-        middle = statistics.median(each)
+    firsts_us: dict[tuple[Path, int], float] = {}
+    for case, each in found.items():
+        cpu_us, kernel_us, rows = (statistics.median(column) for column in list(zip(*each, strict=True))[4:])
+        first_us = firsts_us.setdefault((case.checkout, case.max_rows), cpu_us)
         print(
-            f"{models} models, {connections} connections: {middle:.1f} µs CPU per request, {middle / first:.2f} of the first's"
+            f"{case}: {rows:.1f} rows a batch, {cpu_us:.1f} µs CPU per request ({kernel_us:.1f} in the kernel), "
+            f"{cpu_us / first_us:.2f} of the first's"
         )
 
 

@@ -105,6 +105,7 @@ class Ingress:
                 state_dir=config.server.state_dir,
                 shared_workers=config.server.shared_workers,
                 probe_every_length=probe_every_length,
+                call_soon=self._loop_runs.call_soon,
             ),
             metrics=self.metrics,
             clock=self._clock,

@@ -25,6 +25,7 @@ from gateway.edges.tls import Tls, within
 from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
+from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
@@ -69,6 +70,7 @@ class HttpServer:
         self.memory = memory or Memory()
         self.turns = turns or LongTurns()
         self.draining = False
+        self.heads = KnownHeads()
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
         self.scratch = memoryview(bytearray(_READ_BYTES))
@@ -153,7 +155,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
-        self.http = Http1Connection(server.handler, server.limits, self, memory=server.memory)
+        self.http = Http1Connection(server.handler, server.limits, self, memory=server.memory, heads=server.heads)
         self._reader = self.http.reader
         self._server = server
         self._limits = server.limits

@@ -26,6 +26,7 @@ from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, ConfigError, GatewayError
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
+CallSoon = Callable[[Callable[[], None]], object]
 
 _BACKOFF_FIRST_S: Final = 0.1
 _BACKOFF_MOST_S: Final = 5.0
@@ -87,12 +88,13 @@ class LaneOpener:
         shared_workers: int | None = None,
         probe_every_length: bool = True,
         probe_failed: Callable[[], None] | None = None,
+        call_soon: CallSoon | None = None,
     ) -> None:
         """open_runner: makes the runner of a lane, not yet open. state_dir: made if it is not there; None keeps nothing.
 
         shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
         sessions. probe_every_length: see `probe`. probe_failed: called for each lane that is opened although it raised in a run
-        before traffic.
+        before traffic. call_soon: as `Lane` has it; None: the loop's.
         Raises: ConfigError, if nothing can be kept in the state_dir.
         """
         self._open_runner = open_runner
@@ -101,6 +103,7 @@ class LaneOpener:
         self._state_dir = _made(state_dir) if state_dir else None
         self._probe_every_length = probe_every_length
         self._probe_failed = probe_failed
+        self._call_soon = call_soon
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
     async def open(self, model: ModelSection) -> Opened:
@@ -272,7 +275,7 @@ class LaneOpener:
             runner=runner,
             metrics=self._metrics.lane(model.name, model.version, backend.label, max_rows=settings.max_rows),
             clock=self._clock,
-            call_soon=asyncio.get_running_loop().call_soon,
+            call_soon=self._call_soon or asyncio.get_running_loop().call_soon,
             trace=batching.trace,
             shared=self._shared if backend.computes_here else None,
             share_weight=model.share_weight,

@@ -63,8 +63,8 @@ class _ToRun(msgspec.Struct, eq=False):
 class Job(_ToRun, kw_only=True, eq=False):
     """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
 
-    more: parts that may be made. waits: for the client to take what it was given. timed: cpu_ns is wanted, which a thread of
-    its own takes for it. here: it runs on the loop.
+    more: parts that may be made. waits: for the client to take what it was given. timed: cpu_ns is wanted, which the thread
+    that runs it takes for it. here: it runs on the loop.
     """
 
     cancelled: bool = False
@@ -139,13 +139,14 @@ class Worker:
         """Run it on the loop, soon."""
         self.started_ns = self.moved_ns = now_ns
         self.current = job
-        loop_runs.put(functools.partial(self._run_here, job))
+        loop_runs.put(functools.partial(self._run_here, job, loop_runs))
 
-    def _run_here(self, job: Job) -> None:
+    def _run_here(self, job: Job, loop_runs: LoopRuns) -> None:
         if self.current is not job:
             return  # it was given up, and has been answered
         assert self._session is not None
-        self._ended(self._run(self._session, job))
+        job.timed = loop_runs.beside > 0
+        self._ended(self._run_timed(self._session, job) if job.timed else self._run(self._session, job))
 
     def runs(self, batch: Work) -> bool:
         return self.current is not None and self.current.work is batch
@@ -206,12 +207,7 @@ class Worker:
             watch(functools.partial(back.post, self._died))
         back.settle(opened, None)
         while (job := self._jobs.get()) is not None:
-            if job.timed:
-                began_ns = time.thread_time_ns()
-                execution = self._run(session, job)
-                job.cpu_ns = time.thread_time_ns() - began_ns
-            else:
-                execution = self._run(session, job)
+            execution = self._run_timed(session, job) if job.timed else self._run(session, job)
             del job  # or its bytes would live until the next batch
             back.post(self._ended, execution)
             del execution
@@ -220,6 +216,12 @@ class Worker:
         except BaseException as exc:  # the session is gone either way
             log.warning("%s: its session did not close well: %s", self._thread_name, words_of(exc))
         back.settle(self.ended, None)
+
+    def _run_timed(self, session: Session, job: Job) -> Execution:
+        began_ns = time.thread_time_ns()
+        execution = self._run(session, job)
+        job.cpu_ns = time.thread_time_ns() - began_ns
+        return execution
 
     def _run(self, session: Session, job: Job) -> Execution:
         started_ns = self._clock.now_ns()

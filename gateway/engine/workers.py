@@ -168,6 +168,8 @@ class WorkerPool:
             job = Job(batch, on_done, None, None, timed=True)
         else:
             job = Job(batch, on_done, on_part, threading.Semaphore(PARTS_AHEAD) if on_part is not None else None)
+        if self._loop_runs is not None:
+            self._loop_runs.beside += 1
         worker.start(job, now_ns)
         if self._watchdog is None:
             self._abandon_hung()
@@ -291,7 +293,8 @@ class WorkerPool:
         assert self._nearness is not None
         batch: Batch = job.work
         if job.here:
-            self._nearness.ran_on_loop(batch.group, batch.padded_rows, execution.finished_ns - execution.started_ns)
+            took_ns = job.cpu_ns if job.timed else execution.finished_ns - execution.started_ns
+            self._nearness.ran_on_loop(batch.group, batch.padded_rows, took_ns)
         elif execution.error is None:
             self._nearness.ran_on_thread(batch.group, batch.padded_rows, job.cpu_ns)
 
@@ -320,7 +323,10 @@ class WorkerPool:
             self._admit(worker)
         if self._closing and not self._busy:
             self._drained.set()
-        return worker.take()
+        job = worker.take()
+        if not job.here and self._loop_runs is not None:
+            self._loop_runs.beside -= 1
+        return job
 
     def _died(self, worker: Worker, death: str) -> None:
         """The session's process has ended. If it ran something, that run ends as well, and says so."""

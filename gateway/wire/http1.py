@@ -27,6 +27,7 @@ from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, Pieces, Run
 from gateway.wire.http1_bounds import SHORT_BYTES, BoundedHttp1Connection, Outlet
 from gateway.wire.http_errors import error_body
+from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
 from gateway.wire.tensors import Buffer
@@ -57,13 +58,14 @@ class Http1Connection(BoundedHttp1Connection):
         outlet: Outlet,
         clock: Callable[[], int] = time.monotonic_ns,
         memory: Memory | None = None,
+        heads: KnownHeads | None = None,
     ) -> None:
         """handler: called with each whole request; it answers through the exchange, at once or later.
 
-        memory: of the process.
+        memory: of the process. heads: of the listener.
         """
         super().__init__(limits, outlet, memory)
-        self.reader = RequestReader(self, limits)
+        self.reader = RequestReader(self, limits, heads)
         self.draining = False
         self.last_arrival_ns = clock()
         self._handler = handler

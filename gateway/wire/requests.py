@@ -7,9 +7,9 @@ parser (BODY), within a body of known length that is written straight to where i
 (DEAF: what still comes is dropped). httptools (llhttp) parses heads, chunked bodies, and bodies that came whole with their
 head.
 
-Clients send the same head again and again. The last one of a plain request, which came in one read that held nothing else, is
-remembered; a read that begins with the same bytes, but for the number in Content-Length, and holds one whole request, means the
-same and is not parsed.
+Clients send the same head again and again. That of a plain request, which came in one read that held nothing else, is
+remembered for all connections of the listener (`known_heads`); a read that begins with the same bytes, but for the number in
+Content-Length, and holds one whole request, means the same and is not parsed.
 
 A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refused`; the reader is deaf from then on.
 """
@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 import httptools
-import msgspec
 import numpy as np
 
 from gateway.config import Limits
+from gateway.wire.known_heads import KnownHead, KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.tensors import Buffer
 
@@ -41,7 +41,6 @@ _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which 
 _NOTHING: Final = memoryview(b"")
 _SHORT_BYTES: Final = 16 << 10  # of a read that may be a request with a head that is known
 _TRIES: Final = 8  # heads in a row that are remembered in vain, and no more are
-_LONGEST_LENGTH: Final = 15  # digits
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 _UNLIKE_OTHERS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 
@@ -69,21 +68,6 @@ class RequestSink(Protocol):
         """The stream is at fault, or there is no memory for it; nothing more is read."""
 
 
-class _KnownHead(msgspec.Struct, eq=False):
-    """What a head means. begin, end: what is before and behind the number in its Content-Length.
-
-    head, length, headers: of the last one with that meaning, whose number may have been another.
-    """
-
-    begin: bytes
-    end: bytes
-    method: bytes
-    target: bytes
-    head: bytes
-    length: int
-    headers: dict[bytes, bytes]
-
-
 class RequestReader:
     """See the module's theory of operation.
 
@@ -93,11 +77,13 @@ class RequestReader:
 
     __slots__ = (
         "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_granted", "_head_fed",
-        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_host", "_http_1_0", "_keep_alive", "_known", "_limits",
-        "_method", "_parser", "_refusal", "_sink", "_target", "_tries", "_upgrading", "_url", "buffer", "phase", "requests",
+        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_heads", "_host", "_http_1_0", "_keep_alive", "_known",
+        "_limits", "_method", "_parser", "_refusal", "_sink", "_target", "_tries", "_upgrading", "_url", "buffer", "phase",
+        "requests",
     )  # fmt: skip
 
-    def __init__(self, sink: RequestSink, limits: Limits) -> None:
+    def __init__(self, sink: RequestSink, limits: Limits, heads: KnownHeads | None = None) -> None:
+        """heads: that it shares with others of the same limits."""
         self.phase = IDLE
         self.requests = 0
         self.buffer: memoryview | None = None
@@ -124,7 +110,8 @@ class RequestReader:
         self._granted = min(limits.body_bytes, FREE_BYTES)  # of a body
         self._upgrading = False
         self._refusal: tuple[int, str] | None = None
-        self._known: _KnownHead | None = None
+        self._heads = heads or KnownHeads()
+        self._known: KnownHead | None = None  # the last
         self._tries = _TRIES
 
     def feed(self, data: memoryview) -> int:
@@ -133,7 +120,7 @@ class RequestReader:
         What takes the parser long is read in slices, so that the caller may do something else in between.
         """
         idle = self.phase == IDLE and len(data) <= _SHORT_BYTES
-        if idle and self._known is not None and self._is_known(bytes(data), self._known):
+        if idle and self._is_known(whole := bytes(data)):
             return len(data)
         if self.phase == DEAF:
             return len(data)
@@ -173,28 +160,22 @@ class RequestReader:
         elif phase == BODY and not self._chunked:
             return size + self._fill(data[size:])
         elif idle and self._tries and self.requests == requests + 1:
-            self._remember(bytes(data))
+            self._remember(whole)
         return size
 
-    def _is_known(self, data: bytes, known: _KnownHead) -> bool:
-        """Whether this is one request with that head; then it has arrived."""
-        at = len(known.head)
-        if data.startswith(known.head) and len(data) == at + known.length:
-            body = data[at:]
+    def _is_known(self, data: bytes) -> bool:
+        """Whether this is one request with a head that is known; then it has arrived."""
+        known = self._known
+        if known is not None and data.startswith(known.head) and len(data) == known.length:  # as mostly: without another call
+            body: bytes | None = data[len(known.head) :]
         else:
-            begin = len(known.begin)
-            if data[:begin] != known.begin:
-                return False
-            end = data.find(b"\r", begin, begin + _LONGEST_LENGTH + 1)
-            length = data[begin:end]
-            if end < 0 or not length.isdigit() or not data.startswith(known.end, end):
-                return False
-            at = end + len(known.end)
-            body = data[at:]
-            if len(body) != int(length) or len(body) > self._limits.body_bytes:
-                return False
-            known.head, known.length = data[:at], len(body)
-            known.headers = {**known.headers, b"content-length": length}
+            body = None if known is None else known.body(data, self._limits.body_bytes)
+            if body is None:
+                known = self._heads.find(data)
+                body = None if known is None else known.body(data, self._limits.body_bytes)
+        if body is None or known is None:
+            return False
+        self._known = known
         self._tries = _TRIES
         self.requests += 1
         self._sink.arrived(known.method, known.target, known.headers, body, True, False)
@@ -216,7 +197,8 @@ class RequestReader:
             and self.phase == IDLE
         ):
             begin, end = head[: length.start(1)], head[length.end(1) :]
-            self._known = _KnownHead(begin, end, self._method, self._target, head, int(length[1]), self._headers)
+            self._known = KnownHead(begin, end, self._method, self._target, head, len(data), self._headers)
+            self._heads.add(self._known)
 
     def filled(self, size: int) -> None:
         """So many bytes of the stream were written to `buffer`."""

@@ -142,6 +142,50 @@ def test_what_a_run_starts_waits_for_the_next_turn() -> None:
     run_simulated(main)
 
 
+def test_what_is_called_soon_comes_before_the_runs_and_starts_them_in_the_same_turn() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        loop = asyncio.get_running_loop()
+        runs = LoopRuns(loop, clock)
+        seen: list[str] = []
+
+        def look() -> None:
+            seen.append("look")
+            runs.put(lambda: seen.append("run"))
+            if len(seen) < 3:
+                runs.call_soon(look)
+
+        runs.put(lambda: seen.append("first run"))
+        runs.call_soon(look)
+        runs.call_soon(lambda: seen.append("another look"))
+        loop.call_soon(seen.append, "other")
+        assert not seen
+        await asyncio.sleep(0.1)
+        assert seen == ["look", "another look", "first run", "run", "other", "look", "run"]
+
+    run_simulated(main)
+
+
+def test_what_raises_among_what_is_called_soon_costs_the_others_nothing() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        loop = asyncio.get_running_loop()
+        raised: list[object] = []
+        loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        runs = LoopRuns(loop, clock)
+        seen: list[str] = []
+
+        def fail() -> None:
+            raise ValueError("of a lane")
+
+        runs.call_soon(fail)
+        runs.call_soon(lambda: seen.append("look"))
+        runs.put(lambda: seen.append("run"))
+        await asyncio.sleep(0.1)
+        assert seen == ["look", "run"]
+        assert len(raised) == 1
+
+    run_simulated(main)
+
+
 def test_a_run_that_raises_costs_the_others_nothing() -> None:
     async def main(clock: SimulatedClock) -> None:
         loop = asyncio.get_running_loop()
@@ -158,11 +202,24 @@ def test_a_run_that_raises_costs_the_others_nothing() -> None:
     run_simulated(main)
 
 
-def pool_for(**options: object) -> WorkerPool:
+def test_a_size_that_was_short_for_long_has_to_prove_itself_as_at_first() -> None:
+    nearness = proven()
+    for short, proving in ((0, 64), (100, 128), (5000, 64), (100, 128)):
+        for _ in range(short):
+            nearness.ran_on_loop(None, 1, SHORT)
+        nearness.ran_on_loop(None, 1, 6_000_000)
+        for _ in range(proving):
+            assert not nearness.near(None, 1)
+            nearness.ran_on_thread(None, 1, SHORT)
+        assert nearness.near(None, 1)
+
+
+def pool_for(loop_runs: LoopRuns | None = None, clock: LoopClock | None = None, **options: object) -> WorkerPool:
     loop = asyncio.get_running_loop()
-    clock = LoopClock(loop)
+    clock = clock or LoopClock(loop)
     backend = Synthetic.model_validate({"kind": "synthetic", "fixed_ms": 0, "row_ms": 0, **options})
-    return WorkerPool(backend, ModelSpec("", (), (), 64), name="m:1/synthetic", clock=clock, loop_runs=LoopRuns(loop, clock))
+    loop_runs = loop_runs or LoopRuns(loop, clock)
+    return WorkerPool(backend, ModelSpec("", (), (), 64), name="m:1/synthetic", clock=clock, loop_runs=loop_runs)
 
 
 class Where(Batch, kw_only=True, eq=False):
@@ -178,11 +235,13 @@ class Where(Batch, kw_only=True, eq=False):
         return {}
 
 
-async def on_loop(pool: WorkerPool, rows: int = 1) -> bool:
+def noting(kind: type[Where] = Where, rows: int = 1) -> Where:
     batch = batch_of(1.0, rows=rows)
-    where = Where(
-        parts=batch.parts, rows=rows, padded_rows=rows, reason="full", closed_ns=batch.closed_ns, threads=[]
-    )  # fmt: skip
+    return kind(parts=batch.parts, rows=rows, padded_rows=rows, reason="full", closed_ns=batch.closed_ns, threads=[])
+
+
+async def on_loop(pool: WorkerPool, rows: int = 1) -> bool:
+    where = noting(rows=rows)
     execution = await run(pool, where)
     assert execution.error is None
     assert execution.outputs is not None
@@ -213,6 +272,53 @@ def test_nothing_runs_on_the_loop_where_that_is_forbidden_or_a_run_may_wait() ->
             for _ in range(30):
                 assert not await on_loop(pool)
             await pool.close()
+
+    asyncio.run(main())
+
+
+class LateClock(LoopClock):
+    """Goes on by itself, and when it is told to."""
+
+    late_ns = 0
+
+    def now_ns(self) -> int:
+        return LoopClock.now_ns() + self.late_ns
+
+
+def test_what_a_run_waits_for_the_interpreter_beside_threads_is_not_put_down_to_it() -> None:
+    clocks: list[LateClock] = []
+    go_on = threading.Event()
+
+    class Interrupted(Where, kw_only=True, eq=False):
+        def concat(self) -> Tensors:
+            clocks[0].late_ns += 6_000_000
+            return super().concat()
+
+    class Holding(Where, kw_only=True, eq=False):
+        def concat(self) -> Tensors:
+            go_on.wait()
+            return super().concat()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        clocks.append(LateClock(loop))
+        runs = LoopRuns(loop, clocks[0])
+        pool, other = pool_for(runs, clocks[0]), pool_for(runs, clocks[0], on_loop=False)
+        await pool.open()
+        await other.open()
+        while not await on_loop(pool):
+            pass
+        ended: asyncio.Future[object] = loop.create_future()
+        other.start(noting(Holding), lambda _, execution: ended.set_result(execution))
+        for _ in range(3):
+            await run(pool, noting(Interrupted))
+            assert await on_loop(pool)
+        go_on.set()
+        await ended
+        await run(pool, noting(Interrupted))
+        assert not await on_loop(pool)
+        await pool.close()
+        await other.close()
 
     asyncio.run(main())
 

@@ -135,6 +135,7 @@ BENCHMARKS = (
     "python -m benchmarks.lengths --triton --rounds 3 --seconds 7",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
+    "python -m benchmarks.many_models --models 1 200 --connections 64 4096 --max-rows 64 1 --rounds 3 --seconds 3",
     "python -m benchmarks.many_models --models 1 50 200",
     "python -m benchmarks.mixed",
     "python -m benchmarks.parity",

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from gateway.config import Limits
+from gateway.wire.known_heads import KnownHeads
 from gateway.wire.requests import RequestReader
 from gateway.wire.tensors import Buffer
 
@@ -39,10 +40,10 @@ class Told:
         self.faults.append((status, message))
 
 
-def read(*reads: bytes, limits: Limits | None = None) -> Told:
+def read(*reads: bytes, limits: Limits | None = None, heads: KnownHeads | None = None) -> Told:
     """Have a new reader read these, one after the other, as a socket would give them."""
     told = Told()
-    reader = RequestReader(told, limits or Limits())
+    reader = RequestReader(told, limits or Limits(), heads)
     for data in reads:
         rest = memoryview(data)
         while rest:

@@ -6,6 +6,7 @@ import tracemalloc
 import pytest
 
 from gateway.config import Limits
+from gateway.wire.known_heads import KnownHeads
 from gateway.wire.requests import RequestReader
 from tests.wire.reading import Request, Told, read
 
@@ -145,7 +146,8 @@ def test_a_read_that_is_not_parsed_means_what_it_would_mean_parsed(monkeypatch: 
                 reads[-2:] = [reads[-2] + reads[-1]]
         streams.append(reads)
     limits = Limits(body_bytes=64)
-    seldom_parsed = [read(*reads, limits=limits) for reads in streams]
+    heads = KnownHeads()
+    seldom_parsed = [read(*reads, limits=limits, heads=heads) for reads in streams]
     monkeypatch.setattr("gateway.wire.requests._TRIES", 0)
     parsed = [read(*reads, limits=limits) for reads in streams]
     for told, expected in zip(seldom_parsed, parsed, strict=True):
@@ -164,6 +166,45 @@ def test_a_head_that_came_before_is_not_parsed_again() -> None:
     assert [request.body for request in told.requests] == [b"abc", b"{}", b"a longer one"]
     assert [request.headers[b"content-length"] for request in told.requests] == [b"3", b"2", b"12"]
     assert told.requests[0].headers.keys() - {b"x-of-handler"} == {b"host", b"content-type", b"content-length", b"x"}
+
+
+def test_a_head_that_came_on_another_connection_is_not_parsed_again() -> None:
+    heads, told = KnownHeads(), Told()
+    paths = [b"/m%d" % number for number in range(8)]
+    for connection in range(2):
+        for body in (b"abc", b"{}"):
+            reader = RequestReader(told, Limits(), heads)
+            if connection:
+                reader._parser = None  # type: ignore[assignment]  # nobody asks it
+            for path in paths:
+                data = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % (path, len(body)) + body
+                assert reader.feed(memoryview(data)) == len(data)
+    assert [request.target for request in told.requests] == 4 * paths
+    assert [request.body for request in told.requests[::8]] == 2 * [b"abc", b"{}"]
+    assert [request.headers[b"content-length"] for request in told.requests[::8]] == 2 * [b"3", b"2"]
+
+
+def test_heads_of_one_line_are_told_apart_wherever_their_length_stands() -> None:
+    heads, told = KnownHeads(), Told()
+    fields = [b"X: %b\r\nContent-Length: 1\r\nY: %d\r\n" % (b"x" * (number % 5), number) for number in range(6)]
+    for _ in range(2):
+        for field in fields:
+            RequestReader(told, Limits(), heads).feed(memoryview(b"POST / HTTP/1.1\r\nHost: t\r\n" + field + b"\r\n1"))
+    assert not told.faults
+    assert [request.headers[b"y"] for request in told.requests] == 2 * [b"%d" % number for number in range(6)]
+
+
+def test_heads_are_forgotten_when_there_are_many_and_long_ones_are_not_kept() -> None:
+    heads = KnownHeads()
+    most = 0
+    for number in range(3000):
+        long = b"x" * (2000 * (number % 2))
+        data = b"POST /%d HTTP/1.1\r\nHost: t\r\nX: %b\r\nContent-Length: 1\r\n\r\n1" % (number, long)
+        RequestReader(Told(), Limits(), heads).feed(memoryview(data))
+        known = heads.find(data)
+        assert (known is None) == bool(long)
+        most = max(most, len(heads._heads))
+    assert most == 1024
 
 
 def test_heads_that_never_come_again_are_soon_not_remembered() -> None:

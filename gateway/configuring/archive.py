@@ -8,6 +8,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import os
 import posixpath
 import shutil
 import tarfile
@@ -68,8 +69,6 @@ class _Archived:
 
 def _unpack(archive: Path, into: Path, most_members: int, most_bytes: int) -> None:
     """Raises: ConfigError; tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError."""
-    if not hasattr(tarfile, "data_filter"):
-        raise ConfigError(f"{archive}: unpacking it needs Python 3.11.4 or later: unpack it (`tar -xf`), and serve the folder")
     members = written = 0
     links: set[str] = set()
     with archive.open("rb") as file:
@@ -85,10 +84,22 @@ def _unpack(archive: Path, into: Path, most_members: int, most_bytes: int) -> No
                 raise ConfigError(f"{archive}: more than {most_bytes} bytes when unpacked, which is what there is room for")
             if fault := _fault_of(member, links):
                 raise ConfigError(f"{archive}: {member.name!r}: {fault}")
-            tar.extract(member, into, filter="data")
+            _extract(tar, member, into)
         while rest := file.read(_MOST_HEADER_BYTES):  # to the sum behind it, which tells whether all of it is as it was
             if (written := written + len(rest)) > most_bytes:
                 raise ConfigError(f"{archive}: more than {most_bytes} bytes when unpacked, which is what there is room for")
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        tar.extract(member, into, filter="data")
+        return
+    # Before Python 3.11.4, as Debian 12 has it: the same rights, of a member in which no fault was found.
+    tar.extract(member, into, set_attrs=False)
+    if member.isreg():
+        executable = 0o755 if member.mode & 0o100 else 0o644
+        (into / member.name).chmod(member.mode & executable | 0o600)
+        os.utime(into / member.name, (member.mtime, member.mtime))
 
 
 def _fault_of(member: tarfile.TarInfo, links: set[str]) -> str:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,8 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         shutil.copy2(ROOT / name, checkout / name, follow_symlinks=False)
     build = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[1])"
     run(sys.executable, "-c", build.format("sdist"), distributed, folder=checkout)
-    with tarfile.open(next(distributed.glob("*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(next(distributed.glob("*.tar.gz")), folder)
     source = next(folder.glob("serving_gateway-*"))
     run(sys.executable, "-c", build.format("wheel"), distributed, folder=source)
     return Built(files, source, next(distributed.glob("*.whl")))

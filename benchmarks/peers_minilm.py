@@ -233,7 +233,7 @@ class Measuring:
     def _searched(self, run: Run, server: Server, spec: LoadSpec, first: float) -> list[Run]:
         tried: list[Run] = []
         while (share := next_share(judged(tried), first)) is not None and len(tried) < MOST_TRIES:
-            rate = share * self._sessions.speed()
+            rate = share * self._speed_beside(server)
             tried.append(self._measured(replace(run, load=rate), server, replace(spec, rate_rps=rate)))
         return tried
 
@@ -246,14 +246,22 @@ class Measuring:
             if ask(server.name, server.http_port, LENGTHS[0]) and time.monotonic() - began < SLO_MS / 2e3:
                 return
 
+    def _speed_beside(self, server: Server) -> float:
+        """Of the machine, while a server is stopped: an idle one may use a core and more."""
+        _stop(server)
+        try:
+            return self._sessions.speed()
+        finally:
+            _go_on(server)
+
     def _measured(self, run: Run, server: Server, spec: LoadSpec, *, until_decided: bool = False) -> Run:
         for _ in range(2):  # what was disturbed, once more
-            first = self._sessions.speed()
+            first = self._speed_beside(server)
             before = cpu_s(server)
             result = uvloop.run(measure(spec, until_decided=until_decided, or_lost=until_decided))
             spent_s = cpu_s(server) - before
             self._drained(server)
-            last = self._sessions.speed()
+            last = self._speed_beside(server)
             if result.valid and steady(first, last):
                 break
         done = filled(replace(run, speed=(first + last) / 2), result, spent_s)

@@ -411,11 +411,13 @@ def _execution(run: _Run, answer: Buffer, received_ns: int) -> Execution:
     outputs, extra = decode_frame(answer)
     # Clocks of two machines do not compare: the way is what the replica did not account for, half of it each way.
     way_ns = max(0, received_ns - run.sent_ns - extra["waited_ns"] - extra["computed_ns"])
-    finished_ns = received_ns - way_ns // 2
-    started_ns = finished_ns - extra["computed_ns"]
-    first_part_ns = started_ns + extra["first_part_ns"] if "first_part_ns" in extra else None
-    if first_part_ns is not None and run.first_part_ns is not None:
-        first_part_ns = min(first_part_ns, run.first_part_ns)  # halves of the way are a guess; by then it was here
+    started_ns = received_ns - way_ns // 2 - extra["computed_ns"]
+    first_part_ns = None
+    if "first_part_ns" in extra:
+        if run.first_part_ns is not None:  # halves are a guess; by then the first part was here
+            started_ns = min(started_ns, run.first_part_ns - extra["first_part_ns"])
+        first_part_ns = started_ns + extra["first_part_ns"]
+    finished_ns = started_ns + extra["computed_ns"]
     if "error" in extra:
         error_class = _ERRORS.get(extra["error"], InternalError)
         return Execution(

@@ -397,5 +397,5 @@ def test_the_first_part_is_never_told_to_be_made_after_it_was_here() -> None:
     about = {"waited_ns": 0, "computed_ns": 20_000_000, "first_part_ns": 0, "last": True}
     run = _Run(batch_of(1.0), print, print, Link, sent_ns=0, first_part_ns=3_000_000)  # type: ignore[arg-type]
     execution = _execution(run, b"".join(encode_frame({}, about)), 30_000_000)
-    assert execution.started_ns == 5_000_000
+    assert (execution.started_ns, execution.finished_ns) == (3_000_000, 23_000_000)
     assert execution.first_part_ns == 3_000_000

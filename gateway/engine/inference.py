@@ -29,7 +29,7 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
 from gateway.tracing.context import TRACEPARENT
-from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestTrace
+from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestEnd, RequestTrace
 from gateway.wire.tensors import Buffer
 
 log = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ class Inference(ABC, Generic[C, Reply]):
         if trace is None:
             endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns)
             return
-        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.context.trace_id)
+        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.own)
         self._end_trace(trace, None, encoding_ns, encoded_ns)
 
     def _over(self) -> None:
@@ -281,20 +281,22 @@ class Inference(ABC, Generic[C, Reply]):
 
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request, endpoint = self._request, self._endpoint
-        trace.operation, trace.status, trace.request_id = self.operation, self.about(code), self.caller.request_id
-        if endpoint is not None:
-            trace.model = endpoint.attributes
-        if request is not None:
-            trace.rows = request.rows
-            if request.id:
-                trace.id = shortened(request.id)
-        if code is not None:
-            trace.error = code.value
+        trace.end = RequestEnd(
+            self.operation,
+            "" if code is None else code.value,
+            self.about(code),
+            () if endpoint is None else endpoint.attributes,
+            0 if request is None else request.rows,
+            self.caller.request_id,
+            "" if request is None or not request.id else shortened(request.id),
+            self._arrival_ns,
+            self._decoded_ns,
+            encoding_ns,
+            ended_ns,
+        )
         for batch in trace.batches:
-            if not batch.returned_ns and batch.ended is None:  # it runs on without its request
+            if batch.end is None and batch.ended is None:  # it runs on without its request
                 batch.ended = trace.ended
-        trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
-        trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
         trace.ended(trace)
 
     def _encode_beside(self, response: InferResponse, encoded: Callable[[Reply | GatewayError], None]) -> None:
@@ -420,9 +422,9 @@ class StreamedInference(Inference[C, Reply]):
         if self._part_ns:
             endpoint.metrics.part(made.at_ns - self._part_ns)
         else:
-            trace_id = "" if self._trace is None else self._trace.context.trace_id
+            traced = b"" if self._trace is None else self._trace.own
             encoded_ns = time.monotonic_ns()
-            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, trace_id)
+            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, traced)
         self._part_ns = made.at_ns
         if not left:
             self._untaken += 1

@@ -6,27 +6,32 @@ from backends.base import TRACEPARENT, TRACESTATE
 from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
 from gateway.tracing.context import random_digits, read, trace_id_of, write
-from gateway.types import BatchEnd, BatchTrace, SpanContext, TraceEnded
+from gateway.types import BatchEnd, BatchTrace, RequestTrace, SpanContext, TraceEnded
 
 
 def batch_begun(batch: Batch, tells: bool) -> None:
     """A batch is closed: note it with its traced requests, if there are any. tells: whether its session is told of them."""
-    traces = [part.request.trace for part in batch.parts if part.request.trace is not None]
-    if not traces:
+    first: RequestTrace | None = None
+    others: list[RequestTrace] = []
+    for part in batch.parts:
+        trace = part.request.trace
+        if trace is None or trace is first:  # as parts of one request may be
+            continue
+        if first is None:
+            first = trace
+        elif trace not in others:
+            others.append(trace)
+    if first is None:
         return
-    if len(traces) > 1:  # as parts of one request may be
-        traces = list(dict.fromkeys(traces))
-    first = traces[0]
-    if len(traces) > 1:  # the spans of each name those of the batch
-        links = tuple([trace.own for trace in traces])
-        noted = BatchTrace(first.own, first.state, first.ended, "batch", batch.closed_ns, links, random_digits(16))
-    else:
-        noted = BatchTrace(first.own, first.state, None, "batch", batch.closed_ns)
+    batch.trace = noted = BatchTrace(first.own, first.state, None, "batch", batch.closed_ns)
+    first.batches.append(noted)
+    if others:  # their spans name those of the batch
+        noted.ended, noted.ids = first.ended, random_digits(16)
+        noted.links = (first.own, *[trace.own for trace in others])
+        for trace in others:
+            trace.batches.append(noted)
     if tells:
         _tell(noted)
-    batch.trace = noted
-    for trace in traces:
-        trace.batches.append(noted)
 
 
 def batch_ended(
@@ -34,7 +39,9 @@ def batch_ended(
 ) -> None:
     """lane: "model:version/backend". started_ns, finished_ns: of its session. returned_ns: when its outputs were here."""
     about = lane, len(batch.parts), batch.rows, batch.padded_rows, batch.reason
-    _end(trace, BatchEnd(started_ns, finished_ns, returned_ns, "" if error is None else error.code.value, about))
+    trace.end = BatchEnd(started_ns, finished_ns, returned_ns, "" if error is None else error.code.value, about)
+    if trace.ended is not None:
+        trace.ended(trace)
 
 
 def handed_on(trace: BatchTrace) -> Mapping[str, str]:
@@ -57,13 +64,9 @@ def received(told: Mapping[str, str], ended: TraceEnded, now_ns: int) -> BatchTr
 
 def run_ended(trace: BatchTrace, lane: str, started_ns: int, finished_ns: int, now_ns: int, error: GatewayError | None) -> None:
     """Of a batch that was `received`."""
-    _end(trace, BatchEnd(started_ns, finished_ns, now_ns, "" if error is None else error.code.value, (lane,)))
-
-
-def _end(trace: BatchTrace, end: BatchEnd) -> None:
-    trace.end = end
-    if trace.ended is not None:
-        trace.ended(trace)
+    assert trace.ended is not None
+    trace.end = BatchEnd(started_ns, finished_ns, now_ns, "" if error is None else error.code.value, (lane,))
+    trace.ended(trace)
 
 
 def _tell(trace: BatchTrace) -> None:

@@ -72,11 +72,6 @@ class Spans(msgspec.Struct):
         return 1 + len(self.stations)
 
 
-def span_count(trace: RequestTrace | BatchTrace) -> int:
-    """How many spans are made of it, at most."""
-    return 2 if isinstance(trace, BatchTrace) else 3 + (5 * len(trace.batches) or 1)
-
-
 def spans_of(trace: RequestTrace | BatchTrace) -> list[Spans]:
     """Of it, and of the batches that it has with it. Whoever calls must have seen it end."""
     if isinstance(trace, BatchTrace):

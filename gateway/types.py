@@ -136,7 +136,17 @@ class BatchEnd(msgspec.Struct, eq=False):
     about: tuple[str | int, ...] = ()
 
 
-class BatchTrace(msgspec.Struct, eq=False):
+class _BatchTraceHead(msgspec.Struct, eq=False):
+    """What may be given by position."""
+
+    parent: bytes
+    state: str
+    ended: "TraceEnded | None"
+    name: str
+    closed_ns: int
+
+
+class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
     parent: the span in which it is, as `traceparent` names it. ended: takes this once it is all noted; None: the trace of its
@@ -146,11 +156,6 @@ class BatchTrace(msgspec.Struct, eq=False):
     runs it, which tells of its session itself; server: there. end: None, while it runs.
     """
 
-    parent: bytes
-    state: str
-    ended: "TraceEnded | None"
-    name: str
-    closed_ns: int
     links: tuple[bytes, ...] = ()
     ids: str = ""
     told: Mapping[str, str] | None = None
@@ -158,7 +163,7 @@ class BatchTrace(msgspec.Struct, eq=False):
     end: BatchEnd | None = None
 
 
-class RequestEnd(msgspec.Struct, eq=False):
+class RequestEnd(msgspec.Struct, kw_only=True, eq=False):
     """How a traced request ended.
 
     operation: as its protocol calls it. error: a `Code`'s value; empty: it went well. status, model: attributes, of its answer

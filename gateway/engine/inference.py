@@ -282,17 +282,17 @@ class Inference(ABC, Generic[C, Reply]):
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request, endpoint = self._request, self._endpoint
         trace.end = RequestEnd(
-            self.operation,
-            "" if code is None else code.value,
-            self.about(code),
-            () if endpoint is None else endpoint.attributes,
-            0 if request is None else request.rows,
-            self.caller.request_id,
-            "" if request is None or not request.id else shortened(request.id),
-            self._arrival_ns,
-            self._decoded_ns,
-            encoding_ns,
-            ended_ns,
+            operation=self.operation,
+            error="" if code is None else code.value,
+            status=self.about(code),
+            model=() if endpoint is None else endpoint.attributes,
+            rows=0 if request is None else request.rows,
+            request_id=self.caller.request_id,
+            id="" if request is None or not request.id else shortened(request.id),
+            arrival_ns=self._arrival_ns,
+            decoded_ns=self._decoded_ns,
+            encoding_ns=encoding_ns,
+            ended_ns=ended_ns,
         )
         for batch in trace.batches:
             if batch.end is None and batch.ended is None:  # it runs on without its request

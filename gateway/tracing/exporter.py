@@ -118,7 +118,11 @@ class Exporter:
             while self._queue and self._sending < pause_at:
                 size, trace = self._queue.popleft()
                 self._taken += size
-                spans, piece = trace_bytes(trace, unix_ns, random_bytes)
+                try:
+                    spans, piece = trace_bytes(trace, unix_ns, random_bytes)
+                except Exception:
+                    self._sending += size  # with the message, which is lost
+                    raise
                 self._sending += spans
                 pieces.append(piece)
             time.sleep(0)

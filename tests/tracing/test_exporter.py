@@ -44,7 +44,11 @@ def settings(protocol: Protocol, endpoint: str) -> Settings:
 
 def trace() -> RequestTrace:
     """Of four spans."""
-    return RequestTrace(write(TRACE), lambda _: None, end=RequestEnd("op", "", ("", 0), (), 0, b"", "", 1, 2, 3, 4))
+    end = RequestEnd(
+        operation="op", error="", status=("", 0), model=(), rows=0, request_id=b"", id="", arrival_ns=1, decoded_ns=2,
+        encoding_ns=3, ended_ns=4,
+    )  # fmt: skip
+    return RequestTrace(write(TRACE), lambda _: None, end=end)
 
 
 EACH = 4

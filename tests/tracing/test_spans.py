@@ -15,7 +15,10 @@ OTHER = SpanContext("f" * 32, "2" * 16)
 
 def request(*batches: BatchTrace, **more: Any) -> RequestTrace:
     """Read at 100, decoded at 110, its outcome known at 900, answered at 950."""
-    end = RequestEnd("op", "", ("status", 200), (), 1, b"7", "", 100, 110, 900, 950)
+    end = RequestEnd(
+        operation="op", error="", status=("status", 200), model=(), rows=1, request_id=b"7", id="", arrival_ns=100,
+        decoded_ns=110, encoding_ns=900, ended_ns=950,
+    )  # fmt: skip
     end = msgspec.structs.replace(end, **more)
     return RequestTrace(write(OWN), lambda _: None, batches=list(batches), end=end)
 
@@ -24,7 +27,7 @@ def batch(at_ns: int, of: SpanContext = OTHER, **more: Any) -> BatchTrace:
     """Closed at a time, its session 10 later and for 100, back 5 after that. of: the first request in it."""
     end = BatchEnd(at_ns + 10, at_ns + 110, at_ns + 115, **more)
     ids = f"{at_ns:016x}" + "5" * 16
-    return BatchTrace(write(of), "", lambda _: None, "batch", at_ns, (write(of), write(OWN)), ids, end=end)
+    return BatchTrace(write(of), "", lambda _: None, "batch", at_ns, links=(write(of), write(OWN)), ids=ids, end=end)
 
 
 def stages(trace: RequestTrace) -> list[tuple[str, int, int]]:

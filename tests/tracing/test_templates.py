@@ -13,8 +13,9 @@ from gateway.types import BatchEnd, BatchTrace, RequestEnd, RequestTrace, SpanCo
 UNIX_NS = 1_800_000_000_000_000_000
 ABOUT = ("linear:1/onnxruntime", 10, 10, 16, "idle")
 END = RequestEnd(
-    "POST /v2/models/{model}/infer", "", ("http.response.status_code", 200), (("gateway.model", "linear"),), 1, b"4f0c-000017",
-    "", 1, 20, 300, 4000,
+    operation="POST /v2/models/{model}/infer", error="", status=("http.response.status_code", 200),
+    model=(("gateway.model", "linear"),), rows=1, request_id=b"4f0c-000017", id="", arrival_ns=1, decoded_ns=20,
+    encoding_ns=300, ended_ns=4000,
 )  # fmt: skip
 RAN = BatchEnd(70, 90, 110, "", ABOUT)
 

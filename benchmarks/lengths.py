@@ -11,7 +11,8 @@ answered in time counts. Variants take turns within each round, so that the mach
 turned each time.
 
 Triton has its dynamic batcher, which joins requests of one shape, and its python backend with onnxruntime: as many instances of
-one thread as the example has sessions. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.
+one thread as the example has sessions, of the model as torch.onnx exports it. `triton-our-file` has the gateway's file, as
+`gateway compile` makes it. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.
 """
 
 import argparse
@@ -34,6 +35,8 @@ import numpy as np
 import onnxruntime
 import yaml
 
+from backends import onnx_export
+from gateway.config import load_config
 from tests.triton_server import triton_server, write_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,14 +141,23 @@ def gateway(checkout: Path, change: Callable[[dict[str, Any]], None], promise: b
 
 
 @contextmanager
-def triton(queue_policy: str, promise: bool) -> Iterator[str]:
-    """Where a Triton listens."""
+def triton(model: Path, queue_policy: str, promise: bool) -> Iterator[str]:
+    """Where a Triton listens. model: an .onnx file."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder, "models"), "minilm", TRITON_CONFIG % (queue_policy if promise else ""), TRITON_CODE)
-        paths = {"model": str(ROOT / "models" / "minilm.onnx"), "packages": str(Path(onnxruntime.__file__).parent.parent)}
+        paths = {"model": str(model), "packages": str(Path(onnxruntime.__file__).parent.parent)}
         Path(folder, "models", "minilm", "paths.json").write_text(json.dumps(paths))
         with triton_server(Path(folder)) as server:
             yield server.http_url
+
+
+def exported() -> Path:
+    """The example's model as torch.onnx exports it; made once."""
+    path = ROOT / "models" / "minilm-exported.onnx"
+    if not path.exists():
+        model = load_config(str(ROOT / "configs" / "examples" / "minilm.yaml")).models[0]
+        onnx_export.build(path, model.declared(), source=str(ROOT / "configs" / "examples" / "minilm.py:embedder"), options={})
+    return path
 
 
 def requests(address: str) -> dict[int, bytes]:
@@ -258,7 +270,9 @@ def main() -> int:
         for name in arguments.before_variants:
             servers[f"before-{name}"] = partial(gateway, arguments.before.resolve(), CHANGES[name])
     if arguments.triton:
-        servers |= {"triton": partial(triton, ""), "triton-timeout": partial(triton, QUEUE_TIMEOUT)}
+        servers["triton"] = partial(triton, exported(), "")
+        servers["triton-our-file"] = partial(triton, ROOT / "models" / "minilm.onnx", "")
+        servers["triton-timeout"] = partial(triton, exported(), QUEUE_TIMEOUT)
     loads = [0.0] * (arguments.connections > 0) + arguments.rates
     figures: dict[tuple[float, str], list[Served]] = {}
     for number in range(arguments.rounds):

@@ -69,19 +69,8 @@ def gateway(config: dict[str, Any], folder: Path) -> Iterator[str]:
     """Where it listens. It has the first core, this process gets the last."""
     path = folder / "x.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        "serve",
-        "--no-ray",
-        "--quiet",
-        str(path),
-        "--http-port",
-        "0",
-        "--grpc-port",
-        "0",
-    ]
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--no-ray", "--quiet", "--log-level", "error", str(path)]
+    command += ["--http-port", "0", "--grpc-port", "0"]
     cores = sorted(os.sched_getaffinity(0))
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, {cores[0]})

@@ -52,7 +52,7 @@ BACKENDS: Final[dict[str, Kind]] = {
     "onnxruntime": Kind(
         "backends.onnxruntime",
         reads="backends.onnxruntime",
-        builds="backends.onnx_export",
+        builds="backends.onnxruntime_export",
         library=("onnxruntime", "pip install 'serving-gateway[onnx]'"),
     ),
     "python": Kind("backends.python", reads="backends.python"),

@@ -5,14 +5,14 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs
+from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs, words_of
 from backends.datatypes import NUMPY
 from backends.source import made_from
 
@@ -23,6 +23,8 @@ TOLERANCE = 1e-4  # between the module and its fp32 export, element by element
 _LEAST_COSINE = {"fp16": 0.999, "int8": 0.9}  # between all outputs of the two as one vector, on random inputs
 _DRAWS = 4  # of random inputs for each shape: an unlikely one alone makes even a good int8 look bad
 _PROTOBUF_LIMIT_BYTES = 2 << 30
+
+log = logging.getLogger(__name__)
 
 
 def build(
@@ -35,6 +37,7 @@ def build(
     opset: int = 18,
     integers_below: Mapping[str, int] = NO_OPTIONS,
     lengths: tuple[int, ...] = (),
+    fused: Callable[[Path], Path | None] | None = None,
 ) -> str:
     """Export, verify, and only then put the file in its place. Answers with one line for the operator.
 
@@ -42,6 +45,7 @@ def build(
     precision: fp32; fp16 with inputs and outputs left as they are; or int8, dynamically quantised matrix products.
     integers_below: by integer input, above the values to verify with; of those not named: 0 and 1, tokens and masks alike.
     lengths: open sizes to verify with.
+    fused: makes a faster file of one that was verified, or none; it is used if it computes the same.
     Raises: LoadFailed, if the export fails or computes something else than the module.
     """
     if not declared.inputs or not declared.outputs:
@@ -66,10 +70,14 @@ def build(
                 f"{artifact}: {precision} keeps a cosine of {cosine:.4f} to {source}, less than {_LEAST_COSINE[precision]:g}"
                 + ("; name likelier tokens in build.integers_below" if integers - {*integers_below} else "")
             )
+        note = ""
+        if fused is not None and (found := _try_fused(fused, module, exported, declared, lengths, integers_below)):
+            exported, difference, cosine = found
+            note = ", fused for ONNX Runtime"
         for file in exported.parent.iterdir():
             if file.name.startswith(exported.name):
                 os.replace(file, artifact.parent / file.name.replace(exported.name, artifact.name, 1))
-    return f"{artifact}: {precision} from {source}, max abs difference {difference:.1e}, cosine {cosine:.6f}"
+    return f"{artifact}: {precision} from {source}, max abs difference {difference:.1e}, cosine {cosine:.6f}{note}"
 
 
 def _export(module: "torch.nn.Module", declared: ModelSpec, path: Path, opset: int) -> None:
@@ -101,6 +109,29 @@ def _export(module: "torch.nn.Module", declared: ModelSpec, path: Path, opset: i
             if value.name in names and id(value) not in ends:
                 value.name += "_inner"
     program.save(str(path), external_data=weights_bytes > 0.9 * _PROTOBUF_LIMIT_BYTES)
+
+
+def _try_fused(
+    fused: Callable[[Path], Path | None],
+    module: "torch.nn.Module",
+    path: Path,
+    declared: ModelSpec,
+    lengths: tuple[int, ...],
+    integers_below: Mapping[str, int],
+) -> tuple[Path, float, float] | None:
+    """The faster file, and how it compares. None: there is nothing to fuse, it cannot, or computes something else."""
+    if len(list(path.parent.iterdir())) > 1:
+        return None  # its weights are in files of their own
+    try:
+        with _quiet():
+            faster = fused(path)
+        if faster is None:
+            return None
+        difference, cosine = _compare(module, faster, declared, lengths, integers_below)
+    except Exception as exc:  # whatever a graph of somebody's makes it raise: the file as it was exported will do
+        log.warning("%s: is not fused: %s", path.name, words_of(exc))
+        return None
+    return (faster, difference, cosine) if difference <= TOLERANCE else None
 
 
 @contextlib.contextmanager

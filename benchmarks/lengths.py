@@ -11,7 +11,8 @@ answered in time counts. Variants take turns within each round, so that the mach
 turned each time.
 
 Triton has its dynamic batcher, which joins requests of one shape, and its python backend with onnxruntime: as many instances of
-one thread as the example has sessions. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.
+one thread as the example has sessions, of the model as torch.onnx exports it. `triton-our-file` has the gateway's file, as
+`gateway compile` makes it. With the SLO also as `triton-timeout`, whose queue refuses what has waited for so long.
 """
 
 import argparse
@@ -34,6 +35,8 @@ import numpy as np
 import onnxruntime
 import yaml
 
+from backends import onnx_export
+from gateway.config import load_config
 from tests.triton_server import triton_server, write_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,14 +141,23 @@ def gateway(checkout: Path, change: Callable[[dict[str, Any]], None], promise: b
 
 
 @contextmanager
-def triton(queue_policy: str, promise: bool) -> Iterator[str]:
-    """Where a Triton listens."""
+def triton(model: Path, queue_policy: str, promise: bool) -> Iterator[str]:
+    """Where a Triton listens. model: an .onnx file."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder, "models"), "minilm", TRITON_CONFIG % (queue_policy if promise else ""), TRITON_CODE)
-        paths = {"model": str(ROOT / "models" / "minilm.onnx"), "packages": str(Path(onnxruntime.__file__).parent.parent)}
+        paths = {"model": str(model), "packages": str(Path(onnxruntime.__file__).parent.parent)}
         Path(folder, "models", "minilm", "paths.json").write_text(json.dumps(paths))
         with triton_server(Path(folder)) as server:
             yield server.http_url
+
+
+def exported() -> Path:
+    """The example's model as torch.onnx exports it; made once."""
+    path = ROOT / "models" / "minilm-exported.onnx"
+    if not path.exists():
+        model = load_config(str(ROOT / "configs" / "examples" / "minilm.yaml")).models[0]
+        onnx_export.build(path, model.declared(), source=str(ROOT / "configs" / "examples" / "minilm.py:embedder"), options={})
+    return path
 
 
 def requests(address: str) -> dict[int, bytes]:
@@ -168,6 +180,13 @@ async def load(address: str, connections: int, seconds: float, warm_up_s: float)
     end = begin + seconds
     found: list[float] = []
 
+    async def taken() -> tuple[float, float]:
+        await asyncio.sleep(warm_up_s)
+        before = cpu_of_children_s(os.getpid()), time.process_time(), busy_s()
+        await asyncio.sleep(end - time.monotonic())
+        server_s = cpu_of_children_s(os.getpid()) - before[0]
+        return server_s, busy_s() - before[2] - server_s - (time.process_time() - before[1])
+
     async def connection() -> None:
         streams = await opened(address)
         while (sent := time.monotonic()) < end:
@@ -177,8 +196,10 @@ async def load(address: str, connections: int, seconds: float, warm_up_s: float)
                 found.append((now - sent) * 1e3)
         streams[1].close()
 
+    times = asyncio.create_task(taken())
     await asyncio.gather(*[connection() for _ in range(connections)])
-    return Served.of(found, len(found) / seconds)
+    server_s, others_s = await times
+    return Served.of(found, len(found) / seconds, server_s * 1e3 / len(found), max(0.0, others_s) / seconds)
 
 
 async def offer(address: str, rate: float, seconds: float, warm_up_s: float) -> "Served":
@@ -209,6 +230,22 @@ async def offer(address: str, rate: float, seconds: float, warm_up_s: float) -> 
     return Served.of(found, sum(each <= SLO_MS for each in found) / seconds)
 
 
+def cpu_of_children_s(pid: int) -> float:
+    """CPU time that the processes below this one have taken."""
+    taken_s = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            taken_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + cpu_of_children_s(int(child))
+    return taken_s
+
+
+def busy_s() -> float:
+    """CPU time that all of this machine have taken."""
+    user, nice, system, _, _, hard, soft = Path("/proc/stat").read_text().split()[1:8]
+    return sum(map(int, (user, nice, system, hard, soft))) / os.sysconf("SC_CLK_TCK")
+
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -228,17 +265,22 @@ async def answered(streams: Streams, request: bytes) -> bool:
 
 
 class Served(NamedTuple):
-    """rps: of a closed loop all that were answered, else those in time. Latencies of all that were answered, in ms."""
+    """rps: of a closed loop all that were answered, else those in time. Latencies of all that were answered, in ms.
+
+    Of a closed loop also cpu_ms: of the server for each request; and others: cores that other work on the machine took.
+    """
 
     rps: float
     p50: float
     p99: float
     most: float
+    cpu_ms: float
+    others: float
 
     @classmethod
-    def of(cls, latencies_ms: list[float], rps: float) -> "Served":
+    def of(cls, latencies_ms: list[float], rps: float, cpu_ms: float = math.nan, others: float = math.nan) -> "Served":
         p50, p99, most = np.percentile(latencies_ms or [math.nan], (50, 99, 100))
-        return cls(rps, float(p50), float(p99), float(most))
+        return cls(rps, float(p50), float(p99), float(most), cpu_ms, others)
 
 
 def main() -> int:
@@ -258,7 +300,9 @@ def main() -> int:
         for name in arguments.before_variants:
             servers[f"before-{name}"] = partial(gateway, arguments.before.resolve(), CHANGES[name])
     if arguments.triton:
-        servers |= {"triton": partial(triton, ""), "triton-timeout": partial(triton, QUEUE_TIMEOUT)}
+        servers["triton"] = partial(triton, exported(), "")
+        servers["triton-our-file"] = partial(triton, ROOT / "models" / "minilm.onnx", "")
+        servers["triton-timeout"] = partial(triton, exported(), QUEUE_TIMEOUT)
     loads = [0.0] * (arguments.connections > 0) + arguments.rates
     figures: dict[tuple[float, str], list[Served]] = {}
     for number in range(arguments.rounds):
@@ -274,7 +318,7 @@ def main() -> int:
                     served = asyncio.run(run)
                 figures.setdefault((rate, name), []).append(served)
                 print(f"  {number + 1} {told(rate, name, served)}", flush=True)
-    print("medians                           rps   p50_ms  p99_ms  max_ms")
+    print("medians                           rps   p50_ms  p99_ms  max_ms  cpu_ms  others")
     for (rate, name), rounds in figures.items():
         print(f"    {told(rate, name, [statistics.median(column) for column in zip(*rounds, strict=True)])}")
     return 0
@@ -282,7 +326,7 @@ def main() -> int:
 
 def told(rate: float, name: str, figures: Sequence[float]) -> str:
     return f"{f'{rate:g}/s, in time' if rate else 'closed loop':16} {name:16}" + " ".join(
-        f"{figure:7.1f}" for figure in figures
+        f"{figure:7.2f}" for figure in figures
     )
 
 

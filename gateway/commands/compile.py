@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import backends
 from backends.base import BackendError
 from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError, NotFound
+
+_NEURON: Final = ("torch-neuronx", "neuronx-cc")
+_ONNX: Final = ("onnxruntime", "onnxscript")
 
 
 def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
@@ -64,7 +67,7 @@ def _record(model: ModelSection, build: Build | NeuronBuild) -> dict[str, Any]:
         "outputs": [tensor.model_dump() for tensor in model.outputs or ()],
         "batched": model.max_rows > 0,
         "lengths": model.ragged.buckets if compiled and model.ragged else (),  # others keep open lengths open
-        "libraries": {name: _version(name) for name in ("torch", "torch-neuronx", "neuronx-cc" if compiled else "onnxruntime")},
+        "libraries": {name: _version(name) for name in ("torch", *(_NEURON if compiled else _ONNX))},
     }
     return dict(json.loads(json.dumps(record)))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import backends
+from backends import onnx_export
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
 from backends.onnxruntime_cuda import GraphRuns
 from tests.backends.contract import LINEAR, SPEC, expected
@@ -157,6 +158,67 @@ def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path) -> N
     with pytest.raises(LoadFailed, match="the export differs"):
         backends.build("onnxruntime", tmp_path / "f.onnx", SPEC, source=f"{__file__}:fickle", options={})
     assert list(tmp_path.iterdir()) == []
+
+
+TOKENS = ModelSpec("", (TensorSpec("tokens", "INT64", (-1, -1)),), (TensorSpec("mean", "FP32", (-1, 32)),), 8)
+
+
+def encoder() -> Any:
+    """A factory of one layer of a transformer."""
+    import torch
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rows = torch.nn.Embedding(9, 32)
+            self.to_all = torch.nn.ModuleList([torch.nn.Linear(32, 32) for _ in range(3)])
+            self.wide, self.narrow = torch.nn.Linear(32, 128), torch.nn.Linear(128, 32)
+            self.normal = torch.nn.LayerNorm(32)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.normal(self.rows(tokens))
+            query, key, value = (each(x).view(*tokens.shape, 4, 8).transpose(1, 2) for each in self.to_all)
+            mask = (tokens > 0)[:, None, None, :]
+            mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            x = self.normal(x + mixed.transpose(1, 2).reshape(x.shape))
+            found: torch.Tensor = self.normal(x + self.narrow(torch.nn.functional.gelu(self.wide(x))))
+            return found.mean(1)
+
+    return Encoder().eval()
+
+
+def operators(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(str(path)).graph.node}
+
+
+@pytest.mark.slow
+def test_an_export_has_one_kernel_for_several_operators_where_onnx_runtime_has_it(tmp_path: Path) -> None:
+    for kind in ("onnxruntime", "tensorrt"):
+        line = backends.build(
+            kind, tmp_path / kind, TOKENS, source=f"{__file__}:encoder", options={}, integers_below={"tokens": 9}
+        )
+        assert line.endswith(", fused for ONNX Runtime") == (kind == "onnxruntime")
+    fused, plain = operators(tmp_path / "onnxruntime"), operators(tmp_path / "tensorrt")
+    assert "BiasGelu" in fused
+    assert fused & {"Attention", "MultiHeadAttention"}
+    assert not fused & {"Erf", "Softmax", "SkipLayerNormalization"}
+    assert {"Erf", "Softmax"} <= plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gives", ["nothing", "another model", "an error"])
+def test_an_export_that_cannot_be_fused_stays_as_it_is(tmp_path: Path, gives: str) -> None:
+    def fused(path: Path) -> Path | None:
+        if gives == "an error":
+            raise ValueError("a graph of a kind it does not know")
+        if gives == "nothing":
+            return None
+        return Path(identity(tmp_path / "other.onnx", onnx.TensorProto.FLOAT, ["n", 16]))
+
+    line = onnx_export.build(tmp_path / "f.onnx", SPEC, source=LINEAR, options={}, fused=fused)
+    assert "fused" not in line
+    assert backends.load("onnxruntime", {"model": str(tmp_path / "f.onnx")}, unstated(8)).spec.inputs == SPEC.inputs
 
 
 def test_an_export_needs_its_tensors_stated(tmp_path: Path) -> None:

@@ -112,9 +112,12 @@ def judged(runs: Iterable[Run]) -> list[tuple[float, bool]]:
 
 
 def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """The highest rate that was kept with none below it that was not, 0 if there is none; the lowest missed, or infinity."""
+    """The highest rate that was kept with none below it that was not, 0 if there is none; the lowest missed, or infinity.
+
+    Rates that are as close as a search tells apart may be kept and missed in either order: then both are the lower one.
+    """
     high = min((rate for rate, kept in tried if not kept), default=math.inf)
-    return max((rate for rate, kept in tried if kept and rate < high), default=0.0), high
+    return max((min(rate, high) for rate, kept in tried if kept and rate <= high * CLOSE), default=0.0), high
 
 
 # measuring

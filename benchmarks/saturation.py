@@ -8,9 +8,9 @@ server that does nothing: it reads each, and writes an answer of the same length
 a server that costs no more than that.
 
 Each round has slices in turn: 64 users of the server, then the sessions, two of one thread, in batches of 1, 2 and 4 rows of
-one length: beside the client, and alone. The server is stopped (SIGSTOP) meanwhile. Of the sessions the best batch counts, by
-the medians of the rounds. Processor time is that of the server's processes by request, and that of the sessions' by row: it
-says the same without rates, which the machine's moods change.
+one length: beside the client, and alone. The server is stopped (SIGSTOP) meanwhile. Of the sessions that batch counts
+which costs least by the medians of the rounds. Processor time is that of the server's processes by request, and that of the
+sessions' by row: it says the same without rates, which the machine's moods change.
 """
 
 import argparse
@@ -143,8 +143,7 @@ def table(rounds: dict[str, list[Round]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, found in rounds.items():
-        best = max(BATCHES, key=lambda rows: statistics.median(each.beside[rows][0] for each in found))
-        alone = max(BATCHES, key=lambda rows: statistics.median(each.alone[rows][0] for each in found))
+        best = min(BATCHES, key=lambda rows: statistics.median(each.beside[rows][1] for each in found))
         rates = [each.served[0] / each.beside[best][0] for each in found]
         costs = [each.served[1] / each.beside[best][1] for each in found]
         middle = statistics.median
@@ -153,7 +152,7 @@ def table(rounds: dict[str, list[Round]]) -> str:
             f"{middle(each.served[0] for each in found):.1f}",
             f"{middle(each.beside[best][0] for each in found):.1f} ({best} a batch)",
             f"{middle(rates):.2f} ({min(rates):.2f} to {max(rates):.2f})",
-            f"{middle(each.alone[alone][0] for each in found):.1f} ({alone} a batch)",
+            f"{middle(each.alone[best][0] for each in found):.1f}",
             f"{middle(each.served[1] for each in found):.2f}",
             f"{middle(each.beside[best][1] for each in found):.2f}",
             f"{middle(costs):.2f} ({min(costs):.2f} to {max(costs):.2f})",

@@ -179,15 +179,15 @@ def on_ray(rounds: int) -> None:
                     time.sleep(1)
                     seconds["the gateway on that"].append(took_s)
                     shares = share_mb(ray, gateway)
-                    memory["both"].append(sum(shares.values()))
+                    memory["the gateway on that"].append(sum(shares.values()))
                     print({name: round(each) for name, each in shares.items()}, flush=True)
             with gateway_on("local", folder) as (took_s, gateway):
                 time.sleep(1)
                 seconds["the gateway, with a Ray of its own"].append(took_s)
                 memory["the gateway, with a Ray of its own"].append(sum(share_mb(gateway).values()))
-    print("| | seconds | MB, all processes |\n|---|---|---|")
-    for name in dict.fromkeys((*seconds, *memory)):
-        cells = [spread(found[name], digits) if found.get(name) else "" for found, digits in ((seconds, 1), (memory, 0))]
+    print("| | seconds | MB, with all of Ray's |\n|---|---|---|")
+    for name in seconds:
+        cells = spread(seconds[name], 1), spread(memory[name], 0)
         print(f"| {' | '.join((name, *cells))} |")
 
 

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--until", type=float, default=float("inf"), help="start no round after so many seconds")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through the blocks that end what was started
     ends = time.monotonic() + arguments.until
     rounds: dict[str, list[Round]] = {name: [] for name in arguments.peers}
     with contextlib.ExitStack() as opened:

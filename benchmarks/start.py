@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, metavar="ENV", help="in which the wheel is installed")
     parser.add_argument("--ray", action="store_true", help="on Ray, and nothing else")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through the blocks that end what was started
     if arguments.ray:
         on_ray(arguments.rounds)
     else:

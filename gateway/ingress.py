@@ -9,11 +9,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from backends.base import ModelSpec
-from gateway.access.doors import Doors
-from gateway.access.usage import SharedUsage
 from gateway.clock import LoopClock
 from gateway.config import Backend, Config, Limits, ModelSection
 from gateway.config.server import BODIES_OF_ONE_REQUEST
@@ -27,20 +25,23 @@ from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.metric_files import NodeFiles
 from gateway.engine.metrics import Metrics
-from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.runner import BatchRunner
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, NotReady
 from gateway.process.announcement import ReadyModel
-from gateway.process.certificates import Certificates
 from gateway.process.child import living_pids
 from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir, private_directory
 from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
+
+if TYPE_CHECKING:  # what most gateways start without
+    from gateway.access.doors import Doors
+    from gateway.engine.multi_model import MultiModel
+    from gateway.process.certificates import Certificates
 
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1
@@ -60,7 +61,7 @@ class _How(TypedDict):
     """How both listeners listen."""
 
     reuse_port: bool
-    certificates: Certificates | None
+    certificates: "Certificates | None"
 
 
 class Ingress:
@@ -80,7 +81,7 @@ class Ingress:
         bound: Mapping[str, Sequence[socket.socket]] = MappingProxyType({}),
         probe_every_length: bool = True,
         on_leave: Callable[[], None] = lambda: None,
-        multi_model: Callable[[Repository], MultiModel] | None = None,
+        multi_model: "Callable[[Repository], MultiModel] | None" = None,
     ) -> None:
         """run_dir: of this node, shared by its ingress processes. open_remote: opens the runners of backends that are placed in
         replicas; None: there are none. probe_every_length: see `probe`.
@@ -141,6 +142,8 @@ class Ingress:
         how: _How = {"reuse_port": self._reuse_port, "certificates": None}
         if server.http_port is not None or server.grpc_port is not None:  # what is wrong here is told before models are loaded
             if server.tls is not None:
+                from gateway.process.certificates import Certificates
+
                 how["certificates"] = certificates = Certificates(server.tls)
                 self.metrics.watch_certificates(certificates.expiry_s)
             self._asked_keys()
@@ -199,10 +202,13 @@ class Ingress:
             recycler = Recycler(listeners, age_s=age_s, files=files)
             self._beside.append(asyncio.create_task(recycler.keep_looking()))
 
-    def _asked_keys(self) -> Doors | None:
+    def _asked_keys(self) -> "Doors | None":
         """Who asks for keys, the same for both listeners; None: nobody. Raises: ConfigError."""
         access = self._config.server.access
         if access is not None and self._doors is None:
+            from gateway.access.doors import Doors
+            from gateway.access.usage import SharedUsage
+
             usage = None
             if self._reuse_port:  # others listen beside it
                 directory = private_directory(self._run_dir / "keys")

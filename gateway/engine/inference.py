@@ -16,9 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from gateway.access.doors import Doors
 from gateway.access.rules import INFER
 from gateway.engine.failed_requests import FailedRequests
 from gateway.engine.place import OnAnswerPart, Place
@@ -31,6 +30,9 @@ from gateway.protocols.tensors import TakesLong
 from gateway.tracing.context import TRACEPARENT
 from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestEnd, RequestTrace
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.access.doors import Doors
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class Endpoints(Generic[C]):
     """The models of a repository for one protocol: each is looked for once, until a model is loaded or unloaded."""
 
     def __init__(
-        self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C], doors: Doors | None = None
+        self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C], doors: "Doors | None" = None
     ) -> None:
         """protocol: what its requests are counted under. doors: who asks for keys; None: nobody."""
         self.repository = repository

@@ -13,8 +13,9 @@ but never before a size has been seen twice: that would poison the fit.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
+from operator import le
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
+_QUIET: Final = 0.1  # deviation of batches from which on a level follows them by half as much
 _SHAPE_RATE: Final = 0.03
 _SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
 _SURFACE_WEIGHT: Final = 4  # batches that the surface counts for beside the first of a size, and less from then on
@@ -127,6 +129,11 @@ class ServiceCurve:
         """Whether it has batches of its own."""
         return bool(self._seen)
 
+    @property
+    def ratios(self) -> Sequence[float]:
+        """What the last batches took, as shares of what was expected."""
+        return self._speed.ratios
+
     def at(self, rows: int) -> int:
         """The index in `sizes` of the smallest that holds `rows`; the last if none does."""
         index = bisect_left(self.sizes, rows)
@@ -178,7 +185,7 @@ class ServiceCurve:
         if known:
             if ratio > _CLIP:
                 clipped = _CLIP
-            levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
+            levels[busy] = level * (1.0 + _RATE / (1.0 + (speed.deviation / _QUIET) ** 2) * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
@@ -369,6 +376,7 @@ class ServiceCurve:
             self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
             times = self._smoothed_ns(seen)
+        times = _rising(times, [self._seen[rows].count if rows in self._seen else 1 for rows in seen])
         first, last = (max(about[self.at(rows)], 1.0) for rows in (seen[0], seen[-1]))
         below, up_to = bisect_left(self.sizes, seen[0]), bisect_right(self.sizes, seen[-1])
         times_ns = np.interp(grid, seen, times)
@@ -379,6 +387,21 @@ class ServiceCurve:
         self.rates = tuple(np.maximum.accumulate(grid / rising_ns).tolist())
         for one in self._seen.values():
             one.built_ns = one.mean_ns
+
+
+def _rising(times: list[float], counts: list[int]) -> list[float]:
+    """The nearest that never falls, by weighted least squares: neighbours out of order become their mean."""
+    if all(map(le, times, times[1:])):
+        return times
+    pools: list[tuple[float, int, int]] = []
+    for time_ns, count in zip(times, counts, strict=True):
+        weight, many = min(count, _SHAPE_COUNT), 1
+        while pools and pools[-1][0] > time_ns:
+            before_ns, before, of = pools.pop()
+            time_ns = (before_ns * before + time_ns * weight) / (before + weight)
+            weight, many = weight + before, many + of
+        pools.append((time_ns, weight, many))
+    return [time_ns for time_ns, _, many in pools for _ in range(many)]
 
 
 def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:

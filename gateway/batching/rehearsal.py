@@ -22,7 +22,7 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.inflow import Inflow
 from gateway.batching.queue import NEVER
 from gateway.batching.service_model import ServiceCurve
-from gateway.batching.stances import AT_ONCE, HALF, LAST, LATE, PLANNED, Stance
+from gateway.batching.stances import AT_ONCE, LAST, LATE, PLANNED, Stance
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
@@ -150,7 +150,7 @@ class _Memory:
         """What to rehearse, the planned one first."""
         found: list[Stance] = [PLANNED, AT_ONCE]
         if self._spread < _SCATTERS:
-            found += [LATE, HALF]
+            found.append(LATE)
         if self._spread > _RELIABLE:
             found.append(LAST)
         return found

@@ -48,7 +48,7 @@ async def probe(
     if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
         return True
     until_ns = clock.now_ns() + budget_ns
-    sizes = batcher.service.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False
     for request in _requests(spec, ragged, sizes, every_length=every_length):
         if clock.now_ns() >= until_ns:

@@ -29,13 +29,13 @@ from gateway.types import InferRequest
 _TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
 _BLOCK: Final = 64  # arrivals whose answers are one figure
-_BLOCKS: Final = 8
+_BLOCKS: Final = 16
 _BEFORE: Final = 128  # arrivals that do not count: the lane begins empty
 _IN_A_ROW: Final = 16  # gaps that are drawn together, so that bursts stay bursts
 _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
 _SEEN: Final = 64  # arrivals to draw from, at least
 _BATCHES: Final = 12  # whose luck must be known
-_KEPT: Final = 32  # blocks of a memory
+_KEPT: Final = 64  # blocks of a memory
 _MEMORIES: Final = 16
 _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
 _WORTH: Final = 0.0  # of what comes
@@ -57,16 +57,40 @@ class _Draws:
         return (state >> 8) * count >> 24
 
 
+class _Luck:
+    """What batches take, as shares of what is expected: continuous between those that were seen.
+
+    Else a rule that leaves just as long as one of them took would look better than it is.
+    """
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, ratios: Sequence[float]) -> None:
+        self._seen = sorted(ratios)
+
+    def drawn(self, draws: _Draws) -> float:
+        seen = self._seen
+        at, part = divmod(draws.below((len(seen) - 1) * 256), 256)
+        return seen[at] + (seen[at + 1] - seen[at]) * part / 256
+
+    def chance(self, ratio: float) -> float:
+        """Of one no longer than this."""
+        seen = self._seen
+        at = bisect_right(seen, ratio)
+        if not at or at == len(seen):
+            return 1.0 if at else 0.0
+        before = seen[at - 1]
+        return (at - 1 + (ratio - before) / (seen[at] - before)) / (len(seen) - 1)
+
+
 class _Trial:
     """One stance's lane. served: rows that are likely in time, by block of the arrivals."""
 
     __slots__ = ("_at", "_batcher", "_begins_ns", "_curve", "_draws", "_free", "_luck", "_running", "_slo_ns", "_wake_ns",
                  "served")  # fmt: skip
 
-    def __init__(
-        self, batcher: Batcher, curve: ServiceCurve, luck: Sequence[float], begins_ns: Sequence[int], draws: _Draws
-    ) -> None:
-        """luck: ascending. begins_ns: of the blocks that count, in order."""
+    def __init__(self, batcher: Batcher, curve: ServiceCurve, luck: _Luck, begins_ns: Sequence[int], draws: _Draws) -> None:
+        """begins_ns: of the blocks that count, in order."""
         assert batcher.slo_ns is not None
         self._batcher = batcher
         self._curve = curve
@@ -115,10 +139,10 @@ class _Trial:
             expected_ns = self._curve.expected_ns(batch.padded_rows, batch.busy)
             for part in batch.parts:
                 came_ns = part.request.arrival_ns
-                chance = bisect_right(luck, (came_ns + self._slo_ns - now_ns) / expected_ns) / len(luck)
+                chance = luck.chance((came_ns + self._slo_ns - now_ns) / expected_ns)
                 self.served[bisect_right(self._begins_ns, came_ns)] += chance * part.rows
             self._at += 1
-            time_ns = max(1, round(expected_ns * luck[self._draws.below(len(luck))]))
+            time_ns = max(1, round(expected_ns * luck.drawn(self._draws)))
             heappush(self._running, (now_ns + time_ns, self._at, batch, time_ns))
 
 
@@ -164,8 +188,8 @@ class _Memory:
             all_ = self.gains[stance] = [*self.gains.get(stance, ()), *more][-_KEPT:]
             mean = sum(all_) / len(all_)
             error = sqrt(sum([(each - mean) ** 2 for each in all_]) / (len(all_) - 1) / len(all_))
-            if mean - error > best:
-                best, self.stance = mean - error, stance
+            if mean - 0.5 * error > best:
+                best, self.stance = mean - 0.5 * error, stance
 
 
 class Rehearsal:
@@ -230,7 +254,7 @@ class Rehearsal:
         self._rows = [sum([rows for _, rows in arrivals[at : at + _BLOCK]]) for at in range(_BEFORE, len(arrivals), _BLOCK)]
         self._arrivals = arrivals[::-1]
         self._of = memory
-        luck = sorted(stream.curve.ratios)
+        luck = _Luck(stream.curve.ratios)
         self._trials = {
             stance: _Trial(lane(stance), stream.curve, luck, begins_ns, _Draws(memory.often)) for stance in memory.stances()
         }

@@ -35,10 +35,10 @@ _IN_A_ROW: Final = 16  # gaps that are drawn together, so that bursts stay burst
 _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
 _SEEN: Final = 64  # arrivals to draw from, at least
 _BATCHES: Final = 12  # whose luck must be known
-_KEPT: Final = 64  # blocks of a memory
+_KEPT: Final = 0.7  # of what a memory tells, when it is rehearsed again
+_DOUBT: Final = 0.5  # errors of the mean by which another stance must be better
 _MEMORIES: Final = 16
 _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
-_WORTH: Final = 0.0  # of what comes
 _SCATTERS: Final = 1.15  # spread from which to rely on Q leaves too little time
 _RELIABLE: Final = 1.05  # spread up to which T and Q are about the same
 _MASK: Final = (1 << 32) - 1
@@ -147,8 +147,11 @@ class _Trial:
 
 
 class _Memory:
-    """How stances did where things were like this. gains: by stance, of each block, beside the planned one, as a share of what
-    came. wait: arrivals until it is rehearsed again."""
+    """How stances did where things were like this.
+
+    gains: by stance, of the blocks: how many, and their sum and squares; each is what was served more than by the planned one,
+    as a share of what came. often: rehearsed. wait: arrivals until it is again.
+    """
 
     __slots__ = ("_rate", "_spread", "_time_ns", "_workers", "gains", "often", "stance", "wait")
 
@@ -157,10 +160,10 @@ class _Memory:
         self._time_ns = stream.curve.expected_ns(1, workers)
         self._spread = stream.curve.spread
         self._workers = workers
-        self.gains: dict[Stance, list[float]] = {}
+        self.gains: dict[Stance, tuple[float, float, float]] = {}
         self.often = 0
         self.wait = 0
-        self.stance = PLANNED
+        self.stance: Stance = PLANNED
 
     def like(self, other: "_Memory") -> bool:
         return (
@@ -180,16 +183,19 @@ class _Memory:
         return found
 
     def learn(self, gains: dict[Stance, list[float]]) -> None:
+        """gains: of the blocks of one rehearsal."""
         self.often += 1
         self.wait = min(_SELDOM, _BLOCK << (self.often - 1))
-        best = _WORTH
+        best = 0.0
         self.stance = PLANNED
         for stance, more in gains.items():
-            all_ = self.gains[stance] = [*self.gains.get(stance, ()), *more][-_KEPT:]
-            mean = sum(all_) / len(all_)
-            error = sqrt(sum([(each - mean) ** 2 for each in all_]) / (len(all_) - 1) / len(all_))
-            if mean - 0.5 * error > best:
-                best, self.stance = mean - 0.5 * error, stance
+            count, total, squares = [_KEPT * each for each in self.gains.get(stance, (0.0, 0.0, 0.0))]
+            count, total, squares = count + len(more), total + sum(more), squares + sum([each**2 for each in more])
+            self.gains[stance] = count, total, squares
+            mean = total / count
+            error = sqrt(max(0.0, squares / count - mean**2) / (count - 1))
+            if mean - _DOUBT * error > best:
+                best, self.stance = mean - _DOUBT * error, stance
 
 
 class Rehearsal:
@@ -236,8 +242,8 @@ class Rehearsal:
             self._begin(found, stream, now_ns, lane)
 
     def settle(self) -> None:
-        """Break off what is rehearsed: a lane is too much to keep in a recording."""
-        self._trials = {}
+        """Break off what is rehearsed: lanes are too much for a recording to begin with."""
+        self._trials, self._arrivals = {}, []
 
     def _begin(self, memory: _Memory, stream: Inflow, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
         gaps = [(max(1, at_ns - before_ns), rows) for (before_ns, _), (at_ns, rows) in pairwise(stream.arrivals)]

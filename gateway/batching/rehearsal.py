@@ -36,6 +36,7 @@ _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
 _SEEN: Final = 64  # arrivals to draw from, at least
 _BATCHES: Final = 12  # whose luck must be known
 _KEPT: Final = 0.7  # of what a memory tells, when it is rehearsed again
+_WORTH: Final = 0.01  # of what comes, by which another stance must be better, or chance decides where all is in time
 _DOUBT: Final = 0.5  # errors of the mean by which another stance must be better
 _MEMORIES: Final = 16
 _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
@@ -186,7 +187,7 @@ class _Memory:
         """gains: of the blocks of one rehearsal."""
         self.often += 1
         self.wait = min(_SELDOM, _BLOCK << (self.often - 1))
-        best = 0.0
+        best = _WORTH
         self.stance = PLANNED
         for stance, more in gains.items():
             count, total, squares = [_KEPT * each for each in self.gains.get(stance, (0.0, 0.0, 0.0))]

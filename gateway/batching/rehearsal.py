@@ -7,7 +7,7 @@ one, so none of those waits for long.
 
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 128, 256 and so on, with other draws, and all together decide: another stance than the
-planned one must be better by more than the error of the mean, and a share besides.
+planned one must be better by half the error of the mean, and by a hundredth of what comes.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ from gateway.types import InferRequest
 _TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
 _BLOCK: Final = 64  # arrivals whose answers are one figure
-_BLOCKS: Final = 16
+_BLOCKS: Final = 16  # of them: so chance decides little
 _BEFORE: Final = 128  # arrivals that do not count: the lane begins empty
 _IN_A_ROW: Final = 16  # gaps that are drawn together, so that bursts stay bursts
 _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
@@ -203,7 +203,7 @@ class Rehearsal:
     """See the module. stance: what did best where things were as they are now. until_look: arrivals until `look` is due."""
 
     def __init__(self) -> None:
-        self.stance = PLANNED
+        self.stance: Stance = PLANNED
         self.until_look = _SEEN
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None

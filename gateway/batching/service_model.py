@@ -15,7 +15,6 @@ but never before a size has been seen twice: that would poison the fit.
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from operator import le
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
-_QUIET: Final = 0.1  # deviation of batches from which on a level follows them by half as much
+_QUIET: Final = 0.1  # deviation at which a level follows batches half as fast: what they scatter would make it wander
 _SHAPE_RATE: Final = 0.03
 _SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
 _SURFACE_WEIGHT: Final = 4  # batches that the surface counts for beside the first of a size, and less from then on
@@ -185,7 +184,8 @@ class ServiceCurve:
         if known:
             if ratio > _CLIP:
                 clipped = _CLIP
-            levels[busy] = level * (1.0 + _RATE / (1.0 + (speed.deviation / _QUIET) ** 2) * (clipped - 1.0))
+            rate = _RATE / (1.0 + (speed.deviation / _QUIET) ** 2)
+            levels[busy] = level * (1.0 + rate * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
@@ -344,13 +344,14 @@ class ServiceCurve:
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
     def _smoothed_ns(self, seen: list[int]) -> list[float]:
-        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter."""
+        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter. Rising then."""
         weight = (self._speed.deviation / _MISFIT) ** 2
         points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
         if len(points) < 3 or not weight:
             return [mean_ns for _, mean_ns, _ in points]
         fixed, slope = _line_through(points)
-        return [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+        times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+        return _rising(times, [count for _, _, count in points])
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -376,7 +377,6 @@ class ServiceCurve:
             self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
             times = self._smoothed_ns(seen)
-        times = _rising(times, [self._seen[rows].count if rows in self._seen else 1 for rows in seen])
         first, last = (max(about[self.at(rows)], 1.0) for rows in (seen[0], seen[-1]))
         below, up_to = bisect_left(self.sizes, seen[0]), bisect_right(self.sizes, seen[-1])
         times_ns = np.interp(grid, seen, times)
@@ -390,18 +390,16 @@ class ServiceCurve:
 
 
 def _rising(times: list[float], counts: list[int]) -> list[float]:
-    """The nearest that never falls, by weighted least squares: neighbours out of order become their mean."""
-    if all(map(le, times, times[1:])):
-        return times
-    pools: list[tuple[float, int, int]] = []
-    for time_ns, count in zip(times, counts, strict=True):
-        weight, many = min(count, _SHAPE_COUNT), 1
+    """The nearest by least squares that never fall: of neighbours out of order, their mean."""
+    pools: list[tuple[float, int, int]] = []  # time, weight, sizes
+    for time_ns, weight in zip(times, counts, strict=True):
+        sizes = 1
         while pools and pools[-1][0] > time_ns:
-            before_ns, before, of = pools.pop()
+            before_ns, before, more = pools.pop()
             time_ns = (before_ns * before + time_ns * weight) / (before + weight)
-            weight, many = weight + before, many + of
-        pools.append((time_ns, weight, many))
-    return [time_ns for time_ns, _, many in pools for _ in range(many)]
+            weight, sizes = weight + before, sizes + more
+        pools.append((time_ns, weight, sizes))
+    return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
 
 
 def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:

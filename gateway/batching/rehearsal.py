@@ -175,12 +175,12 @@ class _Memory:
         )
 
     def stances(self) -> list[Stance]:
-        """What to rehearse, the planned one first."""
-        found: list[Stance] = [PLANNED, AT_ONCE]
-        if self._spread < _SCATTERS:
-            found.append(LATE)
+        """What to rehearse beside the planned one, which without luck and with one worker is as good as any."""
+        found: list[Stance] = []
         if self._spread > _RELIABLE:
-            found.append(LAST)
+            found += [AT_ONCE, LAST]
+        if self._spread < _SCATTERS and self._workers > 1:
+            found.append(LATE)
         return found
 
     def learn(self, gains: dict[Stance, list[float]]) -> None:
@@ -239,7 +239,7 @@ class Rehearsal:
             self._memories = [found, *self._memories[: _MEMORIES - 1]]
         self.stance = found.stance
         found.wait -= seen
-        if found.wait <= 0:
+        if found.wait <= 0 and found.stances():
             self._begin(found, stream, now_ns, lane)
 
     def settle(self) -> None:
@@ -263,7 +263,8 @@ class Rehearsal:
         self._of = memory
         luck = _Luck(stream.curve.ratios)
         self._trials = {
-            stance: _Trial(lane(stance), stream.curve, luck, begins_ns, _Draws(memory.often)) for stance in memory.stances()
+            stance: _Trial(lane(stance), stream.curve, luck, begins_ns, _Draws(memory.often))
+            for stance in (PLANNED, *memory.stances())
         }
 
     def _end(self) -> None:

@@ -88,7 +88,7 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
 
 
 def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *, every_length: bool) -> Iterator[InferRequest]:
-    """One request per size and length, small ones first."""
+    """One request per size and length, in the order of sizes."""
     lengths = (ragged.buckets or (1,)) if ragged else (1,)
     if not every_length:
         lengths = lengths[:1]

@@ -441,8 +441,8 @@ def test_there_is_work_while_a_retry_or_an_answer_is_left() -> None:
 
 def test_a_second_size_is_run_at_load_unless_lengths_differ() -> None:
     """Padded to eight, two rows take as long as eight: told at once, not by batches that are late."""
-    assert Batcher(Adaptive(), max_rows=32).probe_rows == (1, 2, 32)
-    assert Batcher(Adaptive(), max_rows=16, row_sizes=(1, 4, 16)).probe_rows == (1, 4, 16)
+    assert Batcher(Adaptive(), max_rows=32).probe_rows == (1, 32, 2)
+    assert Batcher(Adaptive(), max_rows=16, row_sizes=(1, 4, 16)).probe_rows == (1, 16, 4)
     assert Batcher(Adaptive(), max_rows=2).probe_rows == (1, 2)
     assert Batcher(Adaptive(), max_rows=0).probe_rows == (1,)
     assert Batcher(Adaptive(), max_rows=32, ragged=Ragged(pad={"x": 0})).probe_rows == (1, 32)

@@ -6,7 +6,7 @@ All trials of a rehearsal have the same arrivals and, batch by batch, the same l
 one, so none of those waits for long.
 
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
-again after 64 more arrivals, after 128, 256 and so on, with other draws, and all together decide: another stance than the
+again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
 planned one must be better by half the error of the mean, and by a hundredth of what comes.
 """
 
@@ -186,7 +186,7 @@ class _Memory:
     def learn(self, gains: dict[Stance, list[float]]) -> None:
         """gains: of the blocks of one rehearsal."""
         self.often += 1
-        self.wait = min(_SELDOM, _BLOCK << (self.often - 1))
+        self.wait = min(_SELDOM, _BLOCK << 2 * (self.often - 1))
         best = _WORTH
         self.stance = PLANNED
         for stance, more in gains.items():

@@ -1,7 +1,8 @@
 """The policy that needs no setting but the SLO: `adaptive`.
 
 Theory of operation (docs/batching.md has the derivation and the figures). T(n) is the expected and Q(n) the pessimistic service
-time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
+time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue. Q is at most so much that
+Q(1) = .85 D, but no less than T.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
           with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less
@@ -28,6 +29,8 @@ Whenever a worker is idle and something waits:
     longest, where that takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
     so nobody is overtaken by much. See `joining.in_turn`.
+
+Where D is tight, other rules are rehearsed, and in place of these steps the one is followed that serves most (`rehearsal`).
 
 Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
 Q(n) <= D·k/(k + 1) if that is more.

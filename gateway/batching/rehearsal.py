@@ -178,9 +178,9 @@ class _Memory:
         """What to rehearse beside the planned one, which without luck and with one worker is as good as any."""
         found: list[Stance] = []
         if self._spread > _RELIABLE:
-            found += [AT_ONCE, LAST]
-        if self._spread < _SCATTERS and self._workers > 1:
-            found.append(LATE)
+            found.append(AT_ONCE)
+        if self._workers > 1:  # a single one that is idle never waits
+            found += [LATE] * (self._spread < _SCATTERS) + [LAST] * (self._spread > _RELIABLE)
         return found
 
     def learn(self, gains: dict[Stance, list[float]]) -> None:

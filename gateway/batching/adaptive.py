@@ -1,8 +1,8 @@
 """The policy that needs no setting but the SLO: `adaptive`.
 
 Theory of operation (docs/batching.md has the derivation and the figures). T(n) is the expected and Q(n) the pessimistic service
-time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue. Q is at most so much that
-Q(1) = .85 D, but no less than T.
+time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue. Q(1) is .85 D at most,
+and all Q(n) by so much less, but no less than T.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
           with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less

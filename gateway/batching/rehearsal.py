@@ -180,7 +180,10 @@ class _Memory:
         if self._spread > _RELIABLE:
             found.append(AT_ONCE)
         if self._workers > 1:  # a single one that is idle never waits
-            found += [LATE] * (self._spread < _SCATTERS) + [LAST] * (self._spread > _RELIABLE)
+            if self._spread < _SCATTERS:
+                found.append(LATE)
+            if self._spread > _RELIABLE:
+                found.append(LAST)
         return found
 
     def learn(self, gains: dict[Stance, list[float]]) -> None:

@@ -232,8 +232,10 @@ class Rehearsal:
         seen = _LOOK - self.until_look
         self.until_look = _LOOK
         curve = stream.curve
-        tight = slo_ns <= _TIGHT * curve.expected_ns(1, workers)
-        if not tight or len(stream.arrivals) < _SEEN or len(curve.ratios) < _BATCHES or self._trials:
+        if slo_ns > _TIGHT * curve.expected_ns(1, workers):
+            self.stance = PLANNED
+            return
+        if len(stream.arrivals) < _SEEN or len(curve.ratios) < _BATCHES or self._trials:
             return
         now = _Memory(stream, workers, now_ns)
         found = next((memory for memory in self._memories if memory.like(now)), None)

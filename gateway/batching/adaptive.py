@@ -81,10 +81,10 @@ def _others_refused(queue: Queue, state: State) -> bool:
 class Adaptive:
     """See the module.
 
-    Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload or hardly
-    any load; what cannot be is answered with Overloaded on arrival or as soon as a worker asks for work, and with
-    DeadlineExceeded at its deadline at the latest. Without an SLO: as
-    `Greedy`, in batches no larger than serve the queue soonest.
+    Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload, hardly
+    any load or a stance that does better; what cannot be is answered with Overloaded on arrival or as soon as a worker asks
+    for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as `Greedy`, in batches no larger than
+    serve the queue soonest.
     """
 
     by_length = True

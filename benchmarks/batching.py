@@ -125,7 +125,7 @@ def _batcher(case: Case, policy: Policy, *, max_rows: int | None = None, slo_ns:
 def _adaptive(case: Case) -> Batcher:
     policy = Adaptive()
     batcher = _batcher(case, policy, slo_ns=case.slo_ns)
-    for rows in policy.service.probe_rows:
+    for rows in batcher.probe_rows:
         policy.service.probe(None, rows, [case.profile.rows_ns(rows)] * 2)
     return batcher
 

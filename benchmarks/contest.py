@@ -87,11 +87,11 @@ def _batcher(case: DrawnCase, policy: Policy, *, max_rows: int = 0, slo_ns: int 
 
 
 def ours(case: DrawnCase) -> Batcher:
-    """As the gateway makes it: told the SLO, and warmed up with the smallest and the largest size of each bucket."""
+    """As the gateway makes it: told the SLO, and warmed up with the sizes of each bucket that it runs at load."""
     policy, backend = Adaptive(), case.backend
     batcher = _batcher(case, policy, slo_ns=case.slo_ns, ragged=True)
     lengths = (backend.buckets or (1,)) if backend.ragged else (backend.lengths[0],)
-    for length, rows in product(lengths, policy.service.probe_rows):
+    for length, rows in product(lengths, batcher.probe_rows):
         request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)
         time_ns = round(backend.time_ns(rows, length)) if backend.ragged else backend.rows_ns(rows)
         policy.service.probe(batcher.probe(request, 0).group, rows, [time_ns, time_ns])

@@ -10,8 +10,9 @@ Rows of a batch are told by the server's own count, and each figure is compared 
 
 Starts `gateway serve --no-ray` with so many times `linear` (ONNX Runtime, one session and one thread each), asks every model
 once, and loads all of them in turn by wrk, which is a closed loop. The time to the first answer is from the command on, the
-middle of so many starts. Memory is resident: at the first answer, and after the load; of it, what is this process's alone. CPU
-is the server's, by its own account, of the requests of so many seconds, once all connections are open and a second has passed.
+middle of so many starts. Memory is resident: a second after each was asked, and after the load; of it, what is this process's
+alone. CPU is the server's, by its own account, of the requests of so many seconds, once all connections are open and a second
+has passed.
 Needs models/linear.onnx (`gateway compile configs/examples/linear.yaml`) and wrk.
 """
 
@@ -194,6 +195,7 @@ def main() -> None:
                 firsts.append(first_s)
                 for model in range(models):
                     ask(port, model + 1)
+                time.sleep(1)  # what only its start needed is given back behind the first answer
                 idle = process.memory_info().rss
                 for connections in arguments.connections:
                     case = Case(checkout, max_rows, models, connections)

@@ -134,7 +134,7 @@ def ask(name: str, port: int, length: int, timeout_s: float = 20.0) -> bool:
         return False
     finally:
         connection.close()
-    if response.status in (404, 502, 503) or b"is not ready yet" in text:  # so MLServer says it, with 400
+    if response.status in (404, 502, 503, 504) or b"is not ready yet" in text:  # so MLServer says it, with 400
         return False  # or too busy for its promise
     if response.status != 200:
         raise SystemExit(f"{name}: expected status 200, got {response.status}: {text[:500]!r}")

@@ -112,9 +112,12 @@ def judged(runs: Iterable[Run]) -> list[tuple[float, bool]]:
 
 
 def bracket(tried: Sequence[tuple[float, bool]]) -> tuple[float, float]:
-    """The highest rate that was kept with none below it that was not, 0 if there is none; the lowest missed, or infinity."""
+    """The highest rate that was kept with none below it that was not, 0 if there is none; the lowest missed, or infinity.
+
+    Rates that are as close as a search tells apart may be kept and missed in either order: then both are the lower one.
+    """
     high = min((rate for rate, kept in tried if not kept), default=math.inf)
-    return max((rate for rate, kept in tried if kept and rate < high), default=0.0), high
+    return max((min(rate, high) for rate, kept in tried if kept and rate <= high * CLOSE), default=0.0), high
 
 
 # measuring
@@ -147,7 +150,7 @@ class Measuring:
             payload: dict[str, Path] = {}
             up: dict[tuple[str, bool], Server] = {}
             for name in names:
-                payload[name] = self._payload(name, Path(opened.enter_context(tempfile.TemporaryDirectory())))
+                payload[name] = payload_of(name, Path(opened.enter_context(tempfile.TemporaryDirectory())))
                 for promise in (False, True):
                     place = Path(opened.enter_context(tempfile.TemporaryDirectory()))
                     if promise and name not in TOLD_OF_THE_SLO:
@@ -155,9 +158,9 @@ class Measuring:
                         continue
                     setting = Setting(self._rows(name), promise=promise)
                     server = up[name, promise] = opened.enter_context(serving(name, setting, self._environments, place))
-                    self._warm(self._spec(server, payload[name], number))
-                    _stop(server)
-                    opened.callback(_go_on, server)
+                    warm(spec_of(server, payload[name], number, self._seconds))
+                    stop(server)
+                    opened.callback(go_on, server)
             alone = {f"sessions alone, {rows} a batch": Sessions(2, 1, rows) for rows in ALONE}
             while number < last and time.monotonic() < ends:
                 found = []
@@ -170,19 +173,19 @@ class Measuring:
                     before = self._sessions.speed()
                     for name in (*names[turn:], *names[:turn]):
                         server = up[name, load < 1]
-                        spec = self._spec(server, payload[name], number)
+                        spec = spec_of(server, payload[name], number, self._seconds)
                         users = load >= 1
                         asked = (
                             replace(spec, pattern=f"users:count={load}", timeout_s=20.0)
                             if users
                             else replace(spec, rate_rps=load * before, slo=SLO)
                         )
-                        _go_on(server)
+                        go_on(server)
                         spent_s = cpu_s(server)
                         result = uvloop.run(measure(asked))
                         spent_s = cpu_s(server) - spent_s
                         self._drained(server)
-                        _stop(server)
+                        stop(server)
                         found.append(filled(Run(number, "turns", name, load, self._rows(name), 0.0, before), result, spent_s))
                         self._told(found[-1])
                 yield found
@@ -191,24 +194,6 @@ class Measuring:
     def _rows(self, name: str) -> int:
         return self._chosen.get(name, UNTUNED if name in BATCHES else 0)
 
-    @staticmethod
-    def _payload(name: str, folder: Path) -> Path:
-        """A folder with what it is asked, a file for each length."""
-        for length in LENGTHS:
-            (folder / f"{length:03d}.json").write_bytes(body(name, length))
-        return folder
-
-    def _spec(self, server: Server, payload: Path, number: int) -> LoadSpec:
-        """Of a load whose first second does not count."""
-        return LoadSpec(
-            target=f"http://127.0.0.1:{server.http_port}{path(server.name)}", protocol="invocations", payloads=(str(payload),),
-            seed=number + 1, duration_s=self._seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
-        )  # fmt: skip
-
-    @staticmethod
-    def _warm(spec: LoadSpec) -> None:
-        uvloop.run(measure(replace(spec, pattern="users:count=8", duration_s=1.0, warmup_s=0.0, timeout_s=20.0)))
-
     def _of_server(self, number: int, part: Part, name: str, rows: int, first: float) -> list[Run]:
         found: list[Run] = []
         with tempfile.TemporaryDirectory() as temporary:
@@ -216,8 +201,8 @@ class Measuring:
             folder.mkdir()
             setting = Setting(rows, promise=part in ("open", "proof"))
             with serving(name, setting, self._environments, directory) as server:
-                spec = self._spec(server, self._payload(name, folder), number)
-                self._warm(spec)
+                spec = spec_of(server, payload_of(name, folder), number, self._seconds)
+                warm(spec)
                 run = Run(number, part, name, 0.0, rows, 0.0)
                 if part in ("closed", "tune"):
                     for users in USERS if part == "closed" else (TUNING_USERS,):
@@ -248,11 +233,11 @@ class Measuring:
 
     def _speed_beside(self, server: Server) -> float:
         """Of the machine, while a server is stopped: an idle one may use a core and more."""
-        _stop(server)
+        stop(server)
         try:
             return self._sessions.speed()
         finally:
-            _go_on(server)
+            go_on(server)
 
     def _measured(self, run: Run, server: Server, spec: LoadSpec, *, until_decided: bool = False) -> Run:
         for _ in range(2):  # what was disturbed, once more
@@ -304,13 +289,32 @@ def filled(run: Run, result: RunResult, spent_s: float) -> Run:
     )
 
 
-def _stop(server: Server) -> None:
+def payload_of(name: str, folder: Path) -> Path:
+    """A folder with what it is asked, a file for each length."""
+    for length in LENGTHS:
+        (folder / f"{length:03d}.json").write_bytes(body(name, length))
+    return folder
+
+
+def spec_of(server: Server, payload: Path, number: int, seconds: float) -> LoadSpec:
+    """Of a load whose first second does not count."""
+    return LoadSpec(
+        target=f"http://127.0.0.1:{server.http_port}{path(server.name)}", protocol="invocations", payloads=(str(payload),),
+        seed=number + 1, duration_s=seconds + 1.0, warmup_s=1.0, timeout_s=2.0,
+    )  # fmt: skip
+
+
+def warm(spec: LoadSpec) -> None:
+    uvloop.run(measure(replace(spec, pattern="users:count=8", duration_s=1.0, warmup_s=0.0, timeout_s=20.0)))
+
+
+def stop(server: Server) -> None:
     for process in server.processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
 
 
-def _go_on(server: Server) -> None:
+def go_on(server: Server) -> None:
     for process in server.processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()

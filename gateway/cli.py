@@ -1,9 +1,11 @@
 """The command line of `gateway`: alone reads arguments and environment."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +48,8 @@ _EXAMPLES: Final = {
     ),
     "top": ("gateway top", "gateway top 127.0.0.1:8000 --once"),
 }
+
+_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
@@ -185,7 +189,8 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from gateway.configuring.guess import is_configuration, opened, written
+    from gateway.configuring.argument import is_configuration, opened
+    from gateway.configuring.guess import written
     from gateway.documents.whole_file import write_whole
 
     if is_configuration(opened(arguments.config)):
@@ -207,12 +212,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
     asked = arguments.ray or bool(cluster)
-    with collecting_seldom():
+    with collecting_seldom(), _without_plugins():
         with ctrl_c_ends_at_once():
             from gateway.commands.serve import serve
             from gateway.config import ServerSection, listening
+            from gateway.configuring.argument import is_configuration, opened
             from gateway.configuring.check import servable
-            from gateway.configuring.guess import is_configuration, opened
             from gateway.configuring.ingresses import decided
             from gateway.configuring.need_of_ray import uses_ray
             from gateway.process.machine import cores
@@ -239,6 +244,22 @@ def _sagemaker(arguments: argparse.Namespace) -> int:
     from gateway.commands.sagemaker import sagemaker
 
     return sagemaker(arguments, os.environ)
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Within it, pydantic looks for no plugins, of which it would read every installed package. A model's code may have some.
+
+    Source: https://docs.pydantic.dev/latest/concepts/plugins/
+    """
+    if _PLUGINS in os.environ:
+        yield
+        return
+    os.environ[_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        del os.environ[_PLUGINS]
 
 
 def _flag(key: str) -> str:

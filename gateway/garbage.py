@@ -14,12 +14,17 @@ from typing import Final
 
 @contextmanager
 def collecting_seldom() -> Iterator[None]:
-    """Look for garbage less often: importing and loading leave little, and where PyTorch is, looking takes long."""
+    """Look for garbage hardly ever, and afterwards through nothing that came meanwhile.
+
+    Importing and loading make hundreds of thousands of objects, which stay: a look goes through all that have come since the
+    last, and took a tenth of the time until the first answer. With PyTorch there are a million.
+    """
     usual = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(500_000, 20, 50)
     try:
         yield
     finally:
+        gc.freeze()  # else the next look, which is due at once, goes through it all
         gc.set_threshold(*usual)
 
 

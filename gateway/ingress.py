@@ -5,15 +5,14 @@ import logging
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from backends.base import ModelSpec
-from gateway.access.doors import Doors
-from gateway.access.usage import SharedUsage
-from gateway.clock import Clock, LoopClock
+from gateway.clock import LoopClock
 from gateway.config import Backend, Config, Limits, ModelSection
 from gateway.config.server import BODIES_OF_ONE_REQUEST
 from gateway.edges.grpc_server import GrpcServer
@@ -26,19 +25,23 @@ from gateway.engine.lane_opener import LaneOpener, OpenRunner
 from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.metric_files import NodeFiles
 from gateway.engine.metrics import Metrics
-from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository, RepositoryControl
+from gateway.engine.runner import BatchRunner
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, NotReady
 from gateway.process.announcement import ReadyModel
-from gateway.process.certificates import Certificates
 from gateway.process.child import living_pids
 from gateway.process.machine import memory_bytes
 from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir, private_directory
 from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
+
+if TYPE_CHECKING:  # what most gateways start without
+    from gateway.access.doors import Doors
+    from gateway.engine.multi_model import MultiModel
+    from gateway.process.certificates import Certificates
 
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1
@@ -58,26 +61,30 @@ class _How(TypedDict):
     """How both listeners listen."""
 
     reuse_port: bool
-    certificates: Certificates | None
+    certificates: "Certificates | None"
 
 
 class Ingress:
-    """Life: start -> drain. On one event loop. open_runner: how lanes get their runner; None: sessions in this process only."""
+    """Life: start -> drain. On one event loop.
+
+    pools: of the sessions in this process.
+    """
 
     def __init__(
         self,
         config: Config,
         *,
         run_dir: Path,
-        open_runner: OpenRunner | None = None,
+        open_remote: OpenRunner | None = None,
         control: RepositoryControl | None = None,
         owner: str | None = None,
         bound: Mapping[str, Sequence[socket.socket]] = MappingProxyType({}),
         probe_every_length: bool = True,
         on_leave: Callable[[], None] = lambda: None,
-        multi_model: Callable[[Repository], MultiModel] | None = None,
+        multi_model: "Callable[[Repository], MultiModel] | None" = None,
     ) -> None:
-        """run_dir: of this node, shared by its ingress processes. probe_every_length: see `probe`.
+        """run_dir: of this node, shared by its ingress processes. open_remote: opens the runners of backends that are placed in
+        replicas; None: there are none. probe_every_length: see `probe`.
 
         on_leave: called when a client has unloaded a model or loaded it again, or that failed. owner: all who name the same one
         may listen on the same ports, side by side; None: it listens alone. bound: sockets to listen on, by protocol: ports that
@@ -85,6 +92,8 @@ class Ingress:
         """
         self._config = config
         self._run_dir = run_dir
+        self.pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+        self._open_remote = open_remote
         self._doors: Doors | None = None
         self._clock = LoopClock(asyncio.get_running_loop())
         self._loop_runs = LoopRuns(asyncio.get_running_loop(), self._clock)
@@ -99,7 +108,7 @@ class Ingress:
         self.repository = Repository(
             config,
             opener=LaneOpener(
-                open_runner or self._open_pool,
+                self._open_runner,
                 metrics=self.metrics,
                 clock=self._clock,
                 state_dir=config.server.state_dir,
@@ -133,6 +142,8 @@ class Ingress:
         how: _How = {"reuse_port": self._reuse_port, "certificates": None}
         if server.http_port is not None or server.grpc_port is not None:  # what is wrong here is told before models are loaded
             if server.tls is not None:
+                from gateway.process.certificates import Certificates
+
                 how["certificates"] = certificates = Certificates(server.tls)
                 self.metrics.watch_certificates(certificates.expiry_s)
             self._asked_keys()
@@ -191,10 +202,13 @@ class Ingress:
             recycler = Recycler(listeners, age_s=age_s, files=files)
             self._beside.append(asyncio.create_task(recycler.keep_looking()))
 
-    def _asked_keys(self) -> Doors | None:
+    def _asked_keys(self) -> "Doors | None":
         """Who asks for keys, the same for both listeners; None: nobody. Raises: ConfigError."""
         access = self._config.server.access
         if access is not None and self._doors is None:
+            from gateway.access.doors import Doors
+            from gateway.access.usage import SharedUsage
+
             usage = None
             if self._reuse_port:  # others listen beside it
                 directory = private_directory(self._run_dir / "keys")
@@ -254,8 +268,13 @@ class Ingress:
         """Whether every model that should be served can be."""
         return self.repository.ready()
 
-    def _open_pool(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
-        return open_pool(model, backend, declared, self._clock, self._loop_runs)
+    def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
+        if self._open_remote is not None and backend.placement == "replicas":
+            return self._open_remote(model, backend, declared)
+        name = f"{model.name}:{model.version}/{backend.label}"
+        pool = WorkerPool(backend, declared, name=name, clock=self._clock, loop_runs=self._loop_runs)
+        self.pools.add(pool)
+        return pool
 
     def _readiness(self) -> Iterable[tuple[str, str, bool]]:
         return [(row["name"], row["version"], row["state"] == "READY") for row in self.repository.index()]
@@ -268,10 +287,3 @@ def _memory_bytes(limits: Limits) -> int:
 
 def _probed(lanes: Iterable[Lane]) -> bool:
     return any(curve.ready for lane in lanes for curve in lane.batcher.service.curves.values())
-
-
-def open_pool(
-    model: ModelSection, backend: Backend, declared: ModelSpec, clock: Clock, loop_runs: LoopRuns | None = None
-) -> WorkerPool:
-    """The workers of one backend in this process, not yet open."""
-    return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock, loop_runs=loop_runs)

@@ -123,13 +123,24 @@ class SpanContext(msgspec.Struct, frozen=True):
     state: str = ""
 
 
+class BatchEnd(msgspec.Struct, eq=False):
+    """How a batch ended: started_ns to finished_ns: of its session; returned_ns: when its outputs were here. `Clock.now_ns`.
+
+    error: a `Code`'s value; empty: it went well. about: what else is told of it, as `spans` names it.
+    """
+
+    started_ns: int
+    finished_ns: int
+    returned_ns: int
+    error: str = ""
+    about: tuple[str | int, ...] = ()
+
+
 class _BatchTraceHead(msgspec.Struct, eq=False):
     """What may be given by position."""
 
-    context: SpanContext
-    parent_id: str
-    session: SpanContext
-    told: Mapping[str, str]
+    parent: bytes
+    state: str
     ended: "TraceEnded | None"
     name: str
     closed_ns: int
@@ -138,54 +149,54 @@ class _BatchTraceHead(msgspec.Struct, eq=False):
 class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
-    context: its span's, whose parent has the id parent_id. session: of the session's own, within it; told: how that is named
-    among the parameters of `Session.run`. links: of each traced request in it. ended: takes this once it is all noted; None:
-    the trace of its one traced request has it with it. closed_ns to returned_ns: the whole of it; started_ns to finished_ns:
-    the session's part of that; 0 until they are known, and `Clock.now_ns`. kind: client, where another process runs it, which
-    tells of its session itself; server: there. error: a `Code`'s value; empty: it went well. about: what else is told of it, as
-    `spans` names it.
+    parent: the span in which it is, as `traceparent` names it. ended: takes this once it is all noted; None: the trace of its
+    one traced request has it with it. links: each traced request in it, likewise; none: only its parent is, or that is in
+    another process. ids: 16 hexadecimal digits of its own span and 16 of its session's within it; empty: nobody was told.
+    told: how the latter is named among the parameters of `Session.run`; None: it is not. kind: client, where another process
+    runs it, which tells of its session itself; server: there. end: None, while it runs.
     """
 
-    links: tuple[SpanContext, ...] = ()
+    links: tuple[bytes, ...] = ()
+    ids: str = ""
+    told: Mapping[str, str] | None = None
     kind: Literal["internal", "client", "server"] = "internal"
-    started_ns: int = 0
-    finished_ns: int = 0
-    returned_ns: int = 0
-    error: str = ""
-    about: tuple[str | int, ...] = ()
+    end: BatchEnd | None = None
 
 
-class _RequestTraceHead(msgspec.Struct, eq=False):
-    """What may be given by position."""
+class RequestEnd(msgspec.Struct, kw_only=True, eq=False):
+    """How a traced request ended.
 
-    context: SpanContext
-    parent_id: str
-    ended: "TraceEnded"
+    operation: as its protocol calls it. error: a `Code`'s value; empty: it went well. status, model: attributes, of its answer
+    and of the model that was found. rows: 0, if it never was decoded. request_id, id: the gateway's, and its client's own for
+    it. decoded_ns: 0, if it never was. encoding_ns: when its outcome was known.
+    """
+
+    operation: str
+    error: str
+    status: tuple[str, int]
+    model: Attributes
+    rows: int
+    request_id: bytes
+    id: str
+    arrival_ns: int
+    decoded_ns: int
+    encoding_ns: int
+    ended_ns: int
 
 
-class RequestTrace(_RequestTraceHead, kw_only=True, eq=False):
+class RequestTrace(msgspec.Struct, eq=False):
     """What is noted of a traced request, until its spans are made of it.
 
-    context: its own span's. parent_id: the span's in which it was sent; empty: it begins its trace. ended: takes this once it
-    is all noted. batches: that it was part of, in their order. operation: as its protocol calls it. decoded_ns: 0, if it never
-    was. encoding_ns: when its outcome was known. error: as above. status, model: attributes, of its answer and of the model
-    that was found. rows: 0, if it never was decoded. request_id, id: the gateway's, and its client's own for it.
-    lone: for the first batch in which no other is traced, made beforehand; None: there was one, or none is made.
+    own: its span, as `traceparent` names it. ended: takes this once it is all noted. parent_id: the span's in which it was
+    sent; empty: it begins its trace. state: `tracestate`. batches: that it was part of, in their order.
     """
 
+    own: bytes
+    ended: "TraceEnded"
+    parent_id: str = ""
+    state: str = ""
     batches: list[BatchTrace] = msgspec.field(default_factory=list)
-    operation: str = ""
-    error: str = ""
-    arrival_ns: int = 0
-    decoded_ns: int = 0
-    encoding_ns: int = 0
-    ended_ns: int = 0
-    status: tuple[str, int] = ("", 0)
-    model: Attributes = ()
-    rows: int = 0
-    request_id: bytes = b""
-    id: str = ""
-    lone: BatchTrace | None = None
+    end: RequestEnd | None = None
 
 
 TraceEnded = Callable[[RequestTrace | BatchTrace], None]

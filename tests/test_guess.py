@@ -10,8 +10,9 @@ import yaml
 
 import gateway
 from gateway.config import load_config, parse_config
+from gateway.configuring.argument import is_configuration
 from gateway.configuring.check import check
-from gateway.configuring.guess import guess, is_configuration, read_example, written
+from gateway.configuring.guess import guess, read_example, written
 from gateway.configuring.triton_repository import read_model
 from gateway.errors import ConfigError
 

@@ -20,8 +20,8 @@ import pytest
 
 import gateway
 from gateway.config import parse_config
+from gateway.configuring import argument, requirements
 from gateway.configuring import guess as guessing
-from gateway.configuring import requirements
 from gateway.configuring.archive import unpacked
 from gateway.configuring.check import check
 from gateway.configuring.guess import guess, written
@@ -57,7 +57,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where what is made for packages stays."""
     folder = tmp_path / "kept"
     folder.mkdir()
-    monkeypatch.setattr(guessing, "_kept", lambda: folder)
+    for module in (argument, guessing):
+        monkeypatch.setattr(module, "kept", lambda: folder)
     return folder
 
 

@@ -1,7 +1,8 @@
 """The policy that needs no setting but the SLO: `adaptive`.
 
 Theory of operation (docs/batching.md has the derivation and the figures). T(n) is the expected and Q(n) the pessimistic service
-time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue.
+time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue. Q(1) is .85 D at most,
+and all Q(n) by so much less, but no less than T.
 
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
           with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less
@@ -29,6 +30,8 @@ Whenever a worker is idle and something waits:
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
     so nobody is overtaken by much. See `joining.in_turn`.
 
+Where D is tight, other rules are rehearsed, and in place of these steps the one is followed that serves most (`rehearsal`).
+
 Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
 Q(n) <= D·k/(k + 1) if that is more.
 
@@ -43,18 +46,21 @@ workers would clear.
 
 from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable
-from itertools import islice
 from math import inf, sqrt
 from typing import Final
 
 from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
 from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
+from gateway.batching.rehearsal import Rehearsal
 from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
+from gateway.batching.stances import PLANNED, Stance, decide_in
 
 _STREAMS: Final = 256
 _CAP: Final = 0.55
@@ -62,8 +68,7 @@ _CAP_AT_MOST: Final = 0.85
 _THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
 _OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
-_STEP: Final = 1.1  # times the rows per second, for which it is worth to leave some behind
-_FEW: Final = 4  # rows left behind are no more than go, or these: if more, times are just changing
+_FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
@@ -73,47 +78,21 @@ def _others_refused(queue: Queue, state: State) -> bool:
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
 
 
-def _shed_lower(queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
-    """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
-    end_ns = view.now_ns + view.expected_ns(rows) * view.margin
-    seen = late = 0
-    for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
-        seen += entry[3]
-        if seen > rows:
-            break
-        if at and entry[2] < end_ns and entry[0] > entry[2]:
-            shed.append(entry)
-            late += entry[3]
-    return late
-
-
-def _stepped(view: View, rows: int, limits: BatchLimits) -> int:
-    """Step 5."""
-    curve = view.curve
-    up = curve.at(rows)
-    if not limits.row_sizes:
-        # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
-        # what was learned holds no more.
-        if limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
-            full = curve.sizes[bisect_left(curve.rates, curve.rates[up])]
-            return full if rows - full <= max(full, _FEW) else rows
-    elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
-        return view.sizes[up - 1]
-    return rows
-
-
 class Adaptive:
     """See the module.
 
-    Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload or hardly
-    any load; what cannot be is answered with Overloaded on arrival or as soon as a worker asks for work, and with
-    DeadlineExceeded at its deadline at the latest. Without an SLO: as
-    `Greedy`, in batches no larger than serve the queue soonest.
+    Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload, hardly
+    any load or a stance that does better; what cannot be is answered with Overloaded on arrival or as soon as a worker asks
+    for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as `Greedy`, in batches no larger than
+    serve the queue soonest.
     """
 
     by_length = True
 
-    def __init__(self) -> None:
+    def __init__(self, stance: Stance | None = None) -> None:
+        """stance: always this one; None: the one that by rehearsal does best."""
+        self._stance = stance
+        self._rehearsal = Rehearsal()
         self._limits = BatchLimits(1)
         self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
@@ -132,6 +111,12 @@ class Adaptive:
         arrivals.append((now_ns, rows))
         if len(self._streams) > 1 and self._limits.slo_ns is not None:
             self._line.came(rows, now_ns)
+        if self._stance is None:
+            self._rehearsal.arrived()
+
+    def settle(self) -> None:
+        """Let go what no recording can begin with."""
+        self._rehearsal.settle()
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         # The worker was taken from closing to now: hand-over and joining the inputs count, as they do for who waits.
@@ -185,6 +170,13 @@ class Adaptive:
         """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
+        slo_ns = self._limits.slo_ns
+        if alone and slo_ns is not None and not queue.has_lower_class:
+            stance = self._stance_for(stream, state, now_ns, slo_ns)
+            if stance != PLANNED:
+                decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
+                if decision is not None:
+                    return decision
         held = stream.held
         if held.first is first and now_ns < held.until_ns and waiting < held.rows and busy == held.busy:
             if held.view is None:
@@ -198,12 +190,13 @@ class Adaptive:
             if lone is not None:
                 return lone
         view = View(stream, busy, now_ns, free_slots)
-        slo_ns = self._limits.slo_ns
+        if slo_ns is not None:
+            view.rely_on(_FRESH * slo_ns)
         last = len(view.sizes) - 1
         shed: list[Entry] = []
         if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.margin:
             hope = self._hope(view, state, now_ns)
-            waiting -= self._shed_hopeless(queue, view, hope, shed)
+            waiting -= shed_hopeless(queue, view, hope, shed)
             if not waiting:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
@@ -219,7 +212,7 @@ class Adaptive:
                 self._try_ns = now_ns + round(expected_ns * (1 + _BETWEEN_TRIES))
                 return Decision(shed.pop()[3], "probe", None, shed)
             first = entries[len(shed)]
-            deadline_ns = self._sure(queue, view, len(shed))
+            deadline_ns = sure(queue, view, len(shed))
         else:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
@@ -242,7 +235,7 @@ class Adaptive:
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
                     lasting or not feasible(queue, len(shed), index, cap, view, state, free_slots)
                 ):
-                    waiting, fits = self._shed_front(queue, view, fresh, waiting, shed)
+                    waiting, fits = shed_front(queue, view, fresh, waiting, shed)
                     if not waiting:
                         return Decision(0, shed=shed, outlook=foreseen)
                     first = entries[len(shed)]
@@ -269,9 +262,9 @@ class Adaptive:
             if first is held.first:
                 reason = "hold"
         stream.held = NOT_HELD
-        rows = _stepped(view, max(min(view.sizes[index], waiting), first[3]), self._limits)
+        rows = stepped(view, max(min(view.sizes[index], waiting), first[3]), self._limits)
         if queue.has_lower_class and slo_ns is not None:
-            rows -= _shed_lower(queue, view, rows, shed)
+            rows -= shed_lower(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
         if alone or state.rows == queue.rows:
@@ -286,6 +279,31 @@ class Adaptive:
         if fills:
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
+
+    def _stance_for(self, stream: Inflow, state: State, now_ns: int, slo_ns: int) -> Stance:
+        if self._stance is not None:
+            return self._stance
+        rehearsal = self._rehearsal
+        if rehearsal.until_look <= 0:
+
+            def lane(stance: Stance) -> Batcher:
+                policy, limits = Adaptive(stance), self._limits
+                found = Batcher(
+                    policy, max_rows=limits.max_rows, row_sizes=limits.row_sizes, workers=state.workers, slo_ns=left_ns
+                )
+                policy._rehearse(stream, stream is self._line.stream)
+                return found
+
+            left_ns = slo_ns - state.reserved_ns
+            rehearsal.look(stream, state.workers, left_ns, now_ns, lane)
+        return rehearsal.stance
+
+    def _rehearse(self, stream: Inflow, of_line: bool) -> None:
+        """Be as the policy that has this stream. of_line: which is of all lengths."""
+        mine = self._streams[None] = Inflow(stream.curve)
+        mine.arrivals, mine.rows = stream.arrivals.copy(), stream.rows
+        if of_line:
+            self._line.stream = mine
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
@@ -313,28 +331,6 @@ class Adaptive:
         work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
-
-    def _shed_hopeless(self, queue: Queue, view: View, hope: float, shed: list[Entry]) -> int:
-        """Step 1. Returns the rows shed."""
-        hope_ns = view.level * hope
-        soonest_ns = view.now_ns + view.shape[0] * hope_ns
-        rows = 0
-        for entry in queue.entries:
-            if entry[3] > view.sizes[0]:
-                if entry[2] >= view.now_ns + view.shape[view.curve.at(entry[3])] * hope_ns:
-                    break
-            elif entry[2] >= soonest_ns:
-                break
-            shed.append(entry)
-            rows += entry[3]
-        return rows
-
-    def _sure(self, queue: Queue, view: View, skip: int) -> int:
-        """The deadline that bounds the batch: of the first that will be in time; without any, of the first that may be."""
-        for entry in islice(queue.entries, skip, None):
-            if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
-                return entry[2]
-        return queue.entries[skip][2]
 
     def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
         """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
@@ -428,17 +424,6 @@ class Adaptive:
 
     def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
         return sum([self._stream(group).rate(now_ns) for group in groups])
-
-    def _shed_front(self, queue: Queue, view: View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
-        """Step 3. Returns the rows that stay and the index of what the new first allows."""
-        fits = 0
-        for entry in islice(queue.entries, len(shed), None):
-            fits = view.fits(entry[2] - view.now_ns)
-            if fits >= 0 and view.sizes[fits] >= min(view.sizes[fresh], waiting):
-                break
-            shed.append(entry)
-            waiting -= entry[3]
-        return waiting, fits
 
     def _pace(self, view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
         """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""

@@ -104,7 +104,7 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
         """What the model is told beside the tensors: what the requests ask, until when anyone waits, and the trace."""
         first = self.parts[0].request
         parameters: Mapping[str, object] = first.parameters
-        if self.trace is not None:
+        if self.trace is not None and self.trace.told is not None:
             parameters = {**parameters, **self.trace.told}
         if first.deadline_ns is None:
             return parameters

@@ -121,6 +121,12 @@ class Batcher(Untold):
         """The buckets of ragged lengths, by their upper edges. Beyond the last, each length that comes is one of its own."""
         return self._groups.lengths
 
+    @property
+    def probe_rows(self) -> tuple[int, ...]:
+        """The sizes to run before traffic: of one shape the second as well, which tells whether rows are padded in steps."""
+        ends = self.service.probe_rows
+        return ends if self._by_length or len(self.service.sizes) < 3 else (*ends, self.service.sizes[1])
+
     def probe(self, request: InferRequest, now_ns: int) -> Batch:
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
         rows = request.rows if self._batched else 1

@@ -96,6 +96,13 @@ class View:
         self.margin = margin = stream.margin or curve.spread
         self.quantile = level * margin  # Q = shape · quantile
 
+    def rely_on(self, most_ns: float) -> None:
+        """Let Q(1) be no longer than this, nor shorter than T(1)."""
+        least_ns = self.shape[0] * self.level
+        if least_ns * self.margin > most_ns:
+            self.margin = max(1.0, most_ns / least_ns)
+            self.quantile = self.level * self.margin
+
     def expected_ns(self, rows: float) -> float:
         """T(rows)."""
         sizes = self.sizes

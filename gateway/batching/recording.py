@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
@@ -27,7 +28,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms
@@ -382,6 +383,8 @@ class RecordedBatcher(Recorded, Batcher):
         return ring.key(shape_key) if known is None else known
 
     def _frozen(self) -> Any:
+        if isinstance(self._policy, Adaptive):
+            self._policy.settle()
         return freeze(self)
 
     def _is_long(self, ring: Ring) -> bool:

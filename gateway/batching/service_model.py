@@ -13,7 +13,7 @@ but never before a size has been seen twice: that would poison the fit.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
+_QUIET: Final = 0.1  # deviation at which a level follows batches half as fast: what they scatter would make it wander
 _SHAPE_RATE: Final = 0.03
 _SHAPE_COUNT: Final = 33  # batches of a size until when its mean is the plain one
 _SURFACE_WEIGHT: Final = 4  # batches that the surface counts for beside the first of a size, and less from then on
@@ -127,6 +128,11 @@ class ServiceCurve:
         """Whether it has batches of its own."""
         return bool(self._seen)
 
+    @property
+    def ratios(self) -> Sequence[float]:
+        """What the last batches took, as shares of what was expected."""
+        return self._speed.ratios
+
     def at(self, rows: int) -> int:
         """The index in `sizes` of the smallest that holds `rows`; the last if none does."""
         index = bisect_left(self.sizes, rows)
@@ -178,7 +184,8 @@ class ServiceCurve:
         if known:
             if ratio > _CLIP:
                 clipped = _CLIP
-            levels[busy] = level * (1.0 + _RATE * (clipped - 1.0))
+            rate = _RATE / (1.0 + (speed.deviation / _QUIET) ** 2)
+            levels[busy] = level * (1.0 + rate * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
@@ -337,13 +344,14 @@ class ServiceCurve:
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
     def _smoothed_ns(self, seen: list[int]) -> list[float]:
-        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter."""
+        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter. Rising then."""
         weight = (self._speed.deviation / _MISFIT) ** 2
         points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
         if len(points) < 3 or not weight:
             return [mean_ns for _, mean_ns, _ in points]
         fixed, slope = _line_through(points)
-        return [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+        times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+        return _rising(times, [count for _, _, count in points])
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -379,6 +387,19 @@ class ServiceCurve:
         self.rates = tuple(np.maximum.accumulate(grid / rising_ns).tolist())
         for one in self._seen.values():
             one.built_ns = one.mean_ns
+
+
+def _rising(times: list[float], counts: list[int]) -> list[float]:
+    """The nearest by least squares that never fall: of neighbours out of order, their mean."""
+    pools: list[tuple[float, int, int]] = []  # time, weight, sizes
+    for time_ns, weight in zip(times, counts, strict=True):
+        sizes = 1
+        while pools and pools[-1][0] > time_ns:
+            before_ns, before, more = pools.pop()
+            time_ns = (before_ns * before + time_ns * weight) / (before + weight)
+            weight, sizes = weight + before, sizes + more
+        pools.append((time_ns, weight, sizes))
+    return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
 
 
 def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:

@@ -5,7 +5,6 @@ import hashlib
 import logging
 import re
 import warnings
-import weakref
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,7 @@ from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica
 from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.configuring.ingresses import decided
-from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import BatchRunner
-from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, InternalError
 from gateway.garbage import leave_out, take_in
 from gateway.process.announcement import ReadyModel
@@ -111,9 +108,6 @@ class IngressReplica:
         self._backends = backends
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
-        self._pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-        loop = asyncio.get_running_loop()
-        self._loop_runs = LoopRuns(loop, LoopClock(loop))
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
             name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
@@ -139,7 +133,7 @@ class IngressReplica:
         ingress = Ingress(
             self._config,
             run_dir=run_dir,
-            open_runner=self._open_runner,
+            open_remote=self._open_remote,
             control=self._control,
             owner=owner,
             on_leave=take_in,
@@ -147,24 +141,17 @@ class IngressReplica:
         ingress.metrics.watch_told(self._keeper)
         return ingress
 
-    def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
-        clock = LoopClock(asyncio.get_running_loop())
-        name = f"{model.name}:{model.version}/{backend.label}"
-        if backend.placement == "replicas":
-            deployment, content = _deployment_name(model, backend), _content(model, backend)
-            return RemoteRunner(
-                backend,
-                deployment,
-                self._application,
-                content=content,
-                name=name,
-                clock=clock,
-                ending=lambda: self._closed,
-                keep_account=self._keeper.keep,
-            )
-        pool = WorkerPool(backend, declared, name=name, clock=clock, loop_runs=self._loop_runs)
-        self._pools.add(pool)
-        return pool
+    def _open_remote(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
+        return RemoteRunner(
+            backend,
+            _deployment_name(model, backend),
+            self._application,
+            content=_content(model, backend),
+            name=f"{model.name}:{model.version}/{backend.label}",
+            clock=LoopClock(asyncio.get_running_loop()),
+            ending=lambda: self._closed,
+            keep_account=self._keeper.keep,
+        )
 
     async def ports(self) -> tuple[int | None, int | None]:
         """Of HTTP and gRPC."""
@@ -178,7 +165,7 @@ class IngressReplica:
 
         A backend elsewhere that is down is no reason: a new ingress would not help, and requests of others would be lost.
         """
-        if not all(pool.available for pool in self._pools):
+        if not all(pool.available for pool in self._ingress.pools):
             raise InternalError("an embedded backend has lost all sessions and cannot rebuild them")
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:

@@ -80,7 +80,7 @@ class _Asked:
         return self.inputs
 
     def parameters(self) -> Mapping[str, object]:
-        return self.told if self.trace is None else {**self.told, **self.trace.told}
+        return self.told if self.trace is None else {**self.told, **(self.trace.told or {})}
 
 
 class Replica:

@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gateway.config import Config
+from gateway.configuring.argument import is_configuration, opened
 from gateway.configuring.check import check
-from gateway.configuring.guess import is_configuration, opened
 from gateway.documents.faults import ConfigFaults, Fault
 from gateway.process.console import words
 

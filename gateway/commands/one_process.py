@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,9 +93,10 @@ async def _serve_until(stop: asyncio.Event, ingress: "Ingress", announce: Announ
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
     if started.done():
         try:
-            leave_out()
-            give_back(stay)
             announce(*started.result(), ingress.ready_models())
+            await asyncio.sleep(0)  # who has asked meanwhile has the answer first
+            leave_out()
+            threading.Thread(target=give_back, args=(stay,), name="code pages", daemon=True).start()
             await stopped
         finally:
             stopped.cancel()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -96,7 +97,8 @@ class Backend(Strict):
 
     def options(self) -> dict[str, Any]:
         """The backend's own options: what its `load` takes."""
-        return self.model_dump(exclude={*Backend.model_fields, "kind", "build"})
+        own = type(self).model_fields.keys() - Backend.model_fields.keys() - {"kind", "build"}
+        return {name: deepcopy(getattr(self, name)) for name in own}  # `model_dump` would have to be built first
 
 
 class Build(Strict):

@@ -69,7 +69,8 @@ Version = Annotated[str, BeforeValidator(_version)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Each is built when it is first held against something: those of other kinds of backends never are, but in a union.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def called_here(cls, key: str) -> tuple[str, str] | None:

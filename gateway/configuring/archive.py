@@ -19,17 +19,11 @@ from typing import IO, Any, Final, cast
 from gateway.errors import ConfigError
 from gateway.process.kept_folders import making, put_in_place, take
 
-SUFFIXES: Final = (".tar.gz", ".tgz")
-
 _MOST_MEMBERS: Final = 100_000
 _MOST_BYTES: Final = 64 << 30
 _DEEPEST: Final = 64  # folders within each other
 _MOST_HEADER_BYTES: Final = 1 << 20  # which tarfile reads as one: a gigabyte of it is a megabyte in the archive
 _COMPRESSED: Final[dict[bytes, Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-
-
-def is_archive(path: Path) -> bool:
-    return path.is_file() and path.name.lower().endswith(SUFFIXES)
 
 
 def unpacked(archive: Path, kept: Path, *, most_members: int = _MOST_MEMBERS, most_bytes: int = _MOST_BYTES) -> Path:

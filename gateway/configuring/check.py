@@ -14,7 +14,6 @@ from typing import Final, NamedTuple, TypeVar
 from backends.check import checked
 from backends.mistakes import Mistake, Wanted
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from gateway.access.doors import keys_of
 from gateway.config import (
     AccessSection,
     Backend,
@@ -28,8 +27,6 @@ from gateway.config import (
 from gateway.documents.faults import ConfigFaults, Fault, Location, Unfit
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
-from gateway.process.certificates import usable
-from gateway.tracing.opentelemetry import REMEDY, installed
 
 T = TypeVar("T")
 _MAY_BE_SECRET: Final = frozenset(("class_options", "factory_options"))
@@ -168,6 +165,8 @@ def _of_server(document: Document, config: Config) -> Iterator[Fault]:
 def _of_tls(document: Document, tls: TlsSection | None) -> Iterator[Fault]:
     if tls is None:
         return
+    from gateway.process.certificates import usable  # for `servable`, which starts a server, does without
+
     # What is NOT_KNOWN raises here, before a file is looked for.
     section = TlsSection(certificate=str(tls.certificate), key=str(tls.key), client_ca=tls.client_ca and str(tls.client_ca))
     try:
@@ -181,6 +180,8 @@ def _of_access(document: Document, access: AccessSection | None) -> Iterator[Fau
     """The file; the environment that is served in may be another."""
     if access is None or access.keys is None:
         return
+    from gateway.access.doors import keys_of
+
     try:
         keys_of(AccessSection(keys=str(access.keys)), {})
     except ConfigError as exc:
@@ -192,6 +193,8 @@ def _of_tracing(document: Document, config: Config) -> Iterator[Fault]:
     tracing = config.tracing
     if tracing is None:
         return
+    from gateway.tracing.opentelemetry import REMEDY, installed
+
     # Not set, it may be either, by the environment that is served in.
     protocols = (tracing.protocol,) if tracing.protocol is not None else ("grpc", "http")
     if not any(map(installed, protocols)):

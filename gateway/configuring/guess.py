@@ -23,19 +23,17 @@ from backends.discovery import normalised
 from backends.near_file import near_file
 from backends.regular_file import ABSENT, special
 from backends.source import is_source, load_object
-from gateway.configuring.archive import SUFFIXES, is_archive, unpacked
+from gateway.configuring.archive import unpacked
+from gateway.configuring.argument import ARCHIVES, CONFIGURATIONS, is_archive, kept
 from gateway.configuring.decoration import mark_of
 from gateway.configuring.sagemaker_package import is_package, is_ray_package, ray_package_refused, read_package
 from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
-from gateway.documents.reader import configuration_in
 from gateway.errors import ConfigError
 from gateway.process.announcement import named
-from gateway.process.run_dir import private_directory, shared_run_dir
 
 Example: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
 """One request: a file that holds it, or its arrays (or lists) by input name."""
 
-CONFIGURATIONS: Final = (".yaml", ".yml")
 EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in place of the file's suffix
 # Beside models in a folder, and not worth a word.
 _BESIDE: Final = (".md", ".txt", ".json", ".npz", ".npy", ".csv", ".data", ".onnx_data", ".log", *CONFIGURATIONS)
@@ -52,23 +50,6 @@ class Guess:
 
     document: dict[str, Any]
     notes: tuple[str, ...] = field(default=())
-
-
-def is_configuration(what: str) -> bool:
-    """Whether MODEL is a configuration file, or a folder that has one, which nothing is guessed of."""
-    return what == "-" or what.lower().endswith(CONFIGURATIONS) or configuration_in(what) is not None
-
-
-def opened(what: str) -> str:
-    """MODEL as it was named; of an archive as `gateway package` makes it, which says itself how it is served, the folder that
-    it is unpacked in. Raises: ConfigError.
-    """
-    path = Path(what)
-    if os.path.lexists(path) and is_archive(path):
-        folder = unpacked(path.absolute(), _kept())
-        if configuration_in(folder) is not None:
-            return str(folder)
-    return what
 
 
 def guess(what: str, *, example: Example | None = None, environment: Mapping[str, str] = NO_OPTIONS) -> Guess:
@@ -95,9 +76,9 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
     notes: tuple[str, ...] = ()
     name = path.name
     if is_archive(path):
-        folder = unpacked(path, _kept())
+        folder = unpacked(path, kept())
         notes = (f"{name} is unpacked in {folder}",)
-        name, path = name[: -len(next(suffix for suffix in SUFFIXES if name.lower().endswith(suffix)))], folder
+        name, path = name[: -len(next(suffix for suffix in ARCHIVES if name.lower().endswith(suffix)))], folder
     if not path.is_dir():
         return _configuration([_of_file(path, request)])
     found = _of_directory(path, name, environment, "" if request is None else _called(example))
@@ -108,15 +89,10 @@ def _called(example: Example | None) -> str:
     return "example" if isinstance(example, Mapping) else f"--example: {example}"
 
 
-def _kept() -> Path:
-    """Where what is made for packages stays for the next start: this user's own folder. Raises: ConfigError."""
-    return private_directory(shared_run_dir("packages"))
-
-
 def _of_directory(path: Path, name: str, environment: Mapping[str, str], example: str) -> Guess:
     """name: of the model, where the folder is one. example: how one was given that is of one model; empty: none was."""
     if is_package(path, environment):
-        model, notes = read_package(path, name=name, environment=environment, kept=_kept)
+        model, notes = read_package(path, name=name, environment=environment, kept=kept)
         return _configuration([_Entry(model, notes)])
     if is_ray_package(path):
         raise ray_package_refused(path)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.config import Config, parse_config
+from gateway.configuring.argument import opened
 from gateway.configuring.check import servable
-from gateway.configuring.guess import guess, opened, written
+from gateway.configuring.guess import guess, written
 from gateway.documents.reader import configuration_in
 from gateway.process.console import words
 

@@ -4,9 +4,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-from gateway.access.doors import Doors
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.repository import Repository
@@ -17,6 +16,9 @@ from gateway.protocols.repeated_messages import KnownMessage, RepeatedMessages
 from gateway.protocols.tensors import LONG_BYTES, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.access.doors import Doors
 
 # Of Triton's: told with each answer of a stream; and asked for where an answer in parts is to end with an empty one.
 _FINAL: Final = "triton_final_response"
@@ -32,7 +34,7 @@ _TURN_NS: Final = 1_000_000
 class GrpcEndpoints(Endpoints[GrpcCodec]):
     """Those of the listener. repeated: what it remembers of messages."""
 
-    def __init__(self, repository: Repository, protocol: str, doors: Doors | None) -> None:
+    def __init__(self, repository: Repository, protocol: str, doors: "Doors | None") -> None:
         super().__init__(
             repository,
             protocol,

@@ -9,13 +9,12 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
 from gateway.config import Limits
 from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage, parser
@@ -26,14 +25,16 @@ from gateway.edges.http_server import last_words_s, listen
 from gateway.edges.long_turns import LongTurns
 from gateway.edges.reflection import SERVICES as REFLECTED
 from gateway.edges.reflection import Reflection
-from gateway.edges.tls import Tls, within
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
-from gateway.process.certificates import HTTP2, Certificates
 from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.access.doors import Doors
+    from gateway.process.certificates import Certificates
 
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
@@ -60,7 +61,7 @@ class GrpcServer:
         repository: Repository,
         limits: Limits,
         memory: Memory | None = None,
-        doors: Doors | None = None,
+        doors: "Doors | None" = None,
         turns: LongTurns | None = None,
     ) -> None:
         """limits: body_bytes is the longest message, header_bytes the most metadata of a call, header_timeout_s how long a
@@ -88,15 +89,19 @@ class GrpcServer:
         port: int,
         *,
         reuse_port: bool = False,
-        certificates: Certificates | None = None,
+        certificates: "Certificates | None" = None,
         bound: Sequence[socket.socket] = (),
     ) -> int:
         """Listen; returns the port, which is a free one for 0. certificates: of TLS; None: without. bound: where to listen, in
         place of host and port. Raises: OSError, if the port is taken.
         """
         loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP2, self._limits.header_timeout_s)
-        connect = within(tls, self._connect, loop)
+        connect: Callable[[], asyncio.BaseProtocol] = self._connect
+        if certificates is not None:
+            from gateway.edges.tls import Tls, within
+            from gateway.process.certificates import HTTP2
+
+            connect = within(Tls(certificates, HTTP2, self._limits.header_timeout_s), self._connect, loop)
         self._listeners = await listen(connect, host, port, reuse_port=reuse_port, bound=bound)
         return int(self._listeners[0].sockets[0].getsockname()[1])
 

@@ -17,18 +17,19 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
-from gateway.edges.tls import Tls, within
-from gateway.process.certificates import HTTP, Certificates
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.process.certificates import Certificates
 
 BACKLOG: Final = 2048
 _READ_BYTES: Final = 256 << 10
@@ -86,17 +87,23 @@ class HttpServer:
         port: int,
         *,
         reuse_port: bool = False,
-        certificates: Certificates | None = None,
+        certificates: "Certificates | None" = None,
         bound: Sequence[socket.socket] = (),
     ) -> int:
         """Listen. Returns the port: 0 asks for any that is free. reuse_port: others listen there, too. certificates: of TLS;
         None: without. bound: where to listen, in place of host and port. Raises: OSError.
         """
-        loop = asyncio.get_running_loop()
-        tls = None if certificates is None else Tls(certificates, HTTP, self.limits.header_timeout_s)
-        connect = within(tls, lambda: HttpConnection(self, loop), loop)
+        connect: Callable[[], asyncio.BaseProtocol] = self._connect
+        if certificates is not None:
+            from gateway.edges.tls import Tls, within
+            from gateway.process.certificates import HTTP
+
+            connect = within(Tls(certificates, HTTP, self.limits.header_timeout_s), self._connect, asyncio.get_running_loop())
         self._listeners = await listen(connect, host, port, reuse_port=reuse_port, bound=bound)
         return int(self._listeners[0].sockets[0].getsockname()[1])
+
+    def _connect(self) -> "HttpConnection":
+        return HttpConnection(self, asyncio.get_running_loop())
 
     @property
     def open_connections(self) -> "Collection[HttpConnection]":

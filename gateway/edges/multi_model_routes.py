@@ -1,7 +1,7 @@
 """SageMaker's multi-model API: /models, by which the platform loads and unloads. Source: see `gateway.engine.multi_model`."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -9,9 +9,11 @@ import msgspec
 from gateway.access.rules import ADMIN
 from gateway.edges.control import LaterAnswers, read_json, respond_json
 from gateway.edges.rest_inference import AskedModel
-from gateway.engine.multi_model import Listed, MultiModel
 from gateway.errors import Code, InvalidArgument, shortened
 from gateway.wire.exchange import Exchange
+
+if TYPE_CHECKING:
+    from gateway.engine.multi_model import Listed, MultiModel
 
 TARGET_MODEL: Final = b"x-amzn-sagemaker-target-model"
 
@@ -27,7 +29,7 @@ class _LoadModel(msgspec.Struct):
 class MultiModelRoutes:
     """A part of `ContainerRoutes`, which has the invocations."""
 
-    def __init__(self, models: MultiModel, later: LaterAnswers) -> None:
+    def __init__(self, models: "MultiModel", later: LaterAnswers) -> None:
         self.models = models
         self._later = later
 
@@ -62,5 +64,5 @@ class MultiModelRoutes:
         respond_json(exchange, _told(self.models.get(route.name)))
 
 
-def _told(model: Listed) -> dict[str, str]:
+def _told(model: "Listed") -> dict[str, str]:
     return {"modelName": model.name, "modelUrl": model.url}

@@ -3,13 +3,12 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 import orjson
 
-from gateway.access.doors import Doors
 from gateway.access.rules import ADMIN, INFER, METRICS, MODELS, OPEN, STATUS
 from gateway.config import Limits
 from gateway.edges.container_routes import ContainerRoutes
@@ -19,16 +18,17 @@ from gateway.edges.rest_inference import Generate, GenerateStream, RestInference
 from gateway.edges.status_page import HTML, page, prefers_html
 from gateway.engine.descriptions import describe_welcome
 from gateway.engine.inference import Endpoints
-from gateway.engine.multi_model import MultiModel
 from gateway.engine.repository import Repository
 from gateway.engine.status import Status
 from gateway.errors import Code, GatewayError, InvalidArgument, NotFound, Unsupported
 from gateway.protocols.generate import GenerateCodec
-from gateway.protocols.openapi import describe_api
-from gateway.protocols.openapi_keys import with_keys
 from gateway.protocols.rest import RestCodec
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import error_body
+
+if TYPE_CHECKING:
+    from gateway.access.doors import Doors
+    from gateway.engine.multi_model import MultiModel
 
 _MSGPACK: Final = b"application/msgpack"
 _PATHS_REMEMBERED: Final = 4096  # a client that invents paths must not fill the memory
@@ -79,8 +79,8 @@ class RestRoutes:
         *,
         scrape: Callable[[bytes], Awaitable[tuple[str, bytes]]] | None = None,
         status_page: bool = False,
-        doors: Doors | None = None,
-        multi_model: MultiModel | None = None,
+        doors: "Doors | None" = None,
+        multi_model: "MultiModel | None" = None,
     ) -> None:
         """scrape: gives content type and body of /metrics, by the client's Accept; None: there is no such path.
 
@@ -174,7 +174,7 @@ class RestRoutes:
         except GatewayError as exc:
             respond_error(exchange, exc if doors is None else self._refused(exchange, exc, doors))
 
-    def _refused(self, exchange: Exchange, error: GatewayError, doors: Doors) -> GatewayError:
+    def _refused(self, exchange: Exchange, error: GatewayError, doors: "Doors") -> GatewayError:
         """The error as the client may read it. Who was refused is counted, and the log tells of some."""
         error = doors.veiled(exchange, error)
         if error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
@@ -273,6 +273,9 @@ class RestRoutes:
         """Not of the protocol: all of the paths, and what each model takes and gives."""
         repository = self._repository
         if repository.generation != self._api_generation:
+            from gateway.protocols.openapi import describe_api
+            from gateway.protocols.openapi_keys import with_keys
+
             self._api_generation = repository.generation
             models = [(served.name, served.version, served.spec) for served in repository.ready_models()]
             document = describe_api(models, metrics=self._scrape is not None, multi_model=self._multi_model is not None)

@@ -76,10 +76,10 @@ class Tls:
 
 
 def within(
-    tls: Tls | None, connection: Callable[[], asyncio.BufferedProtocol | asyncio.Protocol], loop: asyncio.AbstractEventLoop
-) -> Callable[[], asyncio.BaseProtocol]:
-    """What makes the protocol of each new socket. tls: None for none."""
-    return connection if tls is None else lambda: TlsConnection(connection(), tls, loop)
+    tls: Tls, connection: Callable[[], asyncio.BufferedProtocol | asyncio.Protocol], loop: asyncio.AbstractEventLoop
+) -> "Callable[[], TlsConnection]":
+    """What makes the protocol of each new socket."""
+    return lambda: TlsConnection(connection(), tls, loop)
 
 
 class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.engine.failure_log import FailureLog
 from gateway.errors import Code, GatewayError, shortened
+from gateway.tracing.context import span_id_of, trace_id_of
 from gateway.types import Caller, InferRequest, RequestTrace
 
 _TOLD_BEFORE: Final = frozenset((Code.BACKEND_FAILED, Code.INTERNAL))
@@ -79,4 +80,4 @@ def fields_of(request: InferRequest, code: Code) -> dict[str, Any]:
 
 def _ids(caller: Caller, trace: RequestTrace | None) -> dict[str, str]:
     ids = {"request_id": caller.request_id.decode("ascii")}
-    return ids if trace is None else ids | {"trace_id": trace.context.trace_id, "span_id": trace.context.span_id}
+    return ids if trace is None else ids | {"trace_id": trace_id_of(trace.own), "span_id": span_id_of(trace.own)}

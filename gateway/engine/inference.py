@@ -16,9 +16,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from gateway.access.doors import Doors
 from gateway.access.rules import INFER
 from gateway.engine.failed_requests import FailedRequests
 from gateway.engine.place import OnAnswerPart, Place
@@ -29,8 +28,11 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
 from gateway.tracing.context import TRACEPARENT
-from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestTrace
+from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestEnd, RequestTrace
 from gateway.wire.tensors import Buffer
+
+if TYPE_CHECKING:
+    from gateway.access.doors import Doors
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class Endpoints(Generic[C]):
     """The models of a repository for one protocol: each is looked for once, until a model is loaded or unloaded."""
 
     def __init__(
-        self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C], doors: Doors | None = None
+        self, repository: Repository, protocol: str, codec: Callable[[ServedModel], C], doors: "Doors | None" = None
     ) -> None:
         """protocol: what its requests are counted under. doors: who asks for keys; None: nobody."""
         self.repository = repository
@@ -246,7 +248,7 @@ class Inference(ABC, Generic[C, Reply]):
         if trace is None:
             endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns)
             return
-        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.context.trace_id)
+        endpoint.metrics.done(self._arrival_ns, self._decoded_ns, encoding_ns, encoded_ns, trace.own)
         self._end_trace(trace, None, encoding_ns, encoded_ns)
 
     def _over(self) -> None:
@@ -281,20 +283,22 @@ class Inference(ABC, Generic[C, Reply]):
 
     def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
         request, endpoint = self._request, self._endpoint
-        trace.operation, trace.status, trace.request_id = self.operation, self.about(code), self.caller.request_id
-        if endpoint is not None:
-            trace.model = endpoint.attributes
-        if request is not None:
-            trace.rows = request.rows
-            if request.id:
-                trace.id = shortened(request.id)
-        if code is not None:
-            trace.error = code.value
+        trace.end = RequestEnd(
+            operation=self.operation,
+            error="" if code is None else code.value,
+            status=self.about(code),
+            model=() if endpoint is None else endpoint.attributes,
+            rows=0 if request is None else request.rows,
+            request_id=self.caller.request_id,
+            id="" if request is None or not request.id else shortened(request.id),
+            arrival_ns=self._arrival_ns,
+            decoded_ns=self._decoded_ns,
+            encoding_ns=encoding_ns,
+            ended_ns=ended_ns,
+        )
         for batch in trace.batches:
-            if not batch.returned_ns and batch.ended is None:  # it runs on without its request
+            if batch.end is None and batch.ended is None:  # it runs on without its request
                 batch.ended = trace.ended
-        trace.arrival_ns, trace.decoded_ns = self._arrival_ns, self._decoded_ns
-        trace.encoding_ns, trace.ended_ns = encoding_ns, ended_ns
         trace.ended(trace)
 
     def _encode_beside(self, response: InferResponse, encoded: Callable[[Reply | GatewayError], None]) -> None:
@@ -420,9 +424,9 @@ class StreamedInference(Inference[C, Reply]):
         if self._part_ns:
             endpoint.metrics.part(made.at_ns - self._part_ns)
         else:
-            trace_id = "" if self._trace is None else self._trace.context.trace_id
+            traced = b"" if self._trace is None else self._trace.own
             encoded_ns = time.monotonic_ns()
-            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, trace_id)
+            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, traced)
         self._part_ns = made.at_ns
         if not left:
             self._untaken += 1

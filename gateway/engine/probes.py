@@ -48,7 +48,7 @@ async def probe(
     if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
         return True
     until_ns = clock.now_ns() + budget_ns
-    sizes = batcher.service.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False
     for request in _requests(spec, ragged, sizes, every_length=every_length):
         if clock.now_ns() >= until_ns:
@@ -88,7 +88,7 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
 
 
 def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *, every_length: bool) -> Iterator[InferRequest]:
-    """One request per size and length, small ones first."""
+    """One request per size and length, in the order of sizes."""
     lengths = (ragged.buckets or (1,)) if ragged else (1,)
     if not every_length:
         lengths = lengths[:1]

@@ -23,6 +23,7 @@ from gateway.engine.model_statistics import OK, execution_keys
 from gateway.engine.process_facts import age_s, ended_children_cpu_ns, own_memory_bytes, used_by
 from gateway.engine.runner import Execution
 from gateway.errors import Cancelled, Code
+from gateway.tracing.context import trace_id_of
 
 _LOGGED: Final = 64  # events, until they are counted
 
@@ -266,7 +267,7 @@ class EndpointMetrics:
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
         self.key = Key("edge", labels)
         self._exemplars: dict[int, Exemplar] = {}
-        self._traced: list[tuple[str, int, int]] = []  # of those in the log: trace id, latency, last stamp
+        self._traced: list[tuple[bytes, int, int]] = []  # of those in the log: its span, latency, last stamp
         self._bounds = latency_edges_ns(slo_ns)
         self._log: list[int] = []  # four stamps of each
         self._slo_bucket = self._bounds.index(slo_ns) if slo_ns is not None else None
@@ -280,12 +281,12 @@ class EndpointMetrics:
         self._failed_ns = 0
         self._last_s: float | None = None
 
-    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None:
-        """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded. trace_id: of a sampled trace."""
+    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> None:
+        """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded. traced: its span, if it is."""
         log = self._log
         log += arrival_ns, decoded_ns, encoding_ns, encoded_ns
-        if trace_id:
-            self._traced.append((trace_id, encoded_ns - arrival_ns, encoded_ns))
+        if traced:
+            self._traced.append((traced, encoded_ns - arrival_ns, encoded_ns))
         if len(log) >= 4 * _LOGGED:
             self._count()
 
@@ -301,8 +302,8 @@ class EndpointMetrics:
         self._ok += len(arrival_ns)
         at_0_s = time.time() - time.monotonic_ns() / 1e9
         self._last_s = at_0_s + log[-1] / 1e9
-        for trace_id, took_ns, ended_ns in self._traced:
-            self._exemplars[bisect_left(self._bounds, took_ns)] = (trace_id, took_ns, at_0_s + ended_ns / 1e9)
+        for traced, took_ns, ended_ns in self._traced:
+            self._exemplars[bisect_left(self._bounds, took_ns)] = (trace_id_of(traced), took_ns, at_0_s + ended_ns / 1e9)
         self._traced.clear()
 
     def exemplars(self) -> dict[int, Exemplar]:
@@ -310,12 +311,12 @@ class EndpointMetrics:
         self._count()
         return self._exemplars
 
-    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> bool:
         """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`.
 
         Gives whether it was within the SLO. That counts once the whole has `finished`: if it fails, its failure does.
         """
-        self.done(arrival_ns, decoded_ns, encoding_ns, encoded_ns, trace_id)
+        self.done(arrival_ns, decoded_ns, encoding_ns, encoded_ns, traced)
         self._ok -= 1  # that is for `finished` to say
         in_time = self._slo_bucket is not None and bisect_left(self._bounds, encoded_ns - arrival_ns) <= self._slo_bucket
         self._unfinished[in_time] += 1
@@ -480,9 +481,9 @@ class NoRoutingMetrics(RoutingMetrics):
 class NoEndpointMetrics(EndpointMetrics):
     __slots__ = ()
 
-    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> None: ...
+    def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> None: ...
 
-    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, trace_id: str = "") -> bool:
+    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> bool:
         return True
 
     def part(self, gap_ns: int) -> None: ...

@@ -195,7 +195,7 @@ class Runs:
         self.running.add(batch)
         try:
             if self._have_traces:
-                batch_begun(batch)
+                batch_begun(batch, self._spec.reads_parameters)
             self.runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
         except BaseException:
             log.exception("%s: a batch could not be started", self._name)

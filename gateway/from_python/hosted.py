@@ -22,9 +22,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 import uvloop
 
 from gateway.config import Config, load_config, parse_config
+from gateway.configuring.argument import is_configuration, opened
 from gateway.configuring.check import servable
 from gateway.configuring.decoration import mark_of
-from gateway.configuring.guess import Example, guess, is_configuration, opened
+from gateway.configuring.guess import Example, guess
 from gateway.errors import ConfigError, NotReady, instead, shortened
 from gateway.ingress import Ingress, Ports
 from gateway.process.run_dir import new_run_dir

@@ -48,9 +48,9 @@ def _kept(state: bytes) -> str:
     return state.decode() if len(keys) == len(members) <= _STATE_MEMBERS else ""
 
 
-def write(context: SpanContext) -> str:
+def write(context: SpanContext) -> bytes:
     """A sampled span, as `traceparent` and `traceresponse` name it."""
-    return f"00-{context.trace_id}-{context.span_id}-01"
+    return f"00-{context.trace_id}-{context.span_id}-01".encode()
 
 
 def random_digits(count: int) -> str:
@@ -58,6 +58,15 @@ def random_digits(count: int) -> str:
     return f"{_random_bits(8 * count):0{2 * count}x}"
 
 
-def within(parent: SpanContext) -> SpanContext:
-    """A new span of the same trace."""
-    return SpanContext(parent.trace_id, random_digits(8), parent.state)
+def within(parent: SpanContext) -> bytes:
+    """A new span of the same trace, as `write` gives it."""
+    return write(SpanContext(parent.trace_id, random_digits(8)))
+
+
+def trace_id_of(written: bytes) -> str:
+    """Of a span as `write` gives it."""
+    return written[3:35].decode()
+
+
+def span_id_of(written: bytes) -> str:
+    return written[36:52].decode()

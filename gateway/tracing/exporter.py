@@ -14,12 +14,11 @@ from typing import Final
 
 from gateway.tracing.context import random_bytes
 from gateway.tracing.opentelemetry import LOGS, Collector
-from gateway.tracing.otlp import spans_bytes
 from gateway.tracing.settings import Settings
-from gateway.tracing.spans import Spans, span_count, spans_of
+from gateway.tracing.templates import trace_bytes
 from gateway.types import BatchTrace, RequestTrace
 
-_AT_ONCE: Final = 512  # spans that are made before others run
+_AT_ONCE: Final = 1024  # spans that are made before others run
 _TOLD_EVERY_S: Final = 60.0
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class Exporter:
         self.exported = self.dropped = self.failed = 0
         self._settings = settings
         self._collector = Collector(settings)
-        self._queue: deque[RequestTrace | BatchTrace] = deque()
+        self._queue: deque[tuple[int, RequestTrace | BatchTrace]] = deque()
         self._put = self._taken = 0  # spans; each is counted by one thread alone
         self._sending = 0
         self._due = threading.Event()
@@ -47,13 +46,13 @@ class Exporter:
 
     def put(self, trace: RequestTrace | BatchTrace) -> None:
         """Send what is noted in it, some time. Never waits, and never raises. From one thread."""
-        size = span_count(trace)
+        size = 2 if isinstance(trace, BatchTrace) else 3 + (5 * len(trace.batches) or 1)  # spans, at most
         waiting = self._put - self._taken + size
         if waiting > self._settings.queued_spans or self._ending:
             self.dropped += size
             return
         self._put += size
-        self._queue.append(trace)
+        self._queue.append((size, trace))
         if waiting >= self._settings.sent_spans and not self._due.is_set():
             self._due.set()
 
@@ -115,15 +114,17 @@ class Exporter:
         pieces: list[bytes] = []
         most = self._settings.sent_spans
         while self._queue and self._sending < most:
-            traces: list[Spans] = []
             pause_at = min(most, self._sending + _AT_ONCE)
             while self._queue and self._sending < pause_at:
-                trace = self._queue.popleft()
-                self._taken += span_count(trace)
-                for spans in spans_of(trace):
-                    self._sending += len(spans)
-                    traces.append(spans)
-            pieces.append(spans_bytes(traces, unix_ns, random_bytes))
+                size, trace = self._queue.popleft()
+                self._taken += size
+                try:
+                    spans, piece = trace_bytes(trace, unix_ns, random_bytes)
+                except Exception:
+                    self._sending += size  # with the message, which is lost
+                    raise
+                self._sending += spans
+                pieces.append(piece)
             time.sleep(0)
         return b"".join(pieces)
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from gateway.tracing.batches import lone_batch
 from gateway.tracing.context import TRACEPARENT, TRACERESPONSE, TRACESTATE, random_digits, read, within, write
 from gateway.types import BatchTrace, Caller, RequestTrace, SpanContext
 
@@ -40,8 +39,8 @@ class Sampler:
         # One number is drawn for each request that is traced, not for each that comes.
         self.others = self._gap()
         # Few requests are traced, so what does it is in no cache: that costs seven times what it takes when called again and
-        # again. So as much as can be is made for many of them at once.
-        self._ready: list[tuple[RequestTrace, bytes, int]] = []
+        # again. So names are made for many of them at once, and little else before it is sent.
+        self._ready: list[tuple[bytes, int]] = []  # a trace's first span, and how many requests come before the next
 
     def begin(self, caller: Caller) -> RequestTrace | None:
         """The trace of a request that has come; None: it has none."""
@@ -52,26 +51,20 @@ class Sampler:
                 parent, sampled = found
                 if not (sampled if self._parent_based else self._takes(parent)):
                     return None
-                return self._begun(caller, within(parent), parent.span_id)
+                own = within(parent)
+                caller.tell(TRACERESPONSE, own)
+                return RequestTrace(own, self._ended, parent.span_id, parent.state)
         if self.others:
             self.others -= 1
             return None
         if not self._ready:
-            self._ready = [self._new() for _ in range(_READY)]
-        trace, response, self.others = self._ready.pop()
-        caller.tell(TRACERESPONSE, response)
-        return trace
-
-    def _begun(self, caller: Caller, context: SpanContext, parent_id: str) -> RequestTrace:
-        caller.tell(TRACERESPONSE, write(context).encode())
-        return RequestTrace(context, parent_id, self._ended)
-
-    def _new(self) -> tuple[RequestTrace, bytes, int]:
-        """The first span of a trace, what its caller is told, and how many requests come before the next."""
-        ids = random_digits(24)
-        context = SpanContext(ids[:32], ids[32:])
-        trace = RequestTrace(context, "", self._ended, lone=lone_batch(context))
-        return trace, write(context).encode(), self._gap()
+            ids = random_digits(24 * _READY)
+            self._ready = [
+                (write(SpanContext(ids[at : at + 32], ids[at + 32 : at + 48])), self._gap()) for at in range(0, len(ids), 48)
+            ]
+        own, self.others = self._ready.pop()
+        caller.tell(TRACERESPONSE, own)
+        return RequestTrace(own, self._ended)
 
     def _takes(self, parent: SpanContext) -> bool:
         """By the trace's id, as all do who sample by ratio: of one trace they decide the same."""

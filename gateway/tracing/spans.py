@@ -10,7 +10,8 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.errors import Code
-from gateway.types import Attributes, BatchTrace, RequestTrace, SpanContext
+from gateway.tracing.context import random_digits, span_id_of, trace_id_of
+from gateway.types import Attributes, BatchEnd, BatchTrace, RequestEnd, RequestTrace, SpanContext
 
 Kind = Literal["internal", "server", "client"]
 
@@ -71,79 +72,83 @@ class Spans(msgspec.Struct):
         return 1 + len(self.stations)
 
 
-def span_count(trace: RequestTrace | BatchTrace) -> int:
-    """How many spans are made of it, at most."""
-    return 2 if isinstance(trace, BatchTrace) else 3 + (5 * len(trace.batches) or 1)
-
-
 def spans_of(trace: RequestTrace | BatchTrace) -> list[Spans]:
     """Of it, and of the batches that it has with it. Whoever calls must have seen it end."""
     if isinstance(trace, BatchTrace):
-        return [_of_batch(trace)]
-    return [*[_of_batch(batch) for batch in trace.batches if batch.ended is None], _of_request(trace)]
+        assert trace.end is not None
+        return [_of_batch(trace, trace.end)]
+    assert trace.end is not None
+    own = _of_request(trace, trace.end)
+    return [*[_of_batch(batch, batch.end) for batch in trace.batches if batch.ended is None and batch.end is not None], own]
 
 
-def _of_request(trace: RequestTrace) -> Spans:
-    context, error = trace.context, trace.error
+def _of_request(trace: RequestTrace, end: RequestEnd) -> Spans:
+    error = end.error
     own = Span(
-        trace.operation,
-        context,
+        end.operation,
+        SpanContext(trace_id_of(trace.own), span_id_of(trace.own), trace.state),
         trace.parent_id,
-        trace.arrival_ns,
-        trace.ended_ns,
+        end.arrival_ns,
+        end.ended_ns,
         kind="server",
-        attributes=_attributes(trace),
-        ids=_ids(trace),
+        attributes=_attributes(end),
+        ids=_ids(end),
         failed=error in _FAULTS,
         remote=bool(trace.parent_id),
     )
-    if not trace.decoded_ns:
-        return Spans(own, [("decode", trace.arrival_ns, trace.encoding_ns, ())])
-    stations: list[Station] = [("decode", trace.arrival_ns, trace.decoded_ns, ())]
-    waits_from_ns = trace.decoded_ns
+    decoded_ns = end.decoded_ns
+    if not decoded_ns:
+        return Spans(own, [("decode", end.arrival_ns, end.encoding_ns, ())])
+    stations: list[Station] = [("decode", end.arrival_ns, decoded_ns, ())]
+    waits_from_ns = decoded_ns
     for batch in trace.batches:
         if waits_from_ns:
             stations.append(("queue", waits_from_ns, batch.closed_ns, ()))
-        if batch.returned_ns:
-            stations.append(("batch_wait", batch.closed_ns, batch.started_ns, ()))
-            if batch.parent_id != context.span_id:  # it stands in another trace
-                stations.append(("compute", batch.started_ns, batch.finished_ns, (batch.context,)))
+        ran = batch.end
+        if ran is not None:
+            stations.append(("batch_wait", batch.closed_ns, ran.started_ns, ()))
+            if batch.parent != trace.own:  # it stands in another trace
+                links = (SpanContext(trace_id_of(batch.parent), batch.ids[:16], batch.state),)
+                stations.append(("compute", ran.started_ns, ran.finished_ns, links))
         # After a failure it waits again; else it was in several at once.
-        waits_from_ns = batch.returned_ns if batch.error else 0
+        waits_from_ns = ran.returned_ns if ran is not None and ran.error else 0
     if not trace.batches:
-        stations.append(("queue", trace.decoded_ns, trace.encoding_ns, ()))
+        stations.append(("queue", decoded_ns, end.encoding_ns, ()))
     if not error:
-        stations.append(("encode", trace.encoding_ns, trace.ended_ns, ()))
+        stations.append(("encode", end.encoding_ns, end.ended_ns, ()))
     return Spans(own, stations)
 
 
-def _attributes(trace: RequestTrace) -> Attributes:
-    told = (trace.status, *trace.model)
-    if trace.rows:
-        told += (("gateway.rows", trace.rows),)
-    return (*told, ("error.type", trace.error)) if trace.error else told
+def _attributes(end: RequestEnd) -> Attributes:
+    told = (end.status, *end.model)
+    if end.rows:
+        told += (("gateway.rows", end.rows),)
+    return (*told, ("error.type", end.error)) if end.error else told
 
 
-def _ids(trace: RequestTrace) -> tuple[tuple[str, str], ...]:
-    own = ("gateway.request_id", trace.request_id.decode("ascii"))
-    return (own, ("gateway.id", trace.id.encode(errors="replace").decode())) if trace.id else (own,)
+def _ids(end: RequestEnd) -> tuple[tuple[str, str], ...]:
+    own = ("gateway.request_id", end.request_id.decode("ascii"))
+    return (own, ("gateway.id", end.id.encode(errors="replace").decode())) if end.id else (own,)
 
 
-def _of_batch(trace: BatchTrace) -> Spans:
-    error = trace.error
-    told = tuple(zip(_ABOUT_BATCH, trace.about, strict=False))
+def _of_batch(trace: BatchTrace, end: BatchEnd) -> Spans:
+    error = end.error
+    told = tuple(zip(_ABOUT_BATCH, end.about, strict=False))
+    remote = trace.kind == "server"
+    trace_id = trace_id_of(trace.parent)
+    ids = trace.ids or random_digits(16)
     own = Span(
         trace.name,
-        trace.context,
-        trace.parent_id,
+        SpanContext(trace_id, ids[:16], trace.state),
+        span_id_of(trace.parent),
         trace.closed_ns,
-        trace.returned_ns,
-        trace.links,
+        end.returned_ns,
+        () if remote else tuple([SpanContext(trace_id_of(each), span_id_of(each)) for each in trace.links or (trace.parent,)]),
         kind=trace.kind,
         attributes=(*told, ("error.type", error)) if error else told,
         failed=bool(error),
-        remote=trace.kind == "server",
+        remote=remote,
     )
-    if trace.kind == "client" or not trace.started_ns:
+    if trace.kind == "client" or not end.started_ns:
         return Spans(own, [])
-    return Spans(own, [("compute", trace.started_ns, trace.finished_ns, ())], trace.session.span_id, bool(error))
+    return Spans(own, [("compute", end.started_ns, end.finished_ns, ())], ids[16:], bool(error))

@@ -155,7 +155,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
     @property
     def request_id(self) -> bytes:
         """By which it is known in its answer and in the log: the client's own, if that is fit for it."""
-        own = self._own_headers()
+        own = self._own or self._own_headers()
         return own[len(_ID) : own.index(b"\r")]
 
     @property
@@ -212,7 +212,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
             self.head = _JSON_HEAD % (length, date_line(), number)
         else:
             self.head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%b%b%b" % (
-                status, REASONS.get(status, b""), content_type, length, date_line(), self._own_headers(), headers,
+                status, REASONS.get(status, b""), content_type, length, date_line(), self._own or self._own_headers(), headers,
             )  # fmt: skip
         self.parts = parts
         self.length = length

@@ -89,6 +89,9 @@ class Rules:
         rate = self.rate(group, now_ns)
         level = known.level(busy + 1)
         margin = self.margins.get(group, known.spread)
+        alone_ns = shape(sizes[0]) * level
+        if self.slo_ns is not None and alone_ns * margin > 0.85 * self.slo_ns:
+            margin = max(1.0, 0.85 * self.slo_ns / alone_ns)  # or who has just come would be late by it
 
         def expected(rows: float) -> float:
             return shape(known.size(rows)) * level
@@ -123,7 +126,6 @@ class Rules:
             if until:
                 return Decided(0, "hold", until)
         # A request alone, when little else comes.
-        alone_ns = shape(sizes[0]) * level
         if (
             waiting == first[3] <= sizes[0]
             and waiting == sum(entry[3] for each in queues.values() for entry in each)

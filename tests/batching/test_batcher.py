@@ -439,6 +439,15 @@ def test_there_is_work_while_a_retry_or_an_answer_is_left() -> None:
     assert not full.has_work
 
 
+def test_a_second_size_is_run_at_load_unless_lengths_differ() -> None:
+    """Padded to eight, two rows take as long as eight: told at once, not by batches that are late."""
+    assert Batcher(Adaptive(), max_rows=32).probe_rows == (1, 32, 2)
+    assert Batcher(Adaptive(), max_rows=16, row_sizes=(1, 4, 16)).probe_rows == (1, 16, 4)
+    assert Batcher(Adaptive(), max_rows=2).probe_rows == (1, 2)
+    assert Batcher(Adaptive(), max_rows=0).probe_rows == (1,)
+    assert Batcher(Adaptive(), max_rows=32, ragged=Ragged(pad={"x": 0})).probe_rows == (1, 32)
+
+
 def test_a_probe_is_a_batch_of_its_request_that_passes_the_queue_by() -> None:
     batcher = batcher_of(None, request(), row_sizes=(1, 4, 8))
     asked = request(0, rows=3, key="k")

@@ -18,7 +18,7 @@ from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
 from gateway.errors import GatewayError, InvalidArgument
-from gateway.types import BatchTrace, InferRequest, SpanContext
+from gateway.types import BatchTrace, InferRequest
 
 MS = 1_000_000
 MIB = 1 << 20
@@ -192,13 +192,11 @@ def test_a_recording_that_has_dropped_its_beginning_is_replayed_from_a_state() -
 
 
 def test_a_recording_goes_on_while_batches_are_traced() -> None:
-    nowhere = SpanContext("", "")
-
     class Traced(Driver):
         def step(self) -> None:
             super().step()
             for batch in self.running:
-                batch.trace = BatchTrace(nowhere, "", nowhere, {}, lambda trace: None, "", 0)
+                batch.trace = BatchTrace(b"", "", lambda trace: None, "", 0)
 
     batcher = recorder(200_000)
     batcher.record()
@@ -330,7 +328,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 7"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 8"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

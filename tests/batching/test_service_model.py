@@ -211,6 +211,21 @@ def test_a_larger_size_never_takes_less_and_the_rate_is_the_best_up_to_it() -> N
     assert [rate * MS for rate in curve.rates] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.625, 0.75, 0.875, 1])
 
 
+def test_where_batches_scatter_a_size_that_had_bad_luck_does_not_make_all_above_it_slow() -> None:
+    ratios = (0.8, 1.0, 1.25) * 12
+    curve = stated({1: 10, 2: 14, 8: 10, 16: 10}, fixed_ms=10, row_ms=0, counts=7, ratios=ratios)
+    assert list(curve.shape) == sorted(curve.shape)
+    assert curve.expected_ns(16) < 11.5 * MS  # the mean of those that are out of order
+
+
+def test_the_more_a_backend_scatters_the_slower_its_level_follows() -> None:
+    for scatter, moved in ((0.0, 0.02), (0.1, 0.01)):
+        quarter = exp(0.5 * 1.35 * scatter)
+        curve = stated({4: 10}, fixed_ms=0, row_ms=2.5, counts=40, ratios=(1 / quarter, 1.0, quarter) * 12)
+        curve.observe(4, 1, 12 * MS)
+        assert curve.level(1) == pytest.approx(1 + moved, rel=1e-3)
+
+
 def test_the_first_batches_count_fully_and_a_size_seen_twice_moves_the_level() -> None:
     curve = ServiceCurve(size_grid(8))
     told = []

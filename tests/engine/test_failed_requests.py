@@ -7,6 +7,7 @@ import pytest
 
 from gateway.engine.failed_requests import FailedRequests
 from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError, InvalidArgument, Overloaded
+from gateway.tracing.context import write
 from gateway.types import RequestTrace, SpanContext
 
 S = 1_000_000_000
@@ -40,7 +41,7 @@ def test_a_line_says_whose_it_was_how_long_it_took_and_why(log: pytest.LogCaptur
 
 
 def test_one_that_is_traced_names_its_trace(log: pytest.LogCaptureFixture) -> None:
-    trace = RequestTrace(SpanContext("a" * 32, "b" * 16), "", lambda _: None)
+    trace = RequestTrace(write(SpanContext("a" * 32, "b" * 16)), lambda _: None)
     tell(FailedRequests(), Overloaded("full"), trace=trace)
     assert log.records[0].__dict__["fields"] | {"trace_id": "a" * 32, "span_id": "b" * 16} == log.records[0].__dict__["fields"]
 

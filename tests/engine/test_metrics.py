@@ -79,7 +79,7 @@ def count_all(metrics: Metrics) -> None:
     routing.busy("cpu", 0.5)
     routing.ejected("cpu")
     endpoint = metrics.endpoint("m", "1", "rest")
-    endpoint.done(0, 10_000, 2 * MS, 2 * MS + 20_000, trace_id="4bf92f3577b34da6a3ce929d0e0e4736")
+    endpoint.done(0, 10_000, 2 * MS, 2 * MS + 20_000, b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     endpoint.failed(Code.OVERLOADED, 0, 1_000)
     in_time = endpoint.first_part(0, 0, 0, 1_000)
     endpoint.part(1_000)
@@ -270,12 +270,12 @@ def test_an_exemplar_stands_with_its_own_model_beside_others() -> None:
     for name in ("idle", "m", "without", "n"):
         endpoint = metrics.endpoint(name, "1", "rest")
         if name != "idle":
-            endpoint.done(0, 0, 0, 2 * MS, trace_id=name if name in "mn" else "")
+            endpoint.done(0, 0, 0, 2 * MS, f"00-{name * 32}-{name * 16}-01".encode() if name in "mn" else b"")
     families = openmetrics_families(metrics.expose(openmetrics=True)[1].decode())
     found = [sample for family in families for sample in family.samples if sample.exemplar]
     assert [(one.labels["model"], one.labels["le"], one.exemplar.labels["trace_id"]) for one in found] == [
-        ("m", "0.0025", "m"),
-        ("n", "0.0025", "n"),
+        ("m", "0.0025", "m" * 32),
+        ("n", "0.0025", "n" * 32),
     ]
 
 

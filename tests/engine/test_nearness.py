@@ -2,18 +2,24 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import ModelSpec, Tensors
 from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
-from gateway.config import Synthetic
+from gateway.config import Backend, ModelSection, Synthetic, parse_config
 from gateway.engine.loop_runs import TURN_NS, LoopRuns
 from gateway.engine.nearness import SHORT_NS, Nearness
 from gateway.engine.workers import WorkerPool
+from gateway.ingress import Ingress
+from gateway.types import InferRequest, InferResponse
 from tests.engine.pools import batch_of, run
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -335,5 +341,38 @@ def test_a_batch_that_was_given_up_before_its_turn_does_not_run() -> None:
         pool.abort()
         assert "the gateway ends" in str(await ended)
         await pool.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("on_ray", [False, True])
+def test_a_request_of_a_short_batch_is_answered_in_the_next_turn_of_the_loop(tmp_path: Path, on_ray: bool) -> None:
+    def open_remote(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
+        return WorkerPool(backend, declared, name="in replicas", clock=LoopClock(asyncio.get_running_loop()))
+
+    async def main() -> None:
+        backend = {"kind": "synthetic", "fixed_ms": 0, "row_ms": 0}
+        models = [
+            {"name": "embedded", "backends": [backend]},
+            {"name": "elsewhere", "backends": [{**backend, "placement": "replicas"}]},
+        ]
+        config = parse_config({"server": {"http_port": None, "grpc_port": None}, "models": models}, source="test")
+        ingress = Ingress(config, run_dir=tmp_path, open_remote=open_remote if on_ray else None)
+        await ingress.start()
+        assert min([await turns(ingress) for _ in range(50)]) == 1
+        await ingress.drain()
+
+    async def turns(ingress: Ingress) -> int:
+        repository = ingress.repository
+        answered: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        inputs = {"INPUT0": np.zeros((1, 16), np.float32)}
+        request = InferRequest("embedded", "1", "", inputs, 1, time.monotonic_ns())
+        repository.infer(repository.model("embedded"), request, answered.set_result)
+        passed = 0
+        while not answered.done():
+            await asyncio.sleep(0)
+            passed += 1
+        assert isinstance(answered.result(), InferResponse)
+        return passed
 
     asyncio.run(main())

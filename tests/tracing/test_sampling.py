@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config import Tracing
 from gateway.errors import ConfigError
-from gateway.tracing.context import read, within, write
+from gateway.tracing.context import read, span_id_of, trace_id_of, within, write
 from gateway.tracing.sampler import Sampler
 from gateway.tracing.settings import settings
 from gateway.types import SpanContext
@@ -94,15 +94,18 @@ def test_a_state_that_cannot_be_handed_on_is_dropped_alone(state: bytes) -> None
 
 
 def test_what_is_written_can_be_read_and_is_new() -> None:
-    traces = [sampler(1.0).begin(Asked()) for _ in range(3)]
-    contexts = [trace.context for trace in traces if trace is not None]
-    assert len({context.trace_id for context in contexts}) == len({context.span_id for context in contexts}) == 3
-    for context in contexts:
-        assert read(write(context).encode()) == (context, True)
+    one = sampler(1.0)
+    traces = [one.begin(Asked()) for _ in range(100)]
+    written = [trace.own for trace in traces if trace is not None]
+    assert len(set(map(trace_id_of, written))) == len(set(map(span_id_of, written))) == 100
+    for each in written:
+        context = SpanContext(trace_id_of(each), span_id_of(each))
+        assert write(context) == each
+        assert read(each) == (context, True)
     inner = within(SpanContext(TRACE, PARENT, "a=1"))
-    assert (inner.trace_id, inner.state) == (TRACE, "a=1")
-    assert re.fullmatch("[0-9a-f]{16}", inner.span_id)
-    assert inner.span_id != PARENT
+    assert trace_id_of(inner) == TRACE
+    assert re.fullmatch("[0-9a-f]{16}", span_id_of(inner))
+    assert span_id_of(inner) != PARENT
 
 
 def sampler(ratio: float, **more: Any) -> Sampler:
@@ -114,8 +117,8 @@ def test_who_sends_a_parent_decides() -> None:
     asked = Asked(traceparent=f"00-{TRACE}-{PARENT}-01", tracestate="a=1")
     trace = sampler(0.0).begin(asked)
     assert trace is not None
-    assert (trace.context.trace_id, trace.parent_id, trace.context.state) == (TRACE, PARENT, "a=1")
-    assert asked.told == {b"traceresponse": write(trace.context).encode()}
+    assert (trace_id_of(trace.own), trace.parent_id, trace.state) == (TRACE, PARENT, "a=1")
+    assert asked.told == {b"traceresponse": trace.own}
 
 
 def test_a_malformed_parent_leaves_it_to_the_ratio() -> None:

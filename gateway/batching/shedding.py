@@ -1,0 +1,76 @@
+"""What does not go with a batch: requests that would be late, and rows that do not pay."""
+
+from bisect import bisect_left
+from itertools import islice
+from typing import Final
+
+from gateway.batching.inflow import View
+from gateway.batching.queue import BatchLimits, Entry, Queue
+
+_STEP: Final = 1.1  # times the rows per second, for which it is worth to leave some behind
+_FEW: Final = 4  # rows left behind are no more than go, or these: if more, times are just changing
+
+
+def shed_lower(queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
+    """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
+    end_ns = view.now_ns + view.expected_ns(rows) * view.margin
+    seen = late = 0
+    for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
+        seen += entry[3]
+        if seen > rows:
+            break
+        if at and entry[2] < end_ns and entry[0] > entry[2]:
+            shed.append(entry)
+            late += entry[3]
+    return late
+
+
+def stepped(view: View, rows: int, limits: BatchLimits) -> int:
+    """Step 5."""
+    curve = view.curve
+    up = curve.at(rows)
+    if not limits.row_sizes:
+        # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
+        # what was learned holds no more.
+        if limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
+            full = curve.sizes[bisect_left(curve.rates, curve.rates[up])]
+            return full if rows - full <= max(full, _FEW) else rows
+    elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:
+        return view.sizes[up - 1]
+    return rows
+
+
+def shed_hopeless(queue: Queue, view: View, hope: float, shed: list[Entry]) -> int:
+    """Step 1. Returns the rows shed."""
+    hope_ns = view.level * hope
+    soonest_ns = view.now_ns + view.shape[0] * hope_ns
+    rows = 0
+    for entry in queue.entries:
+        if entry[3] > view.sizes[0]:
+            if entry[2] >= view.now_ns + view.shape[view.curve.at(entry[3])] * hope_ns:
+                break
+        elif entry[2] >= soonest_ns:
+            break
+        shed.append(entry)
+        rows += entry[3]
+    return rows
+
+
+def sure(queue: Queue, view: View, skip: int) -> int:
+    """The deadline that bounds the batch: of the first that will be in time; without any, of the first that may be."""
+    for entry in islice(queue.entries, skip, None):
+        if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
+            return entry[2]
+    return queue.entries[skip][2]
+
+
+def shed_front(queue: Queue, view: View, fresh: int, waiting: int, shed: list[Entry]) -> tuple[int, int]:
+    """Step 3. Returns the rows that stay and the index of what the new first allows."""
+    fits = 0
+    for entry in islice(queue.entries, len(shed), None):
+        fits = view.fits(entry[2] - view.now_ns)
+        if fits >= 0 and view.sizes[fits] >= min(view.sizes[fresh], waiting):
+            break
+        shed.append(entry)
+        waiting -= entry[3]
+    return waiting, fits

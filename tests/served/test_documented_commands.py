@@ -113,6 +113,8 @@ BENCHMARKS = (
     "python -m benchmarks.batching --only table",
     "python -m benchmarks.batching --plot FILE",
     "python -m benchmarks.batching_real --seconds 6 --rows 8,16,32 --delays 0,10",
+    "python -m benchmarks.batching_real --slo-t1 2 3 --lengths 64-128 --arrivals poisson,bursts --repeats 3 --seconds 2.5"
+    " --rows 4,16 --delays 0,5 --loads 0.6,1.2",
     "python -m benchmarks.contest",
     "python -m benchmarks.contest --cases 6 --seeds 5",
     "python -m benchmarks.contest --kind 'SLO up to 3 t(1)'",

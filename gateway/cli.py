@@ -212,8 +212,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
     asked = arguments.ray or bool(cluster)
-    with collecting_seldom(), _without_plugins():
-        with ctrl_c_ends_at_once():
+    with collecting_seldom():
+        with ctrl_c_ends_at_once(), _without_plugins():
             from gateway.commands.serve import serve
             from gateway.config import ServerSection, listening
             from gateway.configuring.argument import is_configuration, opened
@@ -227,7 +227,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         if is_configuration(arguments.config):
             if arguments.example is not None:
                 raise ConfigError("--example: only for a model: a configuration states its inputs")
-            with step(f"reading {arguments.config}"):  # a package is compared with its hashes
+            with step(f"reading {arguments.config}"), _without_plugins():  # a package is compared with its hashes
                 config = servable(arguments.config, here=arguments.no_ray or cluster in (None, "", "local"))
         else:
             server = listening(ServerSection(), given, called=_flag)
@@ -248,8 +248,9 @@ def _sagemaker(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _without_plugins() -> Iterator[None]:
-    """Within it, pydantic looks for no plugins, of which it would read every installed package. A model's code may have some.
+    """Within it, pydantic looks for no plugins, for which it would read every installed package.
 
+    To be left before a model's code is imported, which may want some.
     Source: https://docs.pydantic.dev/latest/concepts/plugins/
     """
     if _PLUGINS in os.environ:
@@ -273,7 +274,8 @@ def _told(arguments: argparse.Namespace) -> "Config":
 
     found = _guessed(arguments)
     words.info("# `gateway init %s` writes this configuration:\n%s", arguments.config, written(found, Path.cwd()))
-    return parse_config(found.document, source=arguments.config)
+    with _without_plugins():
+        return parse_config(found.document, source=arguments.config)
 
 
 def _guessed(arguments: argparse.Namespace) -> "Guess":

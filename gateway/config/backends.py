@@ -97,8 +97,8 @@ class Backend(Strict):
 
     def options(self) -> dict[str, Any]:
         """The backend's own options: what its `load` takes."""
-        own = type(self).model_fields.keys() - Backend.model_fields.keys() - {"kind", "build"}
-        return {name: deepcopy(getattr(self, name)) for name in own}  # `model_dump` would have to be built first
+        shared = {*Backend.model_fields, "kind", "build"}  # `model_dump` would have to be built first
+        return {name: deepcopy(getattr(self, name)) for name in type(self).model_fields if name not in shared}
 
 
 class Build(Strict):

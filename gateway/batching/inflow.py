@@ -100,7 +100,7 @@ class View:
         """Let Q(1) be no longer than this, nor shorter than T(1)."""
         least_ns = self.shape[0] * self.level
         if least_ns * self.margin > most_ns:
-            self.margin = max(1.0, most_ns / least_ns)
+            self.margin = min(self.margin, max(1.0, most_ns / least_ns))
             self.quantile = self.level * self.margin
 
     def expected_ns(self, rows: float) -> float:

@@ -91,7 +91,7 @@ class Rules:
         margin = self.margins.get(group, known.spread)
         alone_ns = shape(sizes[0]) * level
         if self.slo_ns is not None and alone_ns * margin > 0.85 * self.slo_ns:
-            margin = max(1.0, 0.85 * self.slo_ns / alone_ns)  # or who has just come would be late by it
+            margin = min(margin, max(1.0, 0.85 * self.slo_ns / alone_ns))  # or who has just come would be late by it
 
         def expected(rows: float) -> float:
             return shape(known.size(rows)) * level

@@ -14,9 +14,9 @@ from benchmarks.peers import first_share
 from benchmarks.peers_minilm import CLOSE, FIRST, MOST_TRIES, Run, bracket, next_share
 
 
-def opened(server: str, number: int, tried: dict[float, float]) -> list[Run]:
+def opened(server: str, number: int, tried: dict[float, float], cpu_us: float = 0.0) -> list[Run]:
     """Of one round: the share in time by the rate that was asked."""
-    return [Run(number, "open", server, rate, 4, rate, 100.0, kept=kept) for rate, kept in tried.items()]
+    return [Run(number, "open", server, rate, 4, rate, 100.0, kept=kept, cpu_us=cpu_us) for rate, kept in tried.items()]
 
 
 @pytest.mark.parametrize("limit", [3.0, 40.0, 97.0, 100.0, 161.0, 400.0])
@@ -52,10 +52,10 @@ def test_a_search_begins_below_what_the_server_answered_with_most_users() -> Non
 
 def test_the_table_of_rates_within_the_slo_shows_a_peer_that_wins_first() -> None:
     runs = opened("plain", 0, {100: 0.995, 120: 0.98}) + opened("plain", 1, {90: 1.0, 95: 0.9})
-    runs += opened("triton", 0, {125: 0.99, 130: 0.98}) + opened("triton", 1, {100: 0.999, 101: 0.5})
+    runs += opened("triton", 0, {125: 0.99, 130: 0.98}, 13_000) + opened("triton", 1, {100: 0.999, 101: 0.5}, 15_000)
     rows = peer_tables.within_slo(runs).splitlines()
-    assert rows[2] == "| triton | 4 | 1.12 | 1.25, 1.00 | 112/s | 0.85 (0.80 to 0.90) |"
-    assert rows[3] == "| plain | 4 | 0.95 | 1.00, 0.90 | 95/s |  |"
+    assert rows[2] == "| triton | 4 | 1.12 | 1.25, 1.00 | 112/s | 0.85 (0.80 to 0.90) | 14.0 (13.0 to 15.0) |"
+    assert rows[3] == "| plain | 4 | 0.95 | 1.00, 0.90 | 95/s |  | 0.0 (0.0 to 0.0) |"
 
 
 def test_who_takes_sentences_is_compared_with_the_gateway_that_does() -> None:
@@ -106,7 +106,7 @@ def test_the_plot_has_a_bar_of_each_server() -> None:
         peer_tables.plot(opened("plain", 0, {100: 1.0, 110: 0.1}) + opened("triton", 0, {125: 0.99, 130: 0.1}))
     )
     bars = drawn.findall("{http://www.w3.org/2000/svg}rect")
-    assert [float(bar.attrib["width"]) for bar in bars] == [380.0, 304.0]  # 380 · 100 / 125
+    assert [float(bar.attrib["width"]) for bar in bars] == [340.0, 272.0]  # 340 · 100 / 125
     assert peer_tables.plot([])
 
 

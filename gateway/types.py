@@ -123,7 +123,7 @@ class SpanContext(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class BatchEnd(msgspec.Struct, eq=False):
+class BatchEnd(msgspec.Struct, eq=False, gc=False):
     """How a batch ended: started_ns to finished_ns: of its session; returned_ns: when its outputs were here. `Clock.now_ns`.
 
     error: a `Code`'s value; empty: it went well. about: what else is told of it, as `spans` names it.
@@ -136,7 +136,7 @@ class BatchEnd(msgspec.Struct, eq=False):
     about: tuple[str | int, ...] = ()
 
 
-class _BatchTraceHead(msgspec.Struct, eq=False):
+class _BatchTraceHead(msgspec.Struct, eq=False, gc=False):
     """What may be given by position."""
 
     parent: bytes
@@ -146,7 +146,7 @@ class _BatchTraceHead(msgspec.Struct, eq=False):
     closed_ns: int
 
 
-class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
+class BatchTrace(_BatchTraceHead, kw_only=True, eq=False, gc=False):
     """What is noted of a batch with a traced request among its own, in the process that closed it or in a replica that ran it.
 
     parent: the span in which it is, as `traceparent` names it. ended: takes this once it is all noted; None: the trace of its
@@ -163,7 +163,7 @@ class BatchTrace(_BatchTraceHead, kw_only=True, eq=False):
     end: BatchEnd | None = None
 
 
-class RequestEnd(msgspec.Struct, kw_only=True, eq=False):
+class RequestEnd(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """How a traced request ended.
 
     operation: as its protocol calls it. error: a `Code`'s value; empty: it went well. status, model: attributes, of its answer
@@ -184,7 +184,7 @@ class RequestEnd(msgspec.Struct, kw_only=True, eq=False):
     ended_ns: int
 
 
-class RequestTrace(msgspec.Struct, eq=False):
+class RequestTrace(msgspec.Struct, eq=False, gc=False):
     """What is noted of a traced request, until its spans are made of it.
 
     own: its span, as `traceparent` names it. ended: takes this once it is all noted. parent_id: the span's in which it was

@@ -2,7 +2,7 @@
 
     python -m benchmarks.batching                 all tables, quick (one to two minutes on two cores)
     python -m benchmarks.batching --full          more requests and seeds (about half an hour on one core)
-    python -m benchmarks.batching --only table    table, heldout, optimum, arrivals, leases or cost
+    python -m benchmarks.batching --only table    table, heldout, optimum, overload, arrivals, leases or cost
     python -m benchmarks.batching --trace FILE    replay: a CSV whose first column are timestamps
     python -m benchmarks.batching --csv DIR       also write the numbers
     python -m benchmarks.batching --plot FILE     draw goodput by load, as one HTML file; alone or after tables chosen by --only
@@ -343,6 +343,27 @@ def optimum(options: argparse.Namespace) -> list[list[str]]:
     return [["case", *(f"{load}z" for load in loads)], *rows]
 
 
+def overload(options: argparse.Namespace) -> list[list[str]]:
+    print("\n## Overload: % of refusals within a tenth of the SLO / of the answered late / goodput in % of c\n")
+    print("| case | twice the load | five times |\n|---|---|---|")
+    rows = []
+    for case in CASES:
+        cells = []
+        for load in (2, 5):
+            rps = load * case.zero_loss_rps()
+            shares = []
+            for seed in options.seeds:
+                arrivals = arrivals_ns(case.arrivals, rps, options.requests, 10 * case.slo_ns, seed)
+                outcome = simulate(OURS.batcher(case), arrivals, case.profile, workers=case.workers)
+                refused, answered = outcome.refused_ns[outcome.refused_ns >= 0], outcome.latencies_ns[outcome.latencies_ns >= 0]
+                goodput = outcome.goodput_rps(case.slo_ns) / case.ceiling_rps()
+                shares.append((np.mean(refused <= case.slo_ns / 10), np.mean(answered > case.slo_ns), goodput))
+            cells.append(" / ".join(interval([100 * share for share in each]) for each in zip(*shares, strict=True)))
+        print(f"| {case.name} | " + " | ".join(cells) + " |", flush=True)
+        rows.append([case.name, *cells])
+    return [["case", "2", "5"], *rows]
+
+
 def clairvoyant(case: Case, arrivals: np.ndarray) -> int:
     """The most requests one worker can answer within the SLO, knowing all arrivals and t(n).
 
@@ -526,6 +547,7 @@ TABLES: dict[str, Callable[[argparse.Namespace], list[list[str]]]] = {
     "table": table,
     "heldout": heldout,
     "optimum": optimum,
+    "overload": overload,
     "arrivals": other_arrivals,
     "leases": leased,
     "cost": cost,

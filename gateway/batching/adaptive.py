@@ -60,7 +60,7 @@ from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlo
 from gateway.batching.rehearsal import Rehearsal
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
-from gateway.batching.stances import PLANNED, Stance, decide_in
+from gateway.batching.stances import AT_ONCE, PLANNED, Stance, decide_in
 
 _STREAMS: Final = 256
 _CAP: Final = 0.55
@@ -174,9 +174,10 @@ class Adaptive:
         if alone and slo_ns is not None and not queue.has_lower_class:
             stance = self._stance_for(stream, state, now_ns, slo_ns)
             if stance != PLANNED:
-                decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
+                view = View(stream, busy, now_ns, free_slots)
+                decision = decide_in(stance, queue, view, slo_ns)
                 if decision is not None:
-                    return decision
+                    return decision if stance == AT_ONCE else decision._replace(outlook=self._foreseen(view, slo_ns))
         held = stream.held
         if held.first is first and now_ns < held.until_ns and waiting < held.rows and busy == held.busy:
             if held.view is None:
@@ -228,12 +229,14 @@ class Adaptive:
             reason = "deadline" if fits < cap else "cap" if cap < last else "full"
             if slo_ns is not None:
                 # The overload lasts, so what waits is by what was foreseen; other lengths may have come between.
-                lasting = queue.outlook is not None and alone
+                promised = queue.outlook if alone else None
                 fresh, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
+                if promised is not None:  # by whose size they were let in
+                    fresh = view.curve.at(promised.rows)
                 fits = max(0, view.fits(deadline_ns - now_ns))
                 index = fits if fits < cap else cap
                 if view.sizes[fits] < min(view.sizes[fresh], waiting) and (
-                    lasting or not feasible(queue, len(shed), index, cap, view, state, free_slots)
+                    promised is not None or not feasible(queue, len(shed), index, cap, view, state, free_slots)
                 ):
                     waiting, fits = shed_front(queue, view, fresh, waiting, shed)
                     if not waiting:
@@ -297,6 +300,14 @@ class Adaptive:
             left_ns = slo_ns - state.reserved_ns
             rehearsal.look(stream, state.workers, left_ns, now_ns, lane)
         return rehearsal.stance
+
+    def _foreseen(self, view: View, slo_ns: int) -> Outlook | None:
+        """What becomes of those that come, in a stance that lets a batch wait for as many as can be collected."""
+        at = collected(view.curve, view.rate, slo_ns, view.quantile)
+        crowd = view.rate / view.curve.rates[at] * view.level / view.workers
+        if crowd <= _OVERLOADED:
+            return None
+        return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd)
 
     def _rehearse(self, stream: Inflow, of_line: bool) -> None:
         """Be as the policy that has this stream. of_line: which is of all lengths."""

@@ -19,7 +19,7 @@ import msgspec
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
-from gateway.batching.overload import missing_ns, unless_refused
+from gateway.batching.overload import MIXED_NS, missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceModel
@@ -195,8 +195,11 @@ class Batcher(Untold):
             queue = state.queues.get(group)
             if queue is None:
                 queue = state.new_queue(group)
-            plain = not request.priority and deadline_ns != NEVER
-            key = deadline_ns if plain else virtual_deadline(request, deadline_ns)
+            key = deadline_ns
+            if request.priority or deadline_ns == NEVER:
+                key = virtual_deadline(request, deadline_ns)
+                if key != deadline_ns:
+                    state.mixed_until_ns = now_ns + MIXED_NS
             if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
                 self._policy.arrived(queue, rows, now_ns)
                 raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)

@@ -5,8 +5,9 @@ larger r, the more of it is in time whatever luck its run has, but the fewer row
 luck that batches had: of the margins r that were seen, with the largest n that each lets be collected or the next size, which
 is then not full, the one with most rows in time per worker time. While more comes than that, an arrival that finds all workers
 busy is refused at once if those that wait fill the batches that could be in time for it, or if the next comes too late for it
-(`missing_ns`). Who is let in by that may still be shed: the batches that run are taken to be lucky, and fewer may come than are
-planned for.
+(`missing_ns`). Who is let in by that may still be shed, as the batches that run are taken to be lucky. That the next batch may be
+smaller, as fewer come than are planned for, is not counted on: who was let in for that was mostly shed, and left no more for
+others.
 """
 
 from bisect import bisect_left
@@ -26,7 +27,9 @@ _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
 _CHOOSY: Final = 1.5  # eighths of the luck of batches that are not waited for, whenever twice as many come
 _MEDIAN: Final = 4  # eighths
-_SMALLER: Final = 1.0  # standard deviations by which a batch may be smaller than planned, where fewer came
+
+MIXED_NS: Final = 1_000_000_000
+"""Since a request of another class than the default came: so long, more of them are expected."""
 
 
 class Plan(NamedTuple):
@@ -78,9 +81,6 @@ def productivity(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float)
 def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
-    time_ns = curve.shape[planned.at] * level
-    chance = _SMALLER * sqrt(rows)
-    least_ns = curve.shape[curve.at(max(1, int(rows - chance)))] * level
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
     busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
     pace = Expected(curve, level, planned.margin)
@@ -88,9 +88,7 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
         workers=workers,
         rows=rows,
         busy=busy,
-        full_ns=time_ns,
-        least_ns=planned.margin * least_ns,
-        chance=chance,
+        full_ns=curve.shape[planned.at] * level,
         pace=pace,
         together=together,
     )
@@ -107,7 +105,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     several = len(state.queues) > 1
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
-    rows, busy, full_ns, least_ns = ahead.rows, ahead.busy, ahead.full_ns, ahead.least_ns
+    rows, busy, full_ns = ahead.rows, ahead.busy, ahead.full_ns
     due_ns = ahead.pace.margin * full_ns
     waiting = state.rows
     free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
@@ -126,10 +124,10 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     if before:
         rounds, place = divmod(before, len(free))
         soonest_ns = max(now_ns, free[place]) + rounds * full_ns
-    smaller = ((before + 1) * rows - waiting - 1) / ahead.chance
-    if smaller < 1.0:  # so sure it is that the batch will be as large: by those who are in it
-        least_ns = due_ns - smaller * (due_ns - least_ns)
-    late_ns = soonest_ns + least_ns - deadline_ns
+    if several or now_ns < state.mixed_until_ns:
+        # The batch may be without the longest, or smaller, as lower classes make room.
+        due_ns = ahead.pace.margin * ahead.pace.expected_ns(max(1, int(rows - sqrt(rows))))
+    late_ns = soonest_ns + due_ns - deadline_ns
     return late_ns if late_ns > 0.0 else 0.0
 
 

@@ -101,16 +101,13 @@ class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start that is as small
-    as chance may have it, which is by so many rows. together: whether all queues stand in one line.
+    full_ns: expected of one of `rows`. together: whether all queues stand in one line.
     """
 
     workers: int
     rows: int
     busy: float
     full_ns: float
-    least_ns: float
-    chance: float
     pace: Expected
     together: bool
 
@@ -303,10 +300,11 @@ class BatchLimits:
 class State:
     """What a policy may look at: all queues of the lane and the batches that run. reserved_ns: of the last request's SLO.
 
-    rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
+    rows, requests: what waits in the queues. Who changes a queue by itself keeps them true. mixed_until_ns: so long, requests of
+    other classes than the default count as coming.
     """
 
-    __slots__ = ("in_flight", "queues", "requests", "reserved_ns", "rows", "workers")
+    __slots__ = ("in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -315,6 +313,7 @@ class State:
         self.rows = 0
         self.requests = 0
         self.reserved_ns = 0
+        self.mixed_until_ns = 0
 
     def new_queue(self, group: Hashable) -> Queue:
         queues = self.queues

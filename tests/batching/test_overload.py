@@ -47,9 +47,12 @@ def refused_after_s(batcher: Batcher, asked: InferRequest) -> float | None:
         (5, 1.5, 0.01, 1, 7, 64, 0.95),
         (2, 27, 0.3, 8, 180, 16, 0.95),
         (5, 27, 0.3, 8, 180, 16, 0.95),
-        (2, 2, 0.15, 1, 20, 64, 0.7),
-        (5, 2, 0.15, 1, 20, 64, 0.8),
-        (5, 4, 6, 4, 100, 32, 0.75),
+        (2, 2, 0.15, 1, 20, 64, 0.95),
+        (5, 2, 0.15, 1, 20, 64, 0.9),
+        (2, 4, 6, 1, 100, 32, 0.95),
+        (2, 4, 6, 4, 100, 32, 0.9),
+        (5, 4, 6, 4, 100, 32, 0.9),
+        (2, 2, 0.15, 4, 12, 64, 0.85),  # another stance is followed
     ],
 )
 def test_under_overload_most_refusals_come_at_once_and_nothing_that_is_answered_is_late(

@@ -5,9 +5,8 @@ larger r, the more of it is in time whatever luck its run has, but the fewer row
 luck that batches had: of the margins r that were seen, with the largest n that each lets be collected or the next size, which
 is then not full, the one with most rows in time per worker time. While more comes than that, an arrival that finds all workers
 busy is refused at once if those that wait fill the batches that could be in time for it, or if the next comes too late for it
-(`missing_ns`). Who is let in by that may still be shed, as the batches that run are taken to be lucky. That the next batch may be
-smaller, as fewer come than are planned for, is not counted on: who was let in for that was mostly shed, and left no more for
-others.
+(`missing_ns`). Who is let in by that may still be shed, as the batches that run are taken to be lucky. That the next batch may
+be smaller, as fewer come than are planned for, is not counted on: who was let in for that was mostly shed, and nobody gained.
 """
 
 from bisect import bisect_left

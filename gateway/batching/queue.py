@@ -300,8 +300,8 @@ class BatchLimits:
 class State:
     """What a policy may look at: all queues of the lane and the batches that run. reserved_ns: of the last request's SLO.
 
-    rows, requests: what waits in the queues. Who changes a queue by itself keeps them true. mixed_until_ns: so long, requests of
-    other classes than the default count as coming.
+    rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
+    mixed_until_ns: so long, requests of other classes than the default count as coming.
     """
 
     __slots__ = ("in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")

@@ -109,7 +109,9 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
-        if len(self._streams) > 1 and self._limits.slo_ns is not None:
+        if self._limits.slo_ns is None:
+            return
+        if len(self._streams) > 1:
             self._line.came(rows, now_ns)
         if self._stance is None:
             self._rehearsal.arrived()

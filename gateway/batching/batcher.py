@@ -182,7 +182,9 @@ class Batcher(Untold):
                 raise _too_large(request, rows, self._max_request_rows, self._max_queue_rows)
             state = self._state
             slo_ns = self._slo_ns
-            if slo_ns is None or request.deadline_ns is not None:
+            if slo_ns is None and request.deadline_ns is None:
+                deadline_ns = NEVER
+            elif slo_ns is None or request.deadline_ns is not None:
                 deadline_ns = deadline_of(request, slo_ns, reserved_ns)
             else:
                 deadline_ns = request.arrival_ns + slo_ns - reserved_ns
@@ -246,7 +248,15 @@ class Batcher(Untold):
     def step(self, now_ns: int, free_slots: int) -> Step:
         """Decide what runs now. free_slots: batches that can start at once."""
         state = self._state
-        if not state.requests and not self._retries and not self._displaced:
+        decision: Decision | None = None
+        if state.requests == 1 and free_slots > 0 and len(state.queues) == 1 and not (self._retries or self._displaced):
+            # One alone, where few ask the same model: as below, at half the price.
+            if self._expires_ns >= now_ns:
+                (queue,) = state.queues.values()
+                decision = self._policy.decide(queue, state, now_ns, free_slots)
+                if (batch := self._close_alone(queue, decision, now_ns)) is not None:
+                    return Step([batch], [], None)
+        elif not state.requests and not self._retries and not self._displaced:
             return NOTHING
         batches: list[Batch] = []
         shed: list[Shed] = []
@@ -260,7 +270,8 @@ class Batcher(Untold):
                 self._run_retry(now_ns, batches)
             free_slots -= len(batches)
             while free_slots > 0 and state.requests:
-                wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
+                wake_at_ns = self._close_one(now_ns, free_slots, batches, shed, decision)
+                decision = None
                 if wake_at_ns:
                     break
                 free_slots -= 1
@@ -275,8 +286,39 @@ class Batcher(Untold):
             wake_at_ns = self._expires_ns + 1
         return Step(batches, shed, wake_at_ns if wake_at_ns < NEVER else None)
 
-    def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed]) -> int:
-        """Close a batch of the most urgent queue that has one. 0 if there was one, else when to ask again."""
+    def _close_alone(self, queue: Queue, decision: Decision, now_ns: int) -> Batch | None:
+        """Close a batch of the one request that waits, if it is to go now, and whole. None: it is not so simple."""
+        limit, reason, _, hopeless, expected_ns, fill, _ = decision
+        _, _, _, rows, request = queue.entries[0]
+        if limit < rows or rows > self._max_rows or hopeless or fill or self._ragged is not None:
+            return None
+        queue.outlook = decision.outlook
+        queue.entries.clear()
+        state, limits = self._state, self._limits
+        queue.rows = state.rows = state.requests = 0
+        self._expires_ns = NEVER
+        in_flight = state.in_flight
+        batch = Batch(
+            parts=[Part(request, request.rows - rows if self._batched else 0, rows)],
+            rows=rows,
+            padded_rows=limits.padded(rows) if limits.row_sizes else rows,
+            reason="full" if rows == self._max_rows and reason == "idle" else reason,
+            closed_ns=now_ns,
+            group=queue.group,
+            expected_ns=expected_ns,
+            batched=self._batched,
+            busy=len(in_flight) + 1,
+        )
+        in_flight[batch] = None
+        return batch
+
+    def _close_one(
+        self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed], decision: Decision | None
+    ) -> int:
+        """Close a batch of the most urgent queue that has one. 0 if there was one, else when to ask again.
+
+        decision: on the only queue; None: it is to be made.
+        """
         state = self._state
         waiting: Collection[Queue] = state.queues.values()
         if len(waiting) > 1:
@@ -285,7 +327,7 @@ class Batcher(Untold):
         for queue in waiting:
             if not queue.entries:  # they were shed with another's
                 continue
-            decision = self._policy.decide(queue, state, now_ns, free_slots)
+            decision = decision or self._policy.decide(queue, state, now_ns, free_slots)
             rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
             if hopeless:
                 self._shed(queue, hopeless, shed)
@@ -296,6 +338,7 @@ class Batcher(Untold):
                 return 0
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:
                 wake_at_ns = ask_at_ns
+            decision = None
         return wake_at_ns
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:

@@ -342,22 +342,26 @@ class Lane:
             return
         behind = self._behind
         waits = bool(behind)
-        behind += [*zip(batch.parts, pieces, strict=True)]
-        if not waits:
-            self._next_part()
-            try:
-                self._answered(self._clock.now_ns() - now_ns)
-            except BaseException:
-                log.exception("%s: how long it took to answer could not be learned", self.name)
-            if behind:
-                self._answer_behind(now_ns)
+        if len(batch.parts) == 1 and not waits:
+            self._answer_part(batch.parts[0], pieces[0])
+        else:
+            behind += [*zip(batch.parts, pieces, strict=True)]
+            if waits:
+                return
+            self._answer_part(*behind.popleft())
+        try:
+            self._answered(self._clock.now_ns() - now_ns)
+        except BaseException:
+            log.exception("%s: how long it took to answer could not be learned", self.name)
+        if behind:
+            self._answer_behind(now_ns)
 
     def _answer_behind(self, began_ns: int | None = None) -> None:
         """Answer what is done, and what has no time any more in another turn of the loop. began_ns: this one's; None: now."""
         behind, now_ns = self._behind, self._clock.now_ns
         until_ns = (began_ns or now_ns()) + _TURN_NS
         while now_ns() < until_ns:
-            self._next_part()
+            self._answer_part(*behind.popleft())
             if not behind:
                 return
         if behind[0][0].whole:
@@ -365,9 +369,8 @@ class Lane:
         else:  # where the loop went on at once, other sessions, whose threads need the interpreter, began 100 ms late
             self._clock.call_at(now_ns() + _REST_NS, self._answer_behind)
 
-    def _next_part(self) -> None:
-        """Answer the first that is done, or do some of what that takes."""
-        part, outputs = self._behind.popleft()
+    def _answer_part(self, part: Part, outputs: Tensors) -> None:
+        """Answer one that is done, or do some of what that takes: then it is the first that is behind."""
         request = part.request
         try:
             if part.rows == request.rows and request in self._waiting:  # as mostly

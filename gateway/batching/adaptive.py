@@ -138,9 +138,15 @@ class Adaptive:
         stream = self._streams[group] if group in self._streams else self._stream(group)
         if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
-        if len(state.queues) == 1:
-            return self._decide(queue, stream, state, now_ns, free_slots, True)
         slo_ns = self._limits.slo_ns
+        if len(state.queues) == 1:
+            if slo_ns is None and state.requests == 1 and stream.held is NOT_HELD:  # `_decide` would come to it as well
+                busy = len(state.in_flight)
+                if free_slots > 1 or not busy:
+                    lone = self._lone(queue.entries[0], stream, busy, free_slots, state, now_ns)
+                    if lone is not None:
+                        return lone
+            return self._decide(queue, stream, state, now_ns, free_slots, True)
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)

@@ -349,10 +349,11 @@ class Lane:
             if waits:
                 return
             self._answer_part(*behind.popleft())
-        try:
-            self._answered(self._clock.now_ns() - now_ns)
-        except BaseException:
-            log.exception("%s: how long it took to answer could not be learned", self.name)
+        if self._most_reserved_ns:
+            try:
+                self._answered(self._clock.now_ns() - now_ns)
+            except BaseException:
+                log.exception("%s: how long it took to answer could not be learned", self.name)
         if behind:
             self._answer_behind(now_ns)
 

@@ -11,9 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
+from gateway.batching.batcher import Batcher
 from gateway.batching.checkpoint import freeze, thaw
 from gateway.batching.policies import Greedy
+from gateway.batching.policy import Decision
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
@@ -47,6 +50,7 @@ class Driver:
     lengths: bool = False
     slots: int = 2
     now_ns: int = 1_000_000_000
+    shapes: tuple[Any, ...] = (None, (("x", (3,)),))
     asked: list[InferRequest] = field(default_factory=list)
     running: list[Batch] = field(default_factory=list)
 
@@ -79,7 +83,7 @@ class Driver:
             self.now_ns - self.random.randrange(MS),
             deadline_ns=deadline_ns,
             priority=self.random.choice((0, 0, 0, 1, 3, 4)),
-            shape_key=self.random.choice((None, (("x", (3,)),))),
+            shape_key=self.random.choice(self.shapes),
         )
         if request.unmarked and not self.lengths and self.random.random() < 0.7:
             request.arrival_ns, request.plain = self.now_ns, True
@@ -127,6 +131,45 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
     assert history.decisions > 500
     assert any(request.plain for request in driver.asked) == ("lengths" not in case)
     assert {"answered"} <= {request.fate for request in history.requests}
+
+
+@pytest.mark.parametrize("case", ["adaptive", "adaptive without an SLO", "compiled sizes", "greedy", "no batches", "lengths"])
+def test_a_request_alone_is_closed_as_it_would_be_the_long_way(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_alone = Batcher._close_alone
+    alone: list[Batch] = []
+
+    def noted(self: Batcher, *decided: Any) -> Batch | None:
+        batch = close_alone(self, *decided)
+        if batch is not None:
+            alone.append(batch)
+        return batch
+
+    monkeypatch.setattr(Batcher, "_close_alone", noted)
+    batcher = recorder(**CASES[case])
+    batcher.record()
+    driver = Driver(batcher, random.Random(11), lengths=case == "lengths", shapes=(None,))
+    for _ in range(600):
+        driver.now_ns += int(driver.random.expovariate(1 / (3 * MS)))
+        driver.add()
+        driver.step()
+        while driver.running and driver.random.random() < 0.7:
+            ended = driver.running.pop(0)
+            batcher.finished(ended, driver.now_ns, driver.now_ns - ended.closed_ns, True)
+            driver.step()
+    assert (len(alone) > 100) == (case != "lengths"), "what is padded goes the long way"
+    decide, lone, within = Adaptive._decide, Adaptive._lone, [False]
+
+    def long_way(self: Adaptive, *asked: Any) -> Decision:
+        within.append(True)
+        try:
+            return decide(self, *asked)
+        finally:
+            within.pop()
+
+    monkeypatch.setattr(Batcher, "_close_alone", lambda *_: None)
+    monkeypatch.setattr(Adaptive, "_decide", long_way)
+    monkeypatch.setattr(Adaptive, "_lone", lambda self, *asked: lone(self, *asked) if within[-1] else None)
+    same(replay(read(batcher)))
 
 
 class Alike(Driver):

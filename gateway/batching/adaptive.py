@@ -225,7 +225,7 @@ class Adaptive:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        cap = self._cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
+        cap = _cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -339,21 +339,6 @@ class Adaptive:
         work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
-
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
-        """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
-        if slo_ns is None:
-            # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
-            fixed, slope = view.curve.line_ns
-            soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
-            # Never less than clears the queue in one turn of the workers: if the times learned are too short, as they are
-            # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
-            at_once = -(-waiting // view.workers)
-            return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
-        if cap < sustains:
-            cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
-        return cap if cap > 0 else 0
 
     def _share(self, stream: Inflow, state: State, now_ns: int) -> tuple[float, float]:
         """Of several queues, this one's part of the work that arrives, which is its part of the workers; and all that work."""
@@ -486,3 +471,19 @@ class Adaptive:
                 del self._streams[next(iter(self._streams))]
             stream = self._streams[group] = Inflow(self.service.curve(group))
         return stream
+
+
+def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
+    """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
+    if slo_ns is None:
+        # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
+        fixed, slope = view.curve.line_ns
+        soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
+        # Never less than clears the queue in one turn of the workers: if the times learned are too short, as they are
+        # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
+        at_once = -(-waiting // view.workers)
+        return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
+    cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
+    if cap < sustains:
+        cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
+    return cap if cap > 0 else 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gateway.batching.adaptive import Adaptive
+from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch
-from gateway.batching.batcher import Batcher
 from gateway.batching.checkpoint import freeze, thaw
 from gateway.batching.policies import Greedy
 from gateway.batching.policy import Decision
@@ -135,16 +135,15 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
 
 @pytest.mark.parametrize("case", ["adaptive", "adaptive without an SLO", "compiled sizes", "greedy", "no batches", "lengths"])
 def test_a_request_alone_is_closed_as_it_would_be_the_long_way(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    close_alone = Batcher._close_alone
     alone: list[Batch] = []
 
-    def noted(self: Batcher, *decided: Any) -> Batch | None:
-        batch = close_alone(self, *decided)
+    def noted(*decided: Any) -> Batch | None:
+        batch = close_alone(*decided)
         if batch is not None:
             alone.append(batch)
         return batch
 
-    monkeypatch.setattr(Batcher, "_close_alone", noted)
+    monkeypatch.setattr("gateway.batching.batcher.close_alone", noted)
     batcher = recorder(**CASES[case])
     batcher.record()
     driver = Driver(batcher, random.Random(11), lengths=case == "lengths", shapes=(None,))
@@ -166,7 +165,7 @@ def test_a_request_alone_is_closed_as_it_would_be_the_long_way(case: str, monkey
         finally:
             within.pop()
 
-    monkeypatch.setattr(Batcher, "_close_alone", lambda *_: None)
+    monkeypatch.setattr("gateway.batching.batcher.close_alone", lambda *_: None)
     monkeypatch.setattr(Adaptive, "_decide", long_way)
     monkeypatch.setattr(Adaptive, "_lone", lambda self, *asked: lone(self, *asked) if within[-1] else None)
     same(replay(read(batcher)))

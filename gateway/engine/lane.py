@@ -341,14 +341,12 @@ class Lane:
             self.answer(batch.parts[0].request, None)
             return
         behind = self._behind
-        waits = bool(behind)
-        if len(batch.parts) == 1 and not waits:
-            self._answer_part(batch.parts[0], pieces[0])
-        else:
+        if behind:
             behind += [*zip(batch.parts, pieces, strict=True)]
-            if waits:
-                return
-            self._answer_part(*behind.popleft())
+            return
+        if len(pieces) > 1:
+            behind += [*zip(batch.parts[1:], pieces[1:], strict=True)]
+        self._answer_part(batch.parts[0], pieces[0])
         if self._most_reserved_ns:
             try:
                 self._answered(self._clock.now_ns() - now_ns)
@@ -393,8 +391,7 @@ class Lane:
         split = waiting.split = waiting.split or SplitAnswer(request.rows)
         if not split.add(part.start, part.rows, outputs):
             return False
-        joined = split.whole()
-        if joined is not None:
+        if (joined := split.whole()) is not None:
             self.answer(request, _response(request, {name: joined[name] for name in outputs}))
         return True
 
@@ -409,8 +406,7 @@ class Lane:
         off_ns = (took_ns if took_ns < most_ns else most_ns) - self._answering_ns
         self._answering_ns += _SMOOTHING * off_ns
         self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
-        reserved_ns = self._answering_ns + 2 * self._answering_deviation_ns
-        self._reserved_ns = round(reserved_ns if reserved_ns < most_ns else most_ns)
+        self._reserved_ns = round(min(self._answering_ns + 2 * self._answering_deviation_ns, most_ns))
 
     def failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
         """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""

@@ -336,6 +336,33 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
     return LastPart(outputs | made) if isinstance(outputs, LastPart) else outputs | made
 
 
+_Exact = tuple[tuple[str, "np.dtype[Any]", tuple[int, ...]], ...]
+
+
+def exact_outputs(spec: ModelSpec) -> _Exact | None:
+    """Of each output its name, dtype and shape behind the rows, where that says all there is to check; None: it does not."""
+    if not spec.max_rows or spec.decoupled:
+        return None
+    outputs = tuple((output.name, NUMPY[output.datatype], tuple(output.shape[1:])) for output in spec.outputs)
+    open_ = any(size < 0 for _, _, shape in outputs for size in shape) or not all(output.shape for output in spec.outputs)
+    return None if open_ or any(dtype.hasobject for _, dtype, _ in outputs) else outputs
+
+
+def are_exact(exact: _Exact, inputs: Tensors, outputs: Tensors) -> bool:
+    """Whether `checked_outputs` would find nothing to do, at a third of its price. False says nothing."""
+    if type(outputs) is not dict or len(outputs) != len(exact):
+        return False
+    rows = -1
+    for array in inputs.values():
+        rows = array.shape[0]
+        break
+    for name, dtype, shape in exact:
+        given = outputs.get(name)
+        if type(given) is not np.ndarray or given.dtype is not dtype or given.shape != (rows, *shape):
+            return False
+    return True
+
+
 def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarray:
     """The array in the declared datatype: a copy. numpy computes in float64 and int64 where nobody tells it otherwise.
 

@@ -4,6 +4,7 @@
     python -m benchmarks.stations ../before . [--paths rest-json instances] [--connections 1 16] [--rounds 5]
     python -m benchmarks.stations . --profile instances       # cProfile of one path
     python -m benchmarks.stations . --with neither ring traces both [--instructions]
+    python -m benchmarks.stations ../before . --paths rest-json --connections 64 --models 200 --max-rows 1
 
 Each run starts the ingress of one checkout in a process of its own, with the model `linear` in it, and hands the bytes of
 requests to real connections, which all ask again when all are answered. What is counted is the CPU time of the
@@ -13,6 +14,9 @@ turns, the median is told, and in brackets what a tenth of them stay below: that
 --with: `ring` is the example as it is, with the ring of `gateway why`; `neither` goes without, and `traces` and `both` trace
 exactly one request of a hundred, for a collector beside. What sends spans works once for many chunks: there the mean counts, of
 all chunks until all spans are sent, which is told last.
+
+--models: so many times `linear`, which the connections ask in turn (`rest-json`, `rest-binary`, `grpc`). --max-rows: of a
+batch, 0 for as the example has it.
 
 --instructions: not the time, but what callgrind counts, all threads included. The clock goes on by 20 µs whenever it is read.
 """
@@ -31,7 +35,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, product
+from itertools import count, cycle, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -78,16 +82,18 @@ COUNTED: Final = 7200  # requests: of 72 of them the spans are as many as leave 
 class Asking(asyncio.Transport):
     """One connection of HTTP/1.1: the transport of the gateway's side, which asks again when an answer is written."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, request: bytes, answered: Callable[["Asking"], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, requests: Iterator[bytes], answered: Callable[["Asking"], None]
+    ) -> None:
         super().__init__()
         self._loop = loop
         self._answered = answered
         self._checked = self._closed = False
-        self.request = request
+        self.requests = requests
         self.connection: Any
 
     def ask(self) -> None:
-        request, connection = self.request, self.connection
+        request, connection = next(self.requests), self.connection
         connection.get_buffer(-1)[: len(request)] = request
         connection.buffer_updated(len(request))
 
@@ -128,10 +134,10 @@ class AskingGrpc(Asking):
 
     def ask(self) -> None:
         self.number += 2
-        number = self.number.to_bytes(4)
+        number, request = self.number.to_bytes(4), next(self.requests)
         call = (
             len(self.headers).to_bytes(3), b"\x01\x04", number, self.headers,
-            len(self.request).to_bytes(3), b"\x00\x01", number, self.request,
+            len(request).to_bytes(3), b"\x00\x01", number, request,
         )  # fmt: skip
         self.connection.data_received(b"".join(call))
 
@@ -143,8 +149,13 @@ class AskingGrpc(Asking):
             self._answered(self)
 
 
-async def ingress_of(which: str = "ring", collector: str = "", *, port: int | None = None) -> tuple[Any, Any]:
-    """One that has started, and its ports. which: of WITH. collector: its endpoint. port: None listens nowhere, 0 anywhere."""
+async def ingress_of(
+    which: str = "ring", collector: str = "", *, port: int | None = None, models: int = 1, max_rows: int = 0
+) -> tuple[Any, Any]:
+    """One that has started, and its ports. which: of WITH. collector: its endpoint. port: None listens nowhere, 0 anywhere.
+
+    models: one is `linear`; more are `linear1` and so on. max_rows: of a batch; 0: as the example has it.
+    """
     from gateway.config import Tracing, load_config
     from gateway.garbage import leave_out
     from gateway.ingress import Ingress
@@ -152,10 +163,12 @@ async def ingress_of(which: str = "ring", collector: str = "", *, port: int | No
     ring, traces = WITH[which]
     config = load_config(str(CONFIG))
     update: dict[str, Any] = {"server": config.server.model_copy(update={"http_port": port, "grpc_port": port})}
+    (model,) = config.models
     if not ring:
-        (model,) = config.models
-        batching = model.batching.model_copy(update={"record_mib": 0.0})
-        update["models"] = (model.model_copy(update={"batching": batching}),)
+        model = model.model_copy(update={"batching": model.batching.model_copy(update={"record_mib": 0.0})})
+    if max_rows:
+        model = model.model_copy(update={"max_rows": max_rows})
+    update["models"] = tuple(model.model_copy(update={"name": name}) for name in _names(models))
     if traces:
         from gateway.tracing.sampler import Sampler
 
@@ -167,6 +180,10 @@ async def ingress_of(which: str = "ring", collector: str = "", *, port: int | No
     ports = await ingress.start()
     leave_out()
     return ingress, ports
+
+
+def _names(models: int) -> list[str]:
+    return ["linear"] if models == 1 else [f"linear{number}" for number in range(models)]
 
 
 async def all_sent(ingress: Any) -> None:
@@ -200,15 +217,16 @@ def collecting() -> Iterator[str]:
     server.stop(None)
 
 
-def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking], None]) -> list[Asking]:
+def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking], None], models: int = 1) -> list[Asking]:
     loop = asyncio.get_running_loop()
     asking: list[Asking] = []
     if path != "grpc":
         from gateway.edges.http_server import HttpConnection
 
         server = ingress.rest_listener()
+        requests = cycle([REST[path].replace(b"/linear/", f"/{name}/".encode()) for name in _names(models)])
         for _ in range(count):
-            transport = Asking(loop, REST[path], answered)
+            transport = Asking(loop, requests, answered)
             transport.connection = HttpConnection(server, loop)
             transport.connection.connection_made(transport)
             asking.append(transport)
@@ -219,10 +237,14 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
     from gateway.wire.http2_headers import header_block
 
     tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 16])
-    message = pb.ModelInferRequest(model_name="linear", inputs=[tensor], raw_input_contents=[bytes(64)]).SerializeToString()
+    messages = [
+        pb.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[bytes(64)]).SerializeToString()
+        for name in _names(models)
+    ]
+    requests = cycle([b"\0" + len(message).to_bytes(4) + message for message in messages])
     listener = ingress.grpc_listener()
     for _ in range(count):
-        call = AskingGrpc(loop, b"\0" + len(message).to_bytes(4) + message, answered)
+        call = AskingGrpc(loop, requests, answered)
         call.headers = header_block(
             (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
             (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
@@ -236,7 +258,9 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
     return asking
 
 
-async def _drive(ingress: Any, path: str, connections: int, requests: int, profile: cProfile.Profile | None) -> list[float]:
+async def _drive(
+    ingress: Any, path: str, connections: int, requests: int, profile: cProfile.Profile | None = None, *, models: int = 1
+) -> list[float]:
     """The CPU time of each chunk, in microseconds per request; last the mean of them all, until all spans are sent."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
@@ -261,7 +285,7 @@ async def _drive(ingress: Any, path: str, connections: int, requests: int, profi
         for each in asking:
             loop.call_soon(each.ask)
 
-    asking = _connections(ingress, path, connections, answered)
+    asking = _connections(ingress, path, connections, answered, models)
     begun_s = at_s = time.process_time()
     if profile is not None:
         profile.enable()
@@ -275,24 +299,29 @@ async def _drive(ingress: Any, path: str, connections: int, requests: int, profi
     return times[4:]
 
 
-async def _measure(ingress: Any, paths: list[str], connections: list[int], requests: int) -> dict[str, list[float]]:
+async def _measure(ingress: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for path, number in product(paths, connections):
-        await _drive(ingress, path, number, CHUNK * 5, None)
-        found[f"{path} {number}"] = await _drive(ingress, path, number, requests, None)
+    for path, number in product(arguments.paths, arguments.connections):
+        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models)
+        found[f"{path} {number}"] = await _drive(ingress, path, number, arguments.requests, models=arguments.models)
     return found
 
 
-async def _count(ingress: Any, paths: list[str], connections: list[int], requests: int, folder: Path) -> dict[str, list[float]]:
-    counter = Counter(folder)
+async def _count(ingress: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    counter = Counter(arguments.folder)
     found: dict[str, list[float]] = {}
-    for path, number in product(paths, connections):
-        await _drive(ingress, path, number, CHUNK * 5, None)
+    for path, number in product(arguments.paths, arguments.connections):
+        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models)
         counter.start()
-        await _drive(ingress, path, number, requests, None)
+        await _drive(ingress, path, number, arguments.requests, models=arguments.models)
         counter.stop()
-        found[f"{path} {number}"] = [counter.told(f"{path} {number}") / requests]
+        found[f"{path} {number}"] = [counter.told(f"{path} {number}") / arguments.requests]
     return found
+
+
+def _warming(models: int) -> int:
+    """Requests after which each model has moved to the loop, and its lane has learned how long it takes."""
+    return CHUNK * (4 + models // 8)
 
 
 async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
@@ -300,16 +329,15 @@ async def _run(arguments: argparse.Namespace) -> dict[str, list[float]]:
     if arguments.instructions:  # what is learned of times, and so the way through the code, is to be the same in each run
         time.monotonic_ns = count(1 << 50, 20_000).__next__
         time.thread_time_ns = count(1 << 50, 20_000).__next__
-    ingress, _ = await ingress_of(arguments.which[0], arguments.collector)
-    told = arguments.paths, arguments.connections, arguments.requests
-    found = await (_count(ingress, *told, arguments.folder) if arguments.instructions else _measure(ingress, *told))
+    ingress, _ = await ingress_of(arguments.which[0], arguments.collector, models=arguments.models, max_rows=arguments.max_rows)
+    found = await (_count if arguments.instructions else _measure)(ingress, arguments)
     await ingress.drain()
     return found
 
 
 async def _profile(path: str, count: int, requests: int) -> None:
     ingress, _ = await ingress_of()
-    await _drive(ingress, path, count, requests, None)
+    await _drive(ingress, path, count, requests)
     profile = cProfile.Profile()
     await _drive(ingress, path, count, requests, profile)
     pstats.Stats(profile).sort_stats("tottime").print_stats(60)
@@ -332,7 +360,8 @@ class Column(NamedTuple):
     ) -> dict[str, list[float]]:
         program = [
             sys.executable, __file__, "--here", "--requests", str(arguments.requests), "--with", self.which, "--collector",
-            collector, "--paths", *arguments.paths, "--connections", *map(str, connections),
+            collector, "--paths", *arguments.paths, "--connections", *map(str, connections), "--models", str(arguments.models),
+            "--max-rows", str(arguments.max_rows),
         ]  # fmt: skip
         if arguments.instructions:
             program = command(folder, [*program, "--instructions", "--folder", str(folder)])
@@ -348,6 +377,8 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path, nargs="*")
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=["rest-json", "instances", "rest-binary", "grpc"])
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--models", type=int, default=1)
+    parser.add_argument("--max-rows", type=int, default=0)
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--with", dest="which", nargs="+", choices=WITH, default=["ring"])

@@ -109,7 +109,9 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
-        if len(self._streams) > 1 and self._limits.slo_ns is not None:
+        if self._limits.slo_ns is None:
+            return
+        if len(self._streams) > 1:
             self._line.came(rows, now_ns)
         if self._stance is None:
             self._rehearsal.arrived()
@@ -136,9 +138,15 @@ class Adaptive:
         stream = self._streams[group] if group in self._streams else self._stream(group)
         if not stream.curve.current().ready:
             return Decision(self._limits.max_rows, "idle")
-        if len(state.queues) == 1:
-            return self._decide(queue, stream, state, now_ns, free_slots, True)
         slo_ns = self._limits.slo_ns
+        if len(state.queues) == 1:
+            if slo_ns is None and state.requests == 1 and stream.held is NOT_HELD:  # `_decide` would come to it as well
+                busy = len(state.in_flight)
+                if free_slots > 1 or not busy:
+                    lone = self._lone(queue.entries[0], stream, busy, free_slots, state, now_ns)
+                    if lone is not None:
+                        return lone
+            return self._decide(queue, stream, state, now_ns, free_slots, True)
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
@@ -218,7 +226,7 @@ class Adaptive:
             deadline_ns = first[2]
         share, work = self._share(stream, state, now_ns) if not alone else (1.0, 0.0)
         sustains = view.sustains(share, slo_ns)
-        cap = self._cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
+        cap = _cap(view, slo_ns, waiting, sustains, stream is self._line.stream)
         fits = last if deadline_ns == NEVER else view.fits(deadline_ns - now_ns)
         if fits < 0:
             fits = 0
@@ -342,21 +350,6 @@ class Adaptive:
         work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
-
-    def _cap(self, view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
-        """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
-        if slo_ns is None:
-            # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
-            fixed, slope = view.curve.line_ns
-            soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
-            # Never less than clears the queue in one turn of the workers: if the times learned are too short, as they are
-            # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
-            at_once = -(-waiting // view.workers)
-            return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-        cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
-        if cap < sustains:
-            cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
-        return cap if cap > 0 else 0
 
     def _share(self, stream: Inflow, state: State, now_ns: int) -> tuple[float, float]:
         """Of several queues, this one's part of the work that arrives, which is its part of the workers; and all that work."""
@@ -489,3 +482,19 @@ class Adaptive:
                 del self._streams[next(iter(self._streams))]
             stream = self._streams[group] = Inflow(self.service.curve(group))
         return stream
+
+
+def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:
+    """Index of n_c. sustains: of n_s. of_line: no batches of other lengths are left room for."""
+    if slo_ns is None:
+        # (waiting/n + 1)·T(n)/2 is the mean end of what waits, served in batches of n; for T = a + b·n least at:
+        fixed, slope = view.curve.line_ns
+        soonest = sqrt(waiting * fixed / (slope * view.workers)) if slope > 0 else view.sizes[-1]
+        # Never less than clears the queue in one turn of the workers: if the times learned are too short, as they are
+        # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
+        at_once = -(-waiting // view.workers)
+        return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
+    cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
+    if cap < sustains:
+        cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
+    return cap if cap > 0 else 0

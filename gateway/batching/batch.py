@@ -122,7 +122,8 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
         if not self.batched:
             return [outputs]
         for name, array in outputs.items():
-            if array.ndim == 0 or array.shape[0] < self.rows:
+            shape = array.shape
+            if not shape or shape[0] < self.rows:
                 raise BackendFailed(f"output '{name}' has shape {list(array.shape)}, expected {self.rows} rows as in the batch")
         if len(self.parts) == 1 and self.padded_rows == self.rows and self.ragged is None:
             return [outputs]

@@ -16,16 +16,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
 from gateway.batching.overload import MIXED_NS, missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
+from gateway.batching.refusals import displaced, no_room, too_large, too_late
 from gateway.batching.service_model import ServiceModel
 from gateway.batching.telling import NOWHERE, Untold
 from gateway.config import Ragged
-from gateway.errors import DeadlineExceeded, GatewayError, Overloaded, TooLarge
+from gateway.errors import GatewayError, Overloaded
 from gateway.types import InferRequest
 
 
@@ -86,7 +88,6 @@ class Batcher(Untold):
         self._by_length = self._groups.by_length
         policy.bind(self._limits)
         self._own_service = None if policy.service else ServiceModel(self._max_rows, row_sizes)
-
         self._state = State(workers)
         self._sequence = 0
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
@@ -179,17 +180,19 @@ class Batcher(Untold):
         try:
             rows = request.rows if self._batched else 1
             if rows > self._max_request_rows:
-                raise _too_large(request, rows, self._max_request_rows, self._max_queue_rows)
+                raise too_large(request, rows, self._max_request_rows, self._max_queue_rows)
             state = self._state
             slo_ns = self._slo_ns
-            if slo_ns is None or request.deadline_ns is not None:
+            if slo_ns is None and request.deadline_ns is None:
+                deadline_ns = NEVER
+            elif slo_ns is None or request.deadline_ns is not None:
                 deadline_ns = deadline_of(request, slo_ns, reserved_ns)
             else:
                 deadline_ns = request.arrival_ns + slo_ns - reserved_ns
             if deadline_ns < now_ns:
-                raise _too_late(request, deadline_ns, now_ns)
+                raise too_late(request, deadline_ns, now_ns)
             if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
-                raise _no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
+                raise no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
             # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
             group = self._groups.of(request) if self._by_length else request.shape_key
             queue = state.queues.get(group)
@@ -249,7 +252,15 @@ class Batcher(Untold):
     def step(self, now_ns: int, free_slots: int) -> Step:
         """Decide what runs now. free_slots: batches that can start at once."""
         state = self._state
-        if not state.requests and not self._retries and not self._displaced:
+        decision: Decision | None = None
+        if state.requests == 1 and free_slots > 0 and len(state.queues) == 1 and not (self._retries or self._displaced):
+            if self._expires_ns >= now_ns:  # one alone: as below, at half the price
+                (queue,) = state.queues.values()
+                decision = self._policy.decide(queue, state, now_ns, free_slots)
+                if self._ragged is None and (batch := close_alone(queue, state, self._limits, decision, now_ns, self._batched)):
+                    self._expires_ns = NEVER
+                    return Step([batch], [], None)
+        elif not state.requests and not self._retries and not self._displaced:
             return NOTHING
         batches: list[Batch] = []
         shed: list[Shed] = []
@@ -263,7 +274,8 @@ class Batcher(Untold):
                 self._run_retry(now_ns, batches)
             free_slots -= len(batches)
             while free_slots > 0 and state.requests:
-                wake_at_ns = self._close_one(now_ns, free_slots, batches, shed)
+                wake_at_ns = self._close_one(now_ns, free_slots, batches, shed, decision)
+                decision = None
                 if wake_at_ns:
                     break
                 free_slots -= 1
@@ -278,8 +290,8 @@ class Batcher(Untold):
             wake_at_ns = self._expires_ns + 1
         return Step(batches, shed, wake_at_ns if wake_at_ns < NEVER else None)
 
-    def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed]) -> int:
-        """Close a batch of the most urgent queue that has one. 0 if there was one, else when to ask again."""
+    def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed], made: Decision | None) -> int:
+        """Close a batch of the most urgent queue that has one. 0: there was one; else when to ask again. made: on the only."""
         state = self._state
         waiting: Collection[Queue] = state.queues.values()
         if len(waiting) > 1:
@@ -288,7 +300,7 @@ class Batcher(Untold):
         for queue in waiting:
             if not queue.entries:  # they were shed with another's
                 continue
-            decision = self._policy.decide(queue, state, now_ns, free_slots)
+            decision = made or self._policy.decide(queue, state, now_ns, free_slots)
             rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
             if hopeless:
                 self._shed(queue, hopeless, shed)
@@ -340,16 +352,16 @@ class Batcher(Untold):
 
     def _expire(self, now_ns: int, shed: list[Shed]) -> None:
         for _, _, deadline_ns, _, request in self._state.take_expired(now_ns):
-            shed.append(Shed(request, _too_late(request, deadline_ns, now_ns)))
+            shed.append(Shed(request, too_late(request, deadline_ns, now_ns)))
         told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
             if deadline_ns < now_ns:
                 self.cancel(request)
                 if request not in told:  # else other rows of it waited as well
-                    shed.append(Shed(request, _too_late(request, deadline_ns, now_ns)))
-        retries_ns = [deadline_of(part.request, self._slo_ns) for part in self._retries]
-        self._expires_ns = min([self._state.least_deadline_ns, *retries_ns])
+                    shed.append(Shed(request, too_late(request, deadline_ns, now_ns)))
+        self._expires_ns = self._state.least_deadline_ns
+        self._expires_ns = min([self._expires_ns, *[deadline_of(part.request, self._slo_ns) for part in self._retries]])
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
@@ -363,21 +375,12 @@ class Batcher(Untold):
         What has begun to run stays. False: there are too few, and they stay.
         """
         priority = class_of(request)
-        missing = self._state.rows + rows - self._max_queue_rows
-        given_up: list[InferRequest] = []
-        for _, _, _, waiting, other in self._state.below(priority):
-            if waiting == other.rows or not self._batched:
-                given_up.append(other)
-                missing -= waiting
-                if missing <= 0:
-                    break
-        else:
-            return False
+        given_up = self._state.whole_below(priority, self._state.rows + rows - self._max_queue_rows, self._batched)
         retry_after_s = self._retry_after_s()
         for other in given_up:
             self.cancel(other)
-            self._displaced.append(Shed(other, _displaced(other, retry_after_s)))
-        return True
+            self._displaced.append(Shed(other, displaced(other, retry_after_s)))
+        return bool(given_up)
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:
         part = self._retries.popleft()
@@ -454,38 +457,8 @@ class Batcher(Untold):
 
     def _retry_after_s(self) -> float | None:
         """The time in which what waits now will have been served."""
-        if not self._row_ns:
-            return None
-        return self._state.rows * self._row_ns / max(1, self._state.workers) / 1e9
+        return self._state.rows * self._row_ns / max(1, self._state.workers) / 1e9 if self._row_ns else None
 
 
 def _urgency(queue: Queue) -> tuple[int, int]:
     return queue.entries[0][:2]
-
-
-def _too_late(request: InferRequest, deadline_ns: int, now_ns: int) -> DeadlineExceeded:
-    if deadline_ns <= request.arrival_ns:  # of a call that took as long to send it
-        return DeadlineExceeded(f"model '{request.model}': the request came after its deadline")
-    waited_ms = (now_ns - request.arrival_ns) / 1e6
-    limit_ms = (deadline_ns - request.arrival_ns) / 1e6
-    limit = f"{limit_ms:.1f} ms after arrival"
-    if limit_ms < 1:  # as where milliseconds were meant
-        limit = f"{limit_ms * 1e3:g} µs after arrival (`timeout` is in microseconds)"
-    return DeadlineExceeded(f"model '{request.model}': the request waited {waited_ms:.1f} ms, its deadline was {limit}")
-
-
-def _too_large(request: InferRequest, rows: int, most: int, most_queued: int) -> TooLarge:
-    return TooLarge(
-        f"model '{request.model}': {rows} rows in one request, expected at most {most} (half of batching.max_queue_rows "
-        f"{most_queued}, but one batch at least)"
-    )
-
-
-def _no_room(request: InferRequest, waiting: int, more: int, most: int, retry_after_s: float | None) -> Overloaded:
-    text = f"model '{request.model}': {waiting} rows are waiting, {more} more would exceed max_queue_rows {most}"
-    return Overloaded(text, retry_after_s)
-
-
-def _displaced(request: InferRequest, retry_after_s: float | None) -> Overloaded:
-    text = f"model '{request.model}': overloaded, the request made room in the queue for one of a higher class"
-    return Overloaded(text, retry_after_s)

@@ -352,6 +352,17 @@ class State:
         """Those of a lower class than that, the last in line first."""
         return merge(*(queue.below(priority) for queue in self.queues.values()), reverse=True)
 
+    def whole_below(self, priority: int, rows: int, batched: bool) -> list[InferRequest]:
+        """Of those, as few as have so many rows, and none that has begun to run; empty: there are too few."""
+        found: list[InferRequest] = []
+        for _, _, _, waiting, request in self.below(priority):
+            if waiting == request.rows or not batched:
+                found.append(request)
+                rows -= waiting
+                if rows <= 0:
+                    return found
+        return []
+
     @property
     def least_deadline_ns(self) -> int:
         """When the first of those that wait will expire; `NEVER` if nothing does."""

@@ -1,8 +1,9 @@
 """A batcher that keeps what it was asked and what it decided, in bounded memory, so that `replay` can do it all again.
 
 What decides is a pure function of (state, event, now). So a recording is a state and the events after it: `Segment`. A `Ring`
-has several, and drops the oldest whole. On the way of a request there is a number per arrival, and two tuples per batch; they
-are packed by the hundred, which takes a tenth of their memory and leaves nothing to the garbage collector.
+has several, and drops the oldest whole. On the way of a request there is a number per arrival, and some values per batch, in
+no tuple: of hundreds of models there would be tens of thousands, for the garbage collector to go through. They are packed by
+the hundred, which takes a tenth of their memory.
 
 An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
 theirs while they live; requests also by when they arrived, which says enough of nearly all.
@@ -28,10 +29,10 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """Of what `Ring.dump` gives; another number is read by another release."""
 
-_PACKED: Final = 256  # events and numbers of arrivals at once: less than 0.1 ms
+_PACKED: Final = 512  # values and events at once: less than 0.1 ms
 _SEGMENTS: Final = 8  # that a ring holds at least
 _SHORT: Final = 512  # requests that wait: with more of them a state is dear to keep, and a segment may grow to twice its length
 
@@ -41,7 +42,8 @@ log = logging.getLogger(__name__)
 class Event(IntEnum):
     """The first of each event's values. An arrival of which nothing but its times is to be told, as of nearly all, is no event,
     but a number between them, arrival_ns, or two, if it was added later: -now_ns, arrival_ns; unless the one before came at the
-    same time. What follows:
+    same time. CLOSED and ENDED stand between them in the same way, the first begun by its batch's reason, the second by None.
+    What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
@@ -50,7 +52,8 @@ class Event(IntEnum):
     ENDED    batch, now_ns, compute_ns, ok
     CANCELLED  request, arrival_ns, reserved_ns, whether nothing of it was ever dispatched
     RETRIED  request, arrival_ns, first row, rows, now_ns
-    CLOSED   now_ns, free_slots, workers, wake_at_ns, and the values of a batch: STEPPED, as it mostly is, with this batch alone
+    CLOSED   now_ns, free_slots, workers, wake_at_ns, and of a batch itself, rows, expected_ns, arrival_ns of the first in it:
+             STEPPED, as it mostly is, with this batch alone
     RESERVED  reserved_ns, of all arrivals behind it; of those that no such event is before, the state has it
     """
 
@@ -67,8 +70,6 @@ class Event(IntEnum):
 _ADDED: Final = int(Event.ADDED)
 _REFUSED: Final = int(Event.REFUSED)
 _STEPPED: Final = int(Event.STEPPED)
-_ENDED: Final = int(Event.ENDED)
-_CLOSED: Final = int(Event.CLOSED)
 # What every request and batch passes. CPython 3.11 finds a function of this module, or a local, several times faster than an
 # attribute of a class, or one of an object that it calls at once.
 _step: Final = Batcher.step
@@ -310,13 +311,11 @@ class RecordedBatcher(Recorded, Batcher):
         batches, shed, wake_at_ns = step.batches, step.shed, step.wake_at_ns
         number, state, events = self._number, self._state, self._events
         if len(batches) == 1 and not shed:
-            # Without a call of `_told`, and in one tuple: every batch would pay for them.
+            # Without a call of `_told`: every batch would pay for it.
             batch = batches[0]
-            events.append(
-                (
-                    _CLOSED, now_ns, free_slots, state.workers, wake_at_ns, number(batch), batch.reason, batch.rows,
-                    batch.expected_ns, batch.parts[0].request.arrival_ns,
-                )
+            events += (
+                batch.reason, now_ns, free_slots, state.workers, wake_at_ns, number(batch), batch.rows, batch.expected_ns,
+                batch.parts[0].request.arrival_ns,
             )  # fmt: skip
             if len(events) >= _PACKED:
                 self._room()
@@ -343,7 +342,8 @@ class RecordedBatcher(Recorded, Batcher):
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         _finished(self, batch, now_ns, compute_ns, ok)
         number = self._number
-        self._events.append((_ENDED, number(batch), now_ns, compute_ns, ok))
+        events = self._events
+        events += (None, number(batch), now_ns, compute_ns, ok)
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         self._deciding = True  # what it cancels now, it will cancel again

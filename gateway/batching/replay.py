@@ -6,6 +6,7 @@ with what the service model knew when a batch was closed, which nobody had to ke
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from gateway.batching.batch import Batch, Part
@@ -17,6 +18,8 @@ from gateway.types import InferRequest
 
 _KEY = 8  # where the number of a shape key stands in an arrival: its own in each segment
 _UNMARKED = (1, None, 0, 0, "")  # rows, deadline, priority, shape key and own id of a request that is
+_CLOSED_VALUES = 8  # behind its reason
+_ENDED_VALUES = 4
 _DECISIONS = frozenset((Event.ADDED, Event.REFUSED, Event.STEPPED, Event.CLOSED))
 
 
@@ -125,7 +128,7 @@ def replay(recorded: dict[str, Any]) -> History:
 
 
 class EventReader:
-    """Tells the events of one segment, chunk by chunk; an arrival that was kept as numbers is one that was ADDED."""
+    """Tells the events of one segment, chunk by chunk; what was kept as values, one behind the other, is one again."""
 
     def __init__(self, reserved_ns: int) -> None:
         """As the state has it that the segment begins with."""
@@ -137,6 +140,11 @@ class EventReader:
             if isinstance(value, int):
                 now_ns, arrival_ns = (value, value) if value > 0 else (-value, next(values, 0))
                 yield [int(Event.ADDED), 0, now_ns, self._reserved_ns, arrival_ns, *_UNMARKED]
+            elif value is None:
+                yield [int(Event.ENDED), *islice(values, _ENDED_VALUES)]
+            elif isinstance(value, str):
+                now_ns, free_slots, workers, wake_at_ns, batch, *more = islice(values, _CLOSED_VALUES)
+                yield [int(Event.CLOSED), now_ns, free_slots, workers, wake_at_ns, batch, value, *more]
             elif value[0] == Event.RESERVED:
                 self._reserved_ns = value[1]
             else:

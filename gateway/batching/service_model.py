@@ -116,7 +116,8 @@ class ServiceCurve:
 
     def level(self, busy: int) -> float:
         """As `Speed.level`."""
-        return self._speed.level(busy)
+        levels = self._speed.levels
+        return levels[busy] if busy in levels else self._speed.level(busy)
 
     @property
     def luck(self) -> tuple[float, ...]:

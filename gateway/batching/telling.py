@@ -1,6 +1,6 @@
 """What a batcher tells of arrivals while it is not recorded: nothing."""
 
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
@@ -10,6 +10,9 @@ class _Nowhere(list[Any]):
     """Takes events, and keeps none."""
 
     def append(self, _: Any, /) -> None: ...
+
+    def __iadd__(self, _: Any, /) -> Self:  # type: ignore[misc]  # nobody adds to it otherwise
+        return self
 
 
 NOWHERE: Final[list[Any]] = _Nowhere()

@@ -336,7 +336,8 @@ class _Observer:
     def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
         busy_ns = now_ns - batch.closed_ns
         if not failed:
-            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns, streamed_ns=execution.streamed_ns)
+            streamed_ns = 0 if execution.first_part_ns is None else execution.streamed_ns
+            self._dispatcher.executed(self._candidate, batch, busy_ns, now_ns, streamed_ns=streamed_ns)
             return
         hung = self._dispatcher.router.hung(busy_ns - execution.streamed_ns, batch.expected_ns)
         if execution.session_lost or (hung and len(batch.parts) > 1):

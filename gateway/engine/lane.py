@@ -341,23 +341,26 @@ class Lane:
             self.answer(batch.parts[0].request, None)
             return
         behind = self._behind
-        waits = bool(behind)
-        behind += [*zip(batch.parts, pieces, strict=True)]
-        if not waits:
-            self._next_part()
+        if behind:
+            behind += [*zip(batch.parts, pieces, strict=True)]
+            return
+        if len(pieces) > 1:
+            behind += [*zip(batch.parts[1:], pieces[1:], strict=True)]
+        self._answer_part(batch.parts[0], pieces[0])
+        if self._most_reserved_ns:
             try:
                 self._answered(self._clock.now_ns() - now_ns)
             except BaseException:
                 log.exception("%s: how long it took to answer could not be learned", self.name)
-            if behind:
-                self._answer_behind(now_ns)
+        if behind:
+            self._answer_behind(now_ns)
 
     def _answer_behind(self, began_ns: int | None = None) -> None:
         """Answer what is done, and what has no time any more in another turn of the loop. began_ns: this one's; None: now."""
         behind, now_ns = self._behind, self._clock.now_ns
         until_ns = (began_ns or now_ns()) + _TURN_NS
         while now_ns() < until_ns:
-            self._next_part()
+            self._answer_part(*behind.popleft())
             if not behind:
                 return
         if behind[0][0].whole:
@@ -365,9 +368,8 @@ class Lane:
         else:  # where the loop went on at once, other sessions, whose threads need the interpreter, began 100 ms late
             self._clock.call_at(now_ns() + _REST_NS, self._answer_behind)
 
-    def _next_part(self) -> None:
-        """Answer the first that is done, or do some of what that takes."""
-        part, outputs = self._behind.popleft()
+    def _answer_part(self, part: Part, outputs: Tensors) -> None:
+        """Answer one that is done, or do some of what that takes: then it is the first that is behind."""
         request = part.request
         try:
             if part.rows == request.rows and request in self._waiting:  # as mostly
@@ -389,8 +391,7 @@ class Lane:
         split = waiting.split = waiting.split or SplitAnswer(request.rows)
         if not split.add(part.start, part.rows, outputs):
             return False
-        joined = split.whole()
-        if joined is not None:
+        if (joined := split.whole()) is not None:
             self.answer(request, _response(request, {name: joined[name] for name in outputs}))
         return True
 
@@ -405,8 +406,7 @@ class Lane:
         off_ns = (took_ns if took_ns < most_ns else most_ns) - self._answering_ns
         self._answering_ns += _SMOOTHING * off_ns
         self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
-        reserved_ns = self._answering_ns + 2 * self._answering_deviation_ns
-        self._reserved_ns = round(reserved_ns if reserved_ns < most_ns else most_ns)
+        self._reserved_ns = round(min(self._answering_ns + 2 * self._answering_deviation_ns, most_ns))
 
     def failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
         """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""

@@ -26,13 +26,11 @@ from gateway.engine.metric_blocks import FIELDS, SEP, Exemplar, Key, State, coun
 from gateway.engine.metric_buckets import ROWS, edges
 from gateway.engine.metric_files import Block, NodeFiles
 from gateway.engine.model_statistics import ModelStatistics
+from gateway.engine.no_recorders import NoEndpointMetrics, NoLaneMetrics, NoRoutingMetrics
 from gateway.engine.recorders import (
     Cost,
     EndpointMetrics,
     LaneMetrics,
-    NoEndpointMetrics,
-    NoLaneMetrics,
-    NoRoutingMetrics,
     ProcessMetrics,
     RoutingMetrics,
 )

@@ -187,7 +187,7 @@ class Runs:
             self._timer = self._clock.call_at(wake_at_ns, self._woken)
         if runner.cold and self._requests.pending:
             runner.wake()
-        elif batcher.has_work and not runner.free_slots:
+        elif not runner.free_slots and batcher.has_work:
             runner.want()
         return batches
 
@@ -266,7 +266,7 @@ class Runs:
         if self._shared is not None:
             self._shared.ended(batch, now_ns)
         # What is promised of a decoupled model is the first part.
-        streamed_ns = execution.streamed_ns
+        streamed_ns = 0 if execution.first_part_ns is None else execution.streamed_ns
         computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
         cancelled = isinstance(error, Cancelled)
         failed = error is not None and not (cancelled and execution.first_part_ns is not None)

@@ -320,7 +320,10 @@ class WorkerPool:
         else:
             worker.proven = True
             self._failed_rebuilds = 0
-            self._admit(worker)
+            if worker.death:
+                self._lose(worker)
+            else:
+                self._idle.append(worker)
         if self._closing and not self._busy:
             self._drained.set()
         job = worker.take()

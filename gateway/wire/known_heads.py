@@ -50,9 +50,13 @@ class KnownHead(msgspec.Struct, eq=False):
 
 
 class KnownHeads:
-    """Those of a listener, whose limits they keep to. On the event loop's thread."""
+    """Those of a listener, whose limits they keep to. On the event loop's thread.
+
+    by_head: each by the head that it was added with, which is its own while the same length is.
+    """
 
     def __init__(self) -> None:
+        self.by_head: dict[bytes, KnownHead] = {}
         self._heads: dict[tuple[bytes, bytes], KnownHead] = {}  # by begin and end
         self._places: dict[bytes, tuple[int, ...]] = {}  # of the number, by the first line
 
@@ -73,8 +77,9 @@ class KnownHeads:
             return
         if len(self._heads) >= _MOST:
             self._heads.clear()
+            self.by_head.clear()
             self._places.clear()
-        self._heads[known.begin, known.end] = known
+        self._heads[known.begin, known.end] = self.by_head[known.head] = known
         line, at = known.begin[: known.begin.find(b"\r")], len(known.begin)
         places = self._places.get(line, ())
         if at not in places:

@@ -169,10 +169,16 @@ class RequestReader:
         if known is not None and data.startswith(known.head) and len(data) == known.length:  # as mostly: without another call
             body: bytes | None = data[len(known.head) :]
         else:
-            body = None if known is None else known.body(data, self._limits.body_bytes)
-            if body is None:
-                known = self._heads.find(data)
+            end = data.find(b"\r\n\r\n") + 4
+            head = data[:end]
+            same = self._heads.by_head.get(head)
+            if same is not None and len(data) == same.length and same.head == head:  # as where many models are asked in turn
+                known, body = same, data[end:]
+            else:
                 body = None if known is None else known.body(data, self._limits.body_bytes)
+                if body is None:
+                    known = self._heads.find(data)
+                    body = None if known is None else known.body(data, self._limits.body_bytes)
         if body is None or known is None:
             return False
         self._known = known

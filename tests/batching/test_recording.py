@@ -11,9 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from gateway.batching.adaptive import Adaptive
+from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch
 from gateway.batching.checkpoint import freeze, thaw
 from gateway.batching.policies import Greedy
+from gateway.batching.policy import Decision
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
@@ -47,6 +50,7 @@ class Driver:
     lengths: bool = False
     slots: int = 2
     now_ns: int = 1_000_000_000
+    shapes: tuple[Any, ...] = (None, (("x", (3,)),))
     asked: list[InferRequest] = field(default_factory=list)
     running: list[Batch] = field(default_factory=list)
 
@@ -79,7 +83,7 @@ class Driver:
             self.now_ns - self.random.randrange(MS),
             deadline_ns=deadline_ns,
             priority=self.random.choice((0, 0, 0, 1, 3, 4)),
-            shape_key=self.random.choice((None, (("x", (3,)),))),
+            shape_key=self.random.choice(self.shapes),
         )
         if request.unmarked and not self.lengths and self.random.random() < 0.7:
             request.arrival_ns, request.plain = self.now_ns, True
@@ -127,6 +131,44 @@ def test_a_replay_decides_the_same(case: str, seed: int) -> None:
     assert history.decisions > 500
     assert any(request.plain for request in driver.asked) == ("lengths" not in case)
     assert {"answered"} <= {request.fate for request in history.requests}
+
+
+@pytest.mark.parametrize("case", ["adaptive", "adaptive without an SLO", "compiled sizes", "greedy", "no batches", "lengths"])
+def test_a_request_alone_is_closed_as_it_would_be_the_long_way(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[Batch] = []
+
+    def noted(*decided: Any) -> Batch | None:
+        batch = close_alone(*decided)
+        if batch is not None:
+            alone.append(batch)
+        return batch
+
+    monkeypatch.setattr("gateway.batching.batcher.close_alone", noted)
+    batcher = recorder(**CASES[case])
+    batcher.record()
+    driver = Driver(batcher, random.Random(11), lengths=case == "lengths", shapes=(None,))
+    for _ in range(600):
+        driver.now_ns += int(driver.random.expovariate(1 / (3 * MS)))
+        driver.add()
+        driver.step()
+        while driver.running and driver.random.random() < 0.7:
+            ended = driver.running.pop(0)
+            batcher.finished(ended, driver.now_ns, driver.now_ns - ended.closed_ns, True)
+            driver.step()
+    assert (len(alone) > 100) == (case != "lengths"), "what is padded goes the long way"
+    decide, lone, within = Adaptive._decide, Adaptive._lone, [False]
+
+    def long_way(self: Adaptive, *asked: Any) -> Decision:
+        within.append(True)
+        try:
+            return decide(self, *asked)
+        finally:
+            within.pop()
+
+    monkeypatch.setattr("gateway.batching.batcher.close_alone", lambda *_: None)
+    monkeypatch.setattr(Adaptive, "_decide", long_way)
+    monkeypatch.setattr(Adaptive, "_lone", lambda self, *asked: lone(self, *asked) if within[-1] else None)
+    same(replay(read(batcher)))
 
 
 class Alike(Driver):
@@ -272,12 +314,13 @@ def test_what_another_decision_would_have_been_is_found(kind: Event) -> None:
     batcher.record()
     Driver(batcher, random.Random(5)).drive(2000)
     recorded = read(batcher)
-    events = list(EventReader(0).events(chain(*recorded["segments"][0]["chunks"])))
-    event = next(event for event in events if event[0] == kind and event[4])
     if kind == Event.STEPPED:
+        events = EventReader(0).events(chain(*recorded["segments"][0]["chunks"]))
+        event = next(event for event in events if event[0] == kind and event[4])
         event[4][0][3] += 1  # its expected time, by a nanosecond
     else:
-        event[8] += 1
+        chunk = next(chunk for chunk in recorded["segments"][0]["chunks"] if any(isinstance(value, str) for value in chunk))
+        chunk[next(at for at, value in enumerate(chunk) if isinstance(value, str)) + 7] += 1
     difference = replay(recorded).difference
     assert difference is not None
     assert difference.recorded[0] == kind
@@ -328,7 +371,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 8"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 9"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

@@ -13,7 +13,7 @@ but never before a size has been seen twice: that would poison the fit.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -148,9 +148,21 @@ class ServiceCurve:
             return 0.0
         return (self._surface.time_ns(rows, self._length) + self._speed.delay_ns) * self.level(busy)
 
-    def pooled_ns(self, rows: int, busy: int) -> float:
-        """What to compare times by that differ by little: as all lengths together tell it, once they do; else T(rows)."""
-        return self.surface_ns(rows, busy) if self._length and self._surface.settled else self.expected_ns(rows, busy)
+    @property
+    def pools(self) -> bool:
+        """Whether all lengths together are what to compare times by that differ by little."""
+        return bool(self._length) and self._surface.settled
+
+    def pooled(self, busy: int) -> Callable[[int], float]:
+        """What to compare times by that differ by little, by rows: as all lengths together tell it, once they do; else T(rows).
+
+        It holds until the curve learns.
+        """
+        level = self.level(busy)
+        if self.pools:
+            return self._surface.times(self._length, self._speed.delay_ns, level)
+        shape, at = self.shape, self.at
+        return lambda rows: shape[at(rows)] * level
 
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
@@ -364,8 +376,7 @@ class ServiceCurve:
         self._version = self._surface.version, self._speed.version
         fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
         grid = _grid(self.sizes)
-        surface = self._surface
-        about = np.array([surface.time_ns(size, self._length) for size in self.sizes]) if shared else fixed + slope * grid
+        about = np.array([*map(self._surface.times(self._length), self.sizes)]) if shared else fixed + slope * grid
         delay_ns = self._speed.delay_ns
         self.line_ns = fixed + delay_ns, slope
         seen = sorted(self._seen)

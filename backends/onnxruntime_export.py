@@ -1,7 +1,8 @@
 """A factory's nn.Module to an .onnx file for ONNX Runtime: where that has one kernel for several operators, with the one.
 
-Attention with its projections, GELU with its bias: ONNX Runtime looks for them as it loads a file, but does not know them as
-torch.onnx's exporter writes them (onnxruntime 1.32, torch 2.13). onnxscript, which is part of that exporter, does.
+Attention with its projections, GELU: ONNX Runtime looks for them as it loads a file, but does not know them as torch.onnx's
+exporter writes them (onnxruntime 1.32, torch 2.13). onnxscript, which is part of that exporter, does. Products with their
+biases it leaves apart where there are more than two dimensions.
 """
 
 from collections.abc import Mapping

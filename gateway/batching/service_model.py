@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.queue import LengthGroup
+from gateway.batching.smoothing import line_through, rising
 from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
@@ -361,9 +362,9 @@ class ServiceCurve:
         points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
         if len(points) < 3 or not weight:
             return [mean_ns for _, mean_ns, _ in points]
-        fixed, slope = _line_through(points)
+        fixed, slope = line_through(points)
         times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
-        return _rising(times, [count for _, _, count in points])
+        return rising(times, [count for _, _, count in points])
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -398,29 +399,6 @@ class ServiceCurve:
         self.rates = tuple(np.maximum.accumulate(grid / rising_ns).tolist())
         for one in self._seen.values():
             one.built_ns = one.mean_ns
-
-
-def _rising(times: list[float], counts: list[int]) -> list[float]:
-    """The nearest by least squares that never fall: of neighbours out of order, their mean."""
-    pools: list[tuple[float, int, int]] = []  # time, weight, sizes
-    for time_ns, weight in zip(times, counts, strict=True):
-        sizes = 1
-        while pools and pools[-1][0] > time_ns:
-            before_ns, before, more = pools.pop()
-            time_ns = (before_ns * before + time_ns * weight) / (before + weight)
-            weight, sizes = weight + before, sizes + more
-        pools.append((time_ns, weight, sizes))
-    return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
-
-
-def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:
-    """(a, b) of a + b·rows, both not below zero, by least squares. points: rows, time and weight."""
-    weight = sum([count for _, _, count in points])
-    x = sum([rows * count for rows, _, count in points]) / weight
-    y = sum([time_ns * count for _, time_ns, count in points]) / weight
-    xx = sum([count * (rows - x) ** 2 for rows, _, count in points])
-    slope = max(0.0, sum([count * (rows - x) * time_ns for rows, time_ns, count in points]) / xx)
-    return (y - slope * x, slope) if y > slope * x else (0.0, y / x)
 
 
 class ServiceModel:

@@ -1,5 +1,6 @@
 """`gateway compile` makes what is missing or changed, once, and nothing else."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ def test_it_builds_once_and_again_when_the_code_or_the_options_change(tmp_path: 
     assert compiled(config(tmp_path, source=source)) == [f"{tmp_path}/linear.onnx: up to date"]
     assert compiled(config(tmp_path, source=source), "other") == []
     code.write_text(text + "\n")
+    assert "fp32 from" in compiled(config(tmp_path, source=source))[0]
+    record = tmp_path / "linear.onnx.build.json"
+    of_before = json.loads(record.read_text())
+    del of_before["fused"]
+    record.write_text(json.dumps(of_before))
     assert "fp32 from" in compiled(config(tmp_path, source=source))[0]
     assert "int8 from" in compiled(config(tmp_path, source=source, precision="int8"))[0]
 

@@ -356,7 +356,7 @@ class Adaptive:
         work = stream.work(now_ns)
         if len(state.queues) == 1:
             return 1.0, work
-        total = sum(self._stream(group).work(now_ns) for group in state.queues)
+        total = sum([(self._streams.get(group) or self._stream(group)).work(now_ns) for group in state.queues])
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
     def _fresh(

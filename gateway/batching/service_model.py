@@ -13,13 +13,14 @@ but never before a size has been seen twice: that would poison the fit.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
 from gateway.batching.queue import LengthGroup
+from gateway.batching.smoothing import line_through, rising
 from gateway.batching.speed import Change
 from gateway.batching.surface import Surface
 
@@ -149,9 +150,21 @@ class ServiceCurve:
             return 0.0
         return (self._surface.time_ns(rows, self._length) + self._speed.delay_ns) * self.level(busy)
 
-    def pooled_ns(self, rows: int, busy: int) -> float:
-        """What to compare times by that differ by little: as all lengths together tell it, once they do; else T(rows)."""
-        return self.surface_ns(rows, busy) if self._length and self._surface.settled else self.expected_ns(rows, busy)
+    @property
+    def pools(self) -> bool:
+        """Whether all lengths together are what to compare times by that differ by little."""
+        return bool(self._length) and self._surface.settled
+
+    def pooled(self, busy: int) -> Callable[[int], float]:
+        """What to compare times by that differ by little, by rows: as all lengths together tell it, once they do; else T(rows).
+
+        It holds until the curve learns.
+        """
+        level = self.level(busy)
+        if self.pools:
+            return self._surface.times(self._length, self._speed.delay_ns, level)
+        shape, at = self.shape, self.at
+        return lambda rows: shape[at(rows)] * level
 
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
@@ -350,9 +363,9 @@ class ServiceCurve:
         points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
         if len(points) < 3 or not weight:
             return [mean_ns for _, mean_ns, _ in points]
-        fixed, slope = _line_through(points)
+        fixed, slope = line_through(points)
         times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
-        return _rising(times, [count for _, _, count in points])
+        return rising(times, [count for _, _, count in points])
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -365,8 +378,7 @@ class ServiceCurve:
         self._version = self._surface.version, self._speed.version
         fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
         grid = _grid(self.sizes)
-        surface = self._surface
-        about = np.array([surface.time_ns(size, self._length) for size in self.sizes]) if shared else fixed + slope * grid
+        about = np.array([*map(self._surface.times(self._length), self.sizes)]) if shared else fixed + slope * grid
         delay_ns = self._speed.delay_ns
         self.line_ns = fixed + delay_ns, slope
         seen = sorted(self._seen)
@@ -388,29 +400,6 @@ class ServiceCurve:
         self.rates = tuple(np.maximum.accumulate(grid / rising_ns).tolist())
         for one in self._seen.values():
             one.built_ns = one.mean_ns
-
-
-def _rising(times: list[float], counts: list[int]) -> list[float]:
-    """The nearest by least squares that never fall: of neighbours out of order, their mean."""
-    pools: list[tuple[float, int, int]] = []  # time, weight, sizes
-    for time_ns, weight in zip(times, counts, strict=True):
-        sizes = 1
-        while pools and pools[-1][0] > time_ns:
-            before_ns, before, more = pools.pop()
-            time_ns = (before_ns * before + time_ns * weight) / (before + weight)
-            weight, sizes = weight + before, sizes + more
-        pools.append((time_ns, weight, sizes))
-    return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
-
-
-def _line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:
-    """(a, b) of a + b·rows, both not below zero, by least squares. points: rows, time and weight."""
-    weight = sum([count for _, _, count in points])
-    x = sum([rows * count for rows, _, count in points]) / weight
-    y = sum([time_ns * count for _, time_ns, count in points]) / weight
-    xx = sum([count * (rows - x) ** 2 for rows, _, count in points])
-    slope = max(0.0, sum([count * (rows - x) * time_ns for rows, time_ns, count in points]) / xx)
-    return (y - slope * x, slope) if y > slope * x else (0.0, y / x)
 
 
 class ServiceModel:

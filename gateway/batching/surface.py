@@ -6,7 +6,7 @@ few. The last term is what a cell costs more once they are too many for the cach
 relative errors, as batches scatter by a share of their time, with forgetting. A term that explains next to nothing is left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import sqrt
 from typing import Any, Final
 
@@ -58,6 +58,16 @@ class Surface:
         """(a, b) of t = a + b·rows at level 1, for few rows."""
         fixed = self._terms[0]
         return fixed, _at(self._terms, 1, length) - fixed
+
+    def times(self, length: int, delay_ns: float = 0.0, level: float = 1.0) -> Callable[[int], float]:
+        """t of rows, until it learns: for who asks for many. delay_ns: as each has, at level 1. level: times that."""
+        fixed, row, cell, more = self._terms
+
+        def time_ns(rows: int) -> float:
+            cells = rows * length
+            return (fixed + row * rows + cell * cells + more * cells * sqrt(cells) + delay_ns) * level
+
+        return time_ns
 
     def time_ns(self, rows: int, length: int) -> float:
         """t at level 1."""

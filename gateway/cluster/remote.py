@@ -167,6 +167,9 @@ class RemoteRunner:
         for link in self._usable:
             link.want()
 
+    def try_await_begin(self, begun: Callable[[], None]) -> bool:
+        return False  # a replica's interpreter is not ours
+
     def wake(self) -> None:
         if self._to_zero and self._wishing is None:
             self._wishing = self._loop.create_task(self._wish())

@@ -20,6 +20,7 @@ from gateway.errors import ConfigError, NotFound
 
 _NEURON: Final = ("torch-neuronx", "neuronx-cc")
 _ONNX: Final = ("onnxruntime", "onnxscript")
+_FUSED: Final = 2  # to be raised where `backends.onnxruntime_export` makes another file of the same code
 
 
 def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
@@ -41,7 +42,7 @@ def compile_config(config: Config, *, names: Iterable[str] = (), report: Callabl
 def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> str:
     artifact = Path(backend.model)
     record_path = artifact.with_name(artifact.name + ".build.json")
-    record = _record(model, build)
+    record = _record(model, backend.kind, build)
     if artifact.exists():
         if not record_path.exists():
             return f"{artifact}: not built by this command, left as it is"
@@ -57,10 +58,10 @@ def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> 
     return line
 
 
-def _record(model: ModelSection, build: Build | NeuronBuild) -> dict[str, Any]:
+def _record(model: ModelSection, kind: str, build: Build | NeuronBuild) -> dict[str, Any]:
     """All that the artifact depends on, as JSON gives it back."""
     compiled = isinstance(build, NeuronBuild)
-    record = {
+    record: dict[str, Any] = {
         "build": build.model_dump() | {"source": _name_of_code(build.source)},
         "source_sha256": _sha256_of_code(build.source),
         "inputs": [tensor.model_dump() for tensor in model.inputs or ()],
@@ -69,6 +70,8 @@ def _record(model: ModelSection, build: Build | NeuronBuild) -> dict[str, Any]:
         "lengths": model.ragged.buckets if compiled and model.ragged else (),  # others keep open lengths open
         "libraries": {name: _version(name) for name in ("torch", *(_NEURON if compiled else _ONNX))},
     }
+    if kind == "onnxruntime" and isinstance(build, Build) and build.precision == "fp32":
+        record["fused"] = _FUSED
     return dict(json.loads(json.dumps(record)))
 
 

@@ -128,6 +128,13 @@ class BatchRunner(Protocol):
         """
         ...
 
+    def try_await_begin(self, begun: Callable[[], None]) -> bool:
+        """Call back on the loop, once, when what was started last needs this process's interpreter no more, until it ends.
+
+        False: it does not by now, or it is not known. It need not come, should the batch fail before.
+        """
+        ...
+
     def taken(self, batch: Batch) -> None:
         """A part of a batch's answer has left for its client. Does nothing once the batch has ended."""
         ...

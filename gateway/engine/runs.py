@@ -25,6 +25,8 @@ from gateway.tracing.batches import batch_begun, batch_ended
 from gateway.types import InferRequest, InferResponse
 
 _AS_MANY_AS_CAN: Final = 1 << 30
+_LONG_NS: Final = 2_000_000  # from a batch's closing to its end: so long that its answers may wait for the next to begin
+_ANSWERED_WITHIN_NS: Final = 1_000_000  # of the end, even if the next has not begun
 
 log = logging.getLogger(__name__)
 trace_log = logging.getLogger("gateway.trace")
@@ -80,7 +82,7 @@ class Requests(Protocol):
 class Runs:
     """See the module. `SharedWorkers` knows a lane by this. On the event loop's thread.
 
-    running: the batches that do. answering: the requests of the batch that has just ended well.
+    running: the batches that do. answering: the requests of those that have just ended well, and are not answered yet.
     """
 
     def __init__(
@@ -117,6 +119,8 @@ class Runs:
         self._have_traces = False  # one that is traced may be among what waits
         self._overdue_timer: Timer | None = None
         self._overdue_at_ns = 0
+        self._done: list[tuple[Batch, list[Tensors], int]] = []  # ended well, and when: to be answered
+        self._answer_timer: Timer | None = None
 
     def __repr__(self) -> str:
         return f"<Runs of {self._name}: {len(self.running)} running>"
@@ -137,7 +141,7 @@ class Runs:
             self._step_due = True
 
     def stop_timers(self) -> None:
-        for timer in (self._timer, self._overdue_timer):
+        for timer in (self._timer, self._overdue_timer, self._answer_timer):
             if timer is not None:
                 timer.cancel()
 
@@ -255,10 +259,24 @@ class Runs:
             self.step()
             return
         # Before the answers are encoded and written: the worker computes the next batch meanwhile.
-        self.answering = batch.parts
+        self._done.append((batch, pieces, now_ns))
+        self.answering += batch.parts
         if self._batcher.has_work or self._shared is not None:  # as mostly nothing waits, where few ask
             self.step()
-        self._requests.done(batch, pieces, now_ns)
+            if now_ns - batch.closed_ns > _LONG_NS and self.runner.try_await_begin(self._answer):
+                if self._answer_timer is None:
+                    self._answer_timer = self._clock.call_at(now_ns + _ANSWERED_WITHIN_NS, self._answer)
+                return
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer the requests of batches that have ended well."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+        done, self._done = self._done, []
+        for batch, pieces, now_ns in done:
+            self._requests.done(batch, pieces, now_ns)
         self.answering = []
 
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:

@@ -64,7 +64,8 @@ class Job(_ToRun, kw_only=True, eq=False):
     """Work that a worker has. on_part: None, unless the model is decoupled. first_part_ns: as of its `Execution`.
 
     more: parts that may be made. waits: for the client to take what it was given. timed: cpu_ns is wanted, which the thread
-    that runs it takes for it. here: it runs on the loop.
+    that runs it takes for it. here: it runs on the loop. begun: the session has its inputs, and needs the interpreter no more,
+    unless it is in Python. on_begun: to be called on the loop when this is so.
     """
 
     cancelled: bool = False
@@ -73,6 +74,8 @@ class Job(_ToRun, kw_only=True, eq=False):
     timed: bool = False
     here: bool = False
     cpu_ns: int = 0
+    begun: bool = False
+    on_begun: Callable[[], None] | None = None
 
     def taken(self) -> None:
         if self.more is not None:
@@ -232,7 +235,11 @@ class Worker:
             if job.on_part is not None:
                 self._stream(session, job)
                 return Execution(started_ns, self._clock.now_ns(), first_part_ns=job.first_part_ns)
-            outputs = session.run(work.concat(), work.parameters())
+            inputs, parameters = work.concat(), work.parameters()
+            job.begun = True  # before on_begun is looked at: the loop sets that, and looks at this
+            if job.on_begun is not None:
+                self._back.post(job.on_begun)
+            outputs = session.run(inputs, parameters)
             return Execution(started_ns, self._clock.now_ns(), outputs=outputs)
         except SessionLost as exc:
             lost, own = True, exc.self_inflicted

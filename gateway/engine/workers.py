@@ -73,6 +73,7 @@ class WorkerPool:
         self._reports = Reports(self._ended, self._part_made, self._died)
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
+        self._started: Job | None = None  # the last that went to a thread
         self._stopped: set[Worker] = set()
         self._failed_rebuilds = 0
         self._rebuilds: set[asyncio.Task[None]] = set()
@@ -170,9 +171,17 @@ class WorkerPool:
             job = Job(batch, on_done, on_part, threading.Semaphore(PARTS_AHEAD) if on_part is not None else None)
         if self._loop_runs is not None:
             self._loop_runs.beside += 1
+        self._started = job
         worker.start(job, now_ns)
         if self._watchdog is None:
             self._abandon_hung()
+
+    def try_await_begin(self, begun: Callable[[], None]) -> bool:
+        job = self._started
+        if job is None or job.begun or job.here or job.on_part is not None:
+            return False
+        job.on_begun = begun
+        return not job.begun  # its thread may have looked just before
 
     def taken(self, batch: Work) -> None:
         worker = self._worker_of(batch)
@@ -327,6 +336,8 @@ class WorkerPool:
         if self._closing and not self._busy:
             self._drained.set()
         job = worker.take()
+        if self._started is job:
+            self._started = None  # or its bytes would live until the next batch
         if not job.here and self._loop_runs is not None:
             self._loop_runs.beside -= 1
         return job

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import backends
-from backends import onnx_export
+from backends import onnx_export, onnxruntime_export
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
 from backends.onnxruntime_cuda import GraphRuns
 from tests.backends.contract import LINEAR, SPEC, expected
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+onnx_ir = pytest.importorskip("onnx_ir", reason="onnx_ir is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 
 
@@ -200,10 +201,66 @@ def test_an_export_has_one_kernel_for_several_operators_where_onnx_runtime_has_i
         )
         assert line.endswith(", fused for ONNX Runtime") == (kind == "onnxruntime")
     fused, plain = operators(tmp_path / "onnxruntime"), operators(tmp_path / "tensorrt")
-    assert "BiasGelu" in fused
+    assert {"Gemm", "Gelu"} <= fused
     assert fused & {"Attention", "MultiHeadAttention"}
     assert not fused & {"Erf", "Softmax", "SkipLayerNormalization"}
     assert {"Erf", "Softmax"} <= plain
+
+
+def products(bias: list[int], into: str, outputs: list[str]) -> onnx.ModelProto:
+    """y = (x @ w + bias) @ narrow + one, the first sum made by `into`, for x of three dimensions."""
+    helper, values = onnx.helper, {}
+    values["w"], values["bias"] = np.arange(32).reshape(4, 8) / 32, np.arange(8).reshape(bias) / 8
+    values["narrow"], values["one"] = np.arange(16).reshape(8, 2) / 16, np.ones(2)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node(into, ["product", "bias"], ["sum"], domain="" if into == "Add" else "com.microsoft"),
+        helper.make_node("MatMul", ["sum", "narrow"], ["end"]),
+        helper.make_node("Add", ["end", "one"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["a", "b", 4])],
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs],
+        [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def computed(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, {"x": x})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bias", "into", "outputs", "folded"),
+    [
+        ([8], "Add", ["y"], 2),
+        ([8], "BiasGelu", ["y"], 2),
+        ([1, 8], "Add", ["y"], 1),
+        ([8], "Add", ["y", "product"], 1),
+        ([8], "Add", ["y", "sum"], 2),
+    ],
+)
+def test_a_bias_is_added_by_the_product_that_is_wanted_for_nothing_else(
+    bias: list[int], into: str, outputs: list[str], folded: int
+) -> None:
+    before = products(bias, into, outputs)
+    model = onnx_ir.serde.deserialize_model(before)
+    onnxruntime_export.add_in_products(model)
+    after = onnx_ir.serde.serialize_model(model)
+    kinds = [node.op_type for node in after.graph.node]
+    assert (kinds.count("Gemm"), kinds.count("MatMul")) == (folded, 2 - folded)
+    assert [output.name for output in after.graph.output] == outputs
+    x = np.random.default_rng(0).normal(size=(3, 5, 4)).astype(np.float32)
+    for want, got in zip(computed(before, x), computed(after, x), strict=True):
+        assert want.shape == got.shape
+        assert np.allclose(want, got, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

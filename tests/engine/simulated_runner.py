@@ -32,6 +32,7 @@ class SimulatedRunner:
         self.batches: list[Batch] = []
         self.faults: list[str | BaseException] = []
         self.cancelled: list[Batch] = []
+        self.begins_ns: int | None = None  # after its start a batch needs the interpreter no more; None: nobody is told
         self.closed = False
         self._clock = clock
         self._busy = 0
@@ -51,6 +52,12 @@ class SimulatedRunner:
         return self.slots > 0
 
     def want(self) -> None: ...
+
+    def try_await_begin(self, begun: Callable[[], None]) -> bool:
+        if self.begins_ns is None:
+            return False
+        self._clock.call_at(self._clock.now_ns() + self.begins_ns, begun)
+        return True
 
     def wake(self) -> None:
         self.woken += 1

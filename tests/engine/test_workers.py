@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import BackendError, ExecutionFailed, LoadFailed, Model, RunCancelled, SessionLost, SpecMismatch
+from backends.base import BackendError, ExecutionFailed, LoadFailed, Model, RunCancelled, SessionLost, SpecMismatch, Tensors
 from gateway.batching.batch import Batch, Part
 from gateway.config import Python, Synthetic
 from gateway.engine.runner import Execution
@@ -432,6 +432,40 @@ def test_cancelling_a_batch_that_has_ended_leaves_the_next_alone(monkeypatch: py
             assert (session.cancels, ended.done()) == (1, False)
             session.end()
             assert (await ended).error is None
+
+    asyncio.run(main())
+
+
+class HeldBatch(Batch, kw_only=True, eq=False):
+    """Its inputs are put together when the test lets them."""
+
+    let: threading.Semaphore
+
+    def concat(self) -> Tensors:
+        assert self.let.acquire(timeout=PATIENCE_S)
+        return super().concat()
+
+
+def test_a_pool_tells_when_what_was_started_last_needs_the_interpreter_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        model = FakeModel()
+        async with open_pool(use(monkeypatch, model)) as pool:
+            begun = asyncio.Event()
+            assert not pool.try_await_begin(begun.set)  # nothing was started
+            plain = batch_of(1.0)
+            let = threading.Semaphore(0)
+            batch = HeldBatch(parts=plain.parts, rows=1, padded_rows=1, reason="full", closed_ns=plain.closed_ns, let=let)
+            ended = start(pool, batch)
+            assert pool.try_await_begin(begun.set)
+            await asyncio.sleep(0)
+            assert not begun.is_set()
+            let.release()
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            assert not ended.done()
+            assert not pool.try_await_begin(begun.set)  # it has begun
+            model.sessions[0].end()
+            assert (await ended).error is None
+            assert not pool.try_await_begin(begun.set)
 
     asyncio.run(main())
 

@@ -107,6 +107,9 @@ class Sessions:
 
     def want(self) -> None: ...
 
+    def try_await_begin(self, begun: Callable[[], None]) -> bool:
+        return False
+
     def wake(self) -> None:
         self.woken += 1
         self.on_wake()

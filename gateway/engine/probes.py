@@ -48,23 +48,27 @@ async def probe(
     if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
         return True
     until_ns = clock.now_ns() + budget_ns
-    sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    batched = spec.max_rows and not spec.decoupled
     well = False
-    for request in _requests(spec, ragged, sizes, every_length=every_length):
-        if clock.now_ns() >= until_ns:
+    for telling in (False, True):
+        sizes = batcher.telling_rows if telling else batcher.probe_rows
+        if telling and not (well and batched):
             break
-        # Started at once: an idle session may be lost at any await.
-        ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
-        failed = next((execution for _, execution, _ in ends if execution.error), None)
-        if failed is not None:
-            _tell(name, failed, spec, request, well=well)
-            return False
-        if not ends or not runner.free_slots:
-            break
-        batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
-        if execution.error is None:
-            well = True
-            batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
+        for request in _requests(spec, ragged, sizes if batched else (1,), every_length=every_length):
+            if clock.now_ns() >= until_ns:
+                return True
+            # Started at once: an idle session may be lost at any await.
+            ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
+            failed = next((execution for _, execution, _ in ends if execution.error), None)
+            if failed is not None:
+                _tell(name, failed, spec, request, well=well)
+                return False
+            if not ends or not runner.free_slots:
+                return True
+            batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
+            if execution.error is None:
+                well = True
+                batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
     return True
 
 

@@ -1,0 +1,37 @@
+"""What the mean times of the sizes that were seen tell together, where batches scatter."""
+
+from collections.abc import Sequence
+
+from gateway.batching.steps import Point
+
+
+def smoothed(points: Sequence[Point], weight: float) -> list[float]:
+    """The times of sizes, by the line through all of them as well, which counts as so many batches of each. Rising then."""
+    if len(points) < 3 or not weight:
+        return [mean_ns for _, mean_ns, _ in points]
+    fixed, slope = line_through(points)
+    times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+    return _rising(times, [count for _, _, count in points])
+
+
+def _rising(times: list[float], counts: list[int]) -> list[float]:
+    """The nearest by least squares that never fall: of neighbours out of order, their mean."""
+    pools: list[tuple[float, int, int]] = []  # time, weight, sizes
+    for time_ns, weight in zip(times, counts, strict=True):
+        sizes = 1
+        while pools and pools[-1][0] > time_ns:
+            before_ns, before, more = pools.pop()
+            time_ns = (before_ns * before + time_ns * weight) / (before + weight)
+            weight, sizes = weight + before, sizes + more
+        pools.append((time_ns, weight, sizes))
+    return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
+
+
+def line_through(points: Sequence[Point]) -> tuple[float, float]:
+    """(a, b) of a + b·rows, both not below zero, by least squares. points: rows, time and weight."""
+    weight = sum([count for _, _, count in points])
+    x = sum([rows * count for rows, _, count in points]) / weight
+    y = sum([time_ns * count for _, time_ns, count in points]) / weight
+    xx = sum([count * (rows - x) ** 2 for rows, _, count in points])
+    slope = max(0.0, sum([count * (rows - x) * time_ns for rows, time_ns, count in points]) / xx)
+    return (y - slope * x, slope) if y > slope * x else (0.0, y / x)

@@ -93,14 +93,14 @@ def ours(case: DrawnCase) -> Batcher:
     batcher = _batcher(case, policy, slo_ns=case.slo_ns, ragged=True)
     lengths = (backend.buckets or (1,)) if backend.ragged else (backend.lengths[0],)
 
-    def warm_up(sizes: Sequence[int]) -> None:
+    sizes = batcher.probe_rows
+    while sizes:
         for length, rows in product(lengths, sizes):
             request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)
             time_ns = round(backend.time_ns(rows, length)) if backend.ragged else backend.rows_ns(rows)
-            policy.service.probe(batcher.probe(request, 0).group, rows, [time_ns, time_ns])
-
-    warm_up(batcher.probe_rows)
-    warm_up(batcher.telling_rows)
+            curve = policy.service.curve(batcher.probe(request, 0).group)
+            curve.probe(rows, [time_ns, time_ns])
+        sizes = curve.telling_rows
     return batcher
 
 

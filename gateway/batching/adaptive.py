@@ -81,6 +81,23 @@ def _others_refused(queue: Queue, state: State) -> bool:
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
 
 
+def _paced(view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int, slo_ns: int | None) -> tuple[int, int]:
+    """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
+    fixed_ns, _ = view.curve.line_ns
+    target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
+    if view.curve.steps is not None:
+        step = min(sustains, view.as_long(view.curve.at(target)))
+        gathered_ns = view.sizes[step] / view.rate + view.shape[step] * view.quantile
+        if slo_ns is None or gathered_ns <= _CAP_AT_MOST * slo_ns:
+            target = view.sizes[step]
+    if waiting >= target:
+        return target, 0
+    wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
+    if deadline_ns != NEVER:
+        wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
+    return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
+
+
 class Adaptive:
     """See the module.
 
@@ -258,7 +275,7 @@ class Adaptive:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
                 target = 0
             else:
-                target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains), slo_ns)
+                target, wake_at_ns = _paced(view, queue, waiting, deadline_ns, min(cap, sustains), slo_ns)
             if wake_at_ns:
                 stream.held = Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -432,24 +449,6 @@ class Adaptive:
 
     def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
         return sum([self._stream(group).rate(now_ns) for group in groups])
-
-    def _pace(
-        self, view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int, slo_ns: int | None
-    ) -> tuple[int, int]:
-        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
-        fixed_ns, _ = view.curve.line_ns
-        target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
-        if view.curve.steps is not None:
-            step = min(sustains, view.as_long(view.curve.at(target)))
-            gathered_ns = view.sizes[step] / view.rate + view.shape[step] * view.quantile
-            if slo_ns is None or gathered_ns <= _CAP_AT_MOST * slo_ns:
-                target = view.sizes[step]
-        if waiting >= target:
-            return target, 0
-        wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
-        return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""

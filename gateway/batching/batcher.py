@@ -127,12 +127,6 @@ class Batcher(Untold):
         ends = self.service.probe_rows
         return ends if self._by_length or len(self.service.sizes) < 3 else (*ends, self.service.sizes[1])
 
-    @property
-    def telling_rows(self) -> tuple[int, ...]:
-        """The sizes to run next, once those of `probe_rows` have: none, unless two rows took as if padded."""
-        curve = None if self._by_length else next(iter(self.service.curves.values()), None)
-        return () if curve is None else curve.telling_rows
-
     def probe(self, request: InferRequest, now_ns: int) -> Batch:
         """A batch of this request alone, to be run before traffic: it passes the queue by, and `finished` need not know."""
         rows = request.rows if self._batched else 1

@@ -141,7 +141,7 @@ class ServiceCurve:
     def telling_rows(self) -> tuple[int, ...]:
         """The sizes whose runs, beside those of one row, two and the most, tell whether rows are padded in steps."""
         points = self._points()
-        return telling(points) if [rows for rows, _, _ in points] == [1, 2, self.sizes[-1]] else ()
+        return telling(points) if [rows for rows, _, _ in points] == [1, 2, self.sizes[-1]] and self.sizes[2] == 3 else ()
 
     @property
     def ratios(self) -> Sequence[float]:

@@ -2,7 +2,7 @@
 
 Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
-requests.
+requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -48,13 +48,10 @@ async def probe(
     if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
         return True
     until_ns = clock.now_ns() + budget_ns
-    batched = spec.max_rows and not spec.decoupled
+    sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False
-    for telling in (False, True):
-        sizes = batcher.telling_rows if telling else batcher.probe_rows
-        if telling and not (well and batched):
-            break
-        for request in _requests(spec, ragged, sizes if batched else (1,), every_length=every_length):
+    while sizes:
+        for request in _requests(spec, ragged, sizes, every_length=every_length):
             if clock.now_ns() >= until_ns:
                 return True
             # Started at once: an idle session may be lost at any await.
@@ -66,9 +63,12 @@ async def probe(
             if not ends or not runner.free_slots:
                 return True
             batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
-            if execution.error is None:
-                well = True
-                batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
+            if execution.error is not None:
+                return True
+            well = True
+            curve = batcher.service.curve(batch.group)
+            curve.probe(batch.padded_rows, [time_ns - execution.streamed_ns])
+        sizes = curve.telling_rows  # none, once these have run
     return True
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gateway.batching.adaptive import Adaptive
-from gateway.batching.batcher import Batcher
 from gateway.batching.service_model import ServiceCurve, size_grid
 from gateway.batching.steps import Steps, telling
 
@@ -58,11 +56,11 @@ def test_of_a_smooth_model_no_more_sizes_are_run(took_ms: Callable[[int], float]
 
 
 def test_only_what_runs_in_any_number_of_rows_is_asked_for_steps() -> None:
-    assert Batcher(Adaptive(), max_rows=32).telling_rows == ()
-    batcher = Batcher(Adaptive(), max_rows=16, row_sizes=(1, 4, 16))
-    for rows, ms in ((1, 1), (16, 16), (4, 15)):
-        batcher.service.probe(None, rows, [ms * MS] * 2)
-    assert batcher.telling_rows == ()
+    curve = ServiceCurve((1, 2, 16))
+    assert curve.telling_rows == ()
+    for rows, ms in ((1, 1), (16, 16), (2, 15)):
+        curve.probe(rows, [ms * MS] * 2)
+    assert curve.telling_rows == ()
 
 
 @pytest.mark.parametrize(("scatter", "batches"), [(0.05, 64), (0.15, 128), (0.3, 256)])

@@ -4,6 +4,7 @@
     python -m benchmarks.contest                         60 cases, 20 seeds: an hour on one core; goes on where it was ended
     python -m benchmarks.contest --table FILE            the tables of a result, or of as much of it as there is
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
+    python -m benchmarks.contest --only 8 31             only the cases of these numbers
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
@@ -91,10 +92,15 @@ def ours(case: DrawnCase) -> Batcher:
     policy, backend = Adaptive(), case.backend
     batcher = _batcher(case, policy, slo_ns=case.slo_ns, ragged=True)
     lengths = (backend.buckets or (1,)) if backend.ragged else (backend.lengths[0],)
-    for length, rows in product(lengths, batcher.probe_rows):
-        request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)
-        time_ns = round(backend.time_ns(rows, length)) if backend.ragged else backend.rows_ns(rows)
-        policy.service.probe(batcher.probe(request, 0).group, rows, [time_ns, time_ns])
+
+    sizes = batcher.probe_rows
+    while sizes:
+        for length, rows in product(lengths, sizes):
+            request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)
+            time_ns = round(backend.time_ns(rows, length)) if backend.ragged else backend.rows_ns(rows)
+            curve = policy.service.curve(batcher.probe(request, 0).group)
+            curve.probe(rows, [time_ns, time_ns])
+        sizes = curve.telling_rows
     return batcher
 
 
@@ -361,7 +367,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     if options.out.exists():
         result = _read(options.out, settings)
     rivals = {case["name"]: case["rules"] for case in _read(options.rivals, settings)["cases"]} if options.rivals else {}
-    cases = [draw(GRIDS[options.grid], number, options.trace) for number in range(options.cases)]
+    cases = [draw(GRIDS[options.grid], number, options.trace) for number in options.only or range(options.cases)]
     place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
     cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
@@ -392,6 +398,7 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=1500, help="of each run, at least")
     parser.add_argument("--grid", choices=GRIDS, default="judging")
+    parser.add_argument("--only", type=int, nargs="+", help="only the cases of these numbers, whatever --cases says")
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))

@@ -7,6 +7,7 @@ and all Q(n) by so much less, but no less than T.
     n_s   smallest n with 0.9·k·n/T(n) >= λ                                   sustains the rate
           with k > 1 and D < 5.4·T(1), D/(6·T(1)) in place of 0.9, no less than 0.7, or than .35 + 2.5·(Q/T - 1) if that is less
     n_c   max(largest n with Q(n) <= .55 D, min(n_s, largest with Q(n) <= .85 D))   cap: two batches fit in one SLO
+          all that waits, if only so all is in time, and fewer than one will come that is late for it; not under overload
     n_o   of the n that can be collected fresh, the one with most rows in time  overload: see `overload`, which also sets Q
           and while λ is not above what the workers can do, the smallest that is 95 % as productive as the largest
     n_e   largest n with Q(n) <= d_1 - now                                    what the first can still wait for
@@ -20,11 +21,13 @@ Whenever a worker is idle and something waits:
     the workers' predicted free times. If a first would be late there, or the overload lasts, shed from the front until a batch
     of n_o fits: one decision instead of a dozen small batches.
  4. With several workers, hold what is less than n_s: spending a worker's fixed cost a on less does not sustain the rate. But
-    never more than the arrivals of a itself are waited for: 1 + λ·a (pace). Lengths that keep more workers busy than there are,
+    never more than the arrivals of a itself are waited for: 1 + λ·a (pace); up to the end of that step, if it is gathered
+    and run in .85 D. Lengths that keep more workers busy than there are,
     each with batches of its own, and fewer together are gathered together. And if this is the only idle worker, hold while
     waiting for the next arrival costs less than leaving it to the next worker that frees (rule H).
  5. Compiled sizes: rather run the next smaller size full than the larger one padded, if that serves more rows per second.
-    With an SLO and steps that were learned: no row beyond a step, if those up to it take a tenth less each, and the spread.
+    Steps that are known: no row beyond one, if those up to it take a tenth less each. So, with an SLO, where times that were
+    learned only look like it, if it is a tenth and the spread.
  6. With an SLO, and if no other worker is idle, room that is left is filled with requests of other lengths, padded to the
     longest, where that takes less worker time than batches of their own, and where more is gained by it than lost (`joining`).
  7. Without an SLO, of the batches with the first in line, of its length and of others, the one that is worth most for its time:
@@ -41,7 +44,7 @@ If even a fresh request would be late by what was learned, one request at a time
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
 SLO. Where others need the worker, both must hold, and all such tries together take a tenth of one worker. Without an SLO
 nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than one turn of all
-workers would clear.
+workers would clear, nor than n_s, for which 95 % of the most productive size will do.
 """
 
 from bisect import bisect_left
@@ -76,6 +79,23 @@ _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the wor
 def _others_refused(queue: Queue, state: State) -> bool:
     """Whether requests of other queues are refused on arrival: so others need the workers, although they do not wait."""
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
+
+
+def _paced(view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int, slo_ns: int | None) -> tuple[int, int]:
+    """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
+    fixed_ns, _ = view.curve.line_ns
+    target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
+    if view.curve.steps is not None:
+        step = min(sustains, view.as_long(view.curve.at(target)))
+        gathered_ns = view.sizes[step] / view.rate + view.shape[step] * view.quantile
+        if slo_ns is None or gathered_ns <= _CAP_AT_MOST * slo_ns:
+            target = view.sizes[step]
+    if waiting >= target:
+        return target, 0
+    wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
+    if deadline_ns != NEVER:
+        wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
+    return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
 
 class Adaptive:
@@ -254,6 +274,11 @@ class Adaptive:
                     reason = "overload"
         elif slo_ns is not None and (stream.margin or state.rows > queue.rows):
             _, foreseen = self._fresh(queue, stream, view, slo_ns, state, alone)
+        if reason == "cap" and slo_ns is not None and not stream.margin:
+            together = view.curve.at(waiting)
+            late = view.rate * ((view.shape[together] + view.shape[0]) * view.quantile - slo_ns)  # of those that will come
+            if together <= fits and late < 1 and not feasible(queue, len(shed), index, cap, view, state, free_slots):
+                index, reason = together, "idle"
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             if slo_ns is not None and work > UTILISATION * view.workers and self._together(state.queues, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
@@ -261,7 +286,7 @@ class Adaptive:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
                 target = 0
             else:
-                target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
+                target, wake_at_ns = _paced(view, queue, waiting, deadline_ns, min(cap, sustains), slo_ns)
             if wake_at_ns:
                 stream.held = Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -428,17 +453,6 @@ class Adaptive:
 
     def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
         return sum([self._stream(group).rate(now_ns) for group in groups])
-
-    def _pace(self, view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
-        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
-        fixed_ns, _ = view.curve.line_ns
-        target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
-        if waiting >= target:
-            return target, 0
-        wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
-        return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""

@@ -16,6 +16,7 @@ _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may 
 _QUIET: Final = 0.35  # in place of UTILISATION_AT_LEAST, where a batch takes what it is expected to
 _SCATTER: Final = 2.5  # more of that by the spread beyond 1: as much as UTILISATION_AT_LEAST from a spread of 1.14 on
 _SAME: Final = 1.02
+_NEARLY: Final = 0.95  # of what the most productive size does in a time: as good as all
 
 
 class Held(NamedTuple):
@@ -127,4 +128,7 @@ class View:
             if ease < busy:
                 least = _QUIET + _SCATTER * (self.curve.spread - 1)
                 busy = max(ease, min(UTILISATION_AT_LEAST, least))
-        return bisect_left(self.curve.rates, self.rate * level / (busy * self.workers * share))
+        rate = self.rate * level / (busy * self.workers * share)
+        rates = self.curve.rates
+        # Without an SLO the queue may grow, and with it the batches: the largest are not run for the error of a rate.
+        return bisect_left(rates, rate if slo_ns is not None else min(rate, _NEARLY * rates[-1]))

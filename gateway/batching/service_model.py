@@ -5,14 +5,15 @@ predicts what a bucket has not seen itself. Two things are learned apart, as one
 
   shape    per padded size an exponentially weighted mean (0.03), and where batches scatter the line through all sizes' means
            as well: or a size that had bad luck once is not run again, nor any above it. Sizes between seen ones are
-           interpolated, those beyond follow the surface, or the least-squares line a + b·n; then made monotone.
+           interpolated, those beyond follow the surface, or the least-squares line a + b·n; then made monotone. Where
+           rows are padded in steps inside the model, all this is of steps in place of sizes: `steps`.
   speed    how much slower it is at the moment, and how it scatters: `speed`.
 
 A change that level and delay do not explain is one of shape, which is learned anew then. Single outliers are clipped at 2·T,
 but never before a size has been seen twice: that would poison the fit.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -20,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.queue import LengthGroup
-from gateway.batching.smoothing import line_through, rising
+from gateway.batching.smoothing import line_through, smoothed
 from gateway.batching.speed import Change
+from gateway.batching.steps import Finder, Point, Steps, pooled, telling
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
@@ -57,8 +59,8 @@ def size_grid(max_rows: int, row_sizes: tuple[int, ...] = ()) -> tuple[int, ...]
 
 
 @lru_cache
-def _grid(sizes: tuple[int, ...]) -> np.ndarray:
-    return np.array(sizes, np.float64)
+def _grid(sizes: tuple[int, ...], steps: Steps | None = None) -> np.ndarray:
+    return np.array(sizes if steps is None else [steps.padded(size) for size in sizes], np.float64)
 
 
 class _Seen:
@@ -84,7 +86,7 @@ class ServiceCurve:
     a surface that has learned from other lengths.
     """
 
-    __slots__ = ("_length", "_seen", "_speed", "_stale", "_sums", "_surface", "_version", "line_ns",
+    __slots__ = ("_finder", "_length", "_seen", "_speed", "_stale", "_sums", "_surface", "_version", "line_ns",
                  "rates", "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], length: int = 0, surface: Surface | None = None) -> None:
@@ -98,6 +100,7 @@ class ServiceCurve:
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = (0.0,) * 5
         self._stale = True
+        self._finder = Finder()
         self.ready = False
         self.shape: tuple[float, ...] = (0.0,) * len(sizes)
         self.rates: tuple[float, ...] = (0.0,) * len(sizes)
@@ -129,6 +132,17 @@ class ServiceCurve:
     def seen(self) -> bool:
         """Whether it has batches of its own."""
         return bool(self._seen)
+
+    @property
+    def steps(self) -> Steps | None:
+        """In which rows are padded inside the model; None: in none, as far as is known."""
+        return self._finder.steps
+
+    @property
+    def telling_rows(self) -> tuple[int, ...]:
+        """The sizes whose runs, beside those of one row, two and the most, tell whether rows are padded in steps."""
+        points = self._points()
+        return telling(points) if [rows for rows, _, _ in points] == [1, 2, self.sizes[-1]] and self.sizes[2] == 3 else ()
 
     @property
     def ratios(self) -> Sequence[float]:
@@ -169,7 +183,11 @@ class ServiceCurve:
     def probe(self, rows: int, times_ns: list[int]) -> None:
         """Learn from runs at one size before traffic; the first is the warm-up and counts only if it is the only one."""
         for time_ns in times_ns[1:] or times_ns:
-            self._learn(rows, self._seen.get(rows), float(max(time_ns, 1)))
+            seen = self._seen.get(rows)
+            if seen is not None:
+                self._finder.ran_again(max(time_ns, 1), seen.mean_ns, seen.count)
+            self._learn(rows, seen, float(max(time_ns, 1)))
+        self._find_steps()
         self._refresh()
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
@@ -203,6 +221,8 @@ class ServiceCurve:
         elif busy not in levels:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
+        if self._finder.due():
+            self._find_steps()
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
         elif speed.run:
@@ -285,6 +305,9 @@ class ServiceCurve:
         speed.ratios.extend(ratios)
         self._stale = True
         speed.until_ranked = 0
+        speed.rank()
+        self._finder = Finder()
+        self._find_steps()
         self._refresh()
 
     def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
@@ -357,15 +380,13 @@ class ServiceCurve:
         weight = max(0.0, _SURFACE_WEIGHT * (1 - (seen.count - 1) / _SURFACE_COUNT))
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
 
-    def _smoothed_ns(self, seen: list[int]) -> list[float]:
-        """Of sizes that were seen, by the line through all of them as well: the more, the more batches scatter. Rising then."""
-        weight = (self._speed.deviation / _MISFIT) ** 2
-        points = [(rows, self._seen[rows].mean_ns, min(self._seen[rows].count, _SHAPE_COUNT)) for rows in seen]
-        if len(points) < 3 or not weight:
-            return [mean_ns for _, mean_ns, _ in points]
-        fixed, slope = line_through(points)
-        times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
-        return rising(times, [count for _, _, count in points])
+    def _points(self) -> list[Point]:
+        """Of the sizes that were seen, ascending."""
+        return [(rows, one.mean_ns, min(one.count, _SHAPE_COUNT)) for rows, one in sorted(self._seen.items())]
+
+    def _find_steps(self) -> None:
+        if not self._length and self.sizes[2:3] == (3,):  # compiled sizes run as they are
+            self._stale |= self._finder.look(self._points(), self._speed.deviation)
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -376,12 +397,15 @@ class ServiceCurve:
         self._stale = False
         self.ready = True
         self._version = self._surface.version, self._speed.version
-        fixed, slope = self._surface.line_ns(self._length) if shared else self._line()
-        grid = _grid(self.sizes)
-        about = np.array([*map(self._surface.times(self._length), self.sizes)]) if shared else fixed + slope * grid
+        steps, points, surface = self.steps, self._points(), self._surface
+        grid = _grid(self.sizes, steps)
+        if steps is not None:
+            points = pooled(points, steps)
+        fixed, slope = surface.line_ns(self._length) if shared else self._line() if steps is None else line_through(points)
+        about = np.array([*map(surface.times(self._length), self.sizes)]) if shared else fixed + slope * grid
         delay_ns = self._speed.delay_ns
         self.line_ns = fixed + delay_ns, slope
-        seen = sorted(self._seen)
+        seen = [rows for rows, _, _ in points]
         if shared:
             times = [self._shared_ns(self._seen[rows], float(about[self._seen[rows].at])) for rows in seen]
             if not seen:
@@ -389,15 +413,15 @@ class ServiceCurve:
             dearer = sum(times) / float(sum(about[self.at(rows)] for rows in seen))
             self.line_ns = fixed * dearer + delay_ns, slope * dearer
         else:
-            times = self._smoothed_ns(seen)
+            times = smoothed(points, (self._speed.deviation / _MISFIT) ** 2)
         first, last = (max(about[self.at(rows)], 1.0) for rows in (seen[0], seen[-1]))
-        below, up_to = bisect_left(self.sizes, seen[0]), bisect_right(self.sizes, seen[-1])
+        below, up_to = np.searchsorted(grid, seen[0]), np.searchsorted(grid, seen[-1], side="right")
         times_ns = np.interp(grid, seen, times)
         times_ns[:below] = times[0] * about[:below] / first
         times_ns[up_to:] = times[-1] * about[up_to:] / last
         rising_ns = np.maximum.accumulate(times_ns + delay_ns)
         self.shape = tuple(rising_ns.tolist())
-        self.rates = tuple(np.maximum.accumulate(grid / rising_ns).tolist())
+        self.rates = tuple(np.maximum.accumulate(_grid(self.sizes) / rising_ns).tolist())
         for one in self._seen.values():
             one.built_ns = one.mean_ns
 

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from itertools import islice
+from math import inf
 from typing import Final
 
 from gateway.batching.inflow import View
@@ -30,9 +31,10 @@ def stepped(view: View, rows: int, limits: BatchLimits) -> int:
     curve = view.curve
     up = curve.at(rows)
     if not limits.row_sizes:
-        # Steps that were learned, beyond what their scatter may feign. Without an SLO they would let the queue grow where
-        # what was learned holds no more.
-        if limits.slo_ns is not None and curve.rates[up] * curve.shape[up] > _STEP * curve.spread * rows:
+        # What is no known step may be feigned by scatter. Without an SLO it would let the queue grow where what was learned
+        # holds no more; of known steps at most one stays unfilled.
+        feigned = 1.0 if curve.steps is not None else curve.spread if limits.slo_ns is not None else inf
+        if curve.rates[up] * curve.shape[up] > _STEP * feigned * rows:
             full = curve.sizes[bisect_left(curve.rates, curve.rates[up])]
             return full if rows - full <= max(full, _FEW) else rows
     elif up and view.sizes[up] > rows and view.sizes[up - 1] / view.shape[up - 1] > rows / view.shape[up]:

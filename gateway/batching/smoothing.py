@@ -1,7 +1,20 @@
-"""Times of sizes that were seen, where batches scatter: made to rise, and the line through them."""
+"""What the mean times of the sizes that were seen tell together, where batches scatter."""
+
+from collections.abc import Sequence
+
+from gateway.batching.steps import Point
 
 
-def rising(times: list[float], counts: list[int]) -> list[float]:
+def smoothed(points: Sequence[Point], weight: float) -> list[float]:
+    """The times of sizes, by the line through all of them as well, which counts as so many batches of each. Rising then."""
+    if len(points) < 3 or not weight:
+        return [mean_ns for _, mean_ns, _ in points]
+    fixed, slope = line_through(points)
+    times = [(count * mean_ns + weight * (fixed + slope * rows)) / (count + weight) for rows, mean_ns, count in points]
+    return _rising(times, [count for _, _, count in points])
+
+
+def _rising(times: list[float], counts: list[int]) -> list[float]:
     """The nearest by least squares that never fall: of neighbours out of order, their mean."""
     pools: list[tuple[float, int, int]] = []  # time, weight, sizes
     for time_ns, weight in zip(times, counts, strict=True):
@@ -14,7 +27,7 @@ def rising(times: list[float], counts: list[int]) -> list[float]:
     return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
 
 
-def line_through(points: list[tuple[int, float, int]]) -> tuple[float, float]:
+def line_through(points: Sequence[Point]) -> tuple[float, float]:
     """(a, b) of a + b·rows, both not below zero, by least squares. points: rows, time and weight."""
     weight = sum([count for _, _, count in points])
     x = sum([rows * count for rows, _, count in points]) / weight

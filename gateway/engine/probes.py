@@ -2,7 +2,7 @@
 
 Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
-requests.
+requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -50,21 +50,25 @@ async def probe(
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
     well = False
-    for request in _requests(spec, ragged, sizes, every_length=every_length):
-        if clock.now_ns() >= until_ns:
-            break
-        # Started at once: an idle session may be lost at any await.
-        ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
-        failed = next((execution for _, execution, _ in ends if execution.error), None)
-        if failed is not None:
-            _tell(name, failed, spec, request, well=well)
-            return False
-        if not ends or not runner.free_slots:
-            break
-        batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
-        if execution.error is None:
+    while sizes:
+        for request in _requests(spec, ragged, sizes, every_length=every_length):
+            if clock.now_ns() >= until_ns:
+                return True
+            # Started at once: an idle session may be lost at any await.
+            ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
+            failed = next((execution for _, execution, _ in ends if execution.error), None)
+            if failed is not None:
+                _tell(name, failed, spec, request, well=well)
+                return False
+            if not ends or not runner.free_slots:
+                return True
+            batch, execution, time_ns = await _start(runner, batcher, spec, request, clock)
+            if execution.error is not None:
+                return True
             well = True
-            batcher.service.probe(batch.group, batch.padded_rows, [time_ns - execution.streamed_ns])
+            curve = batcher.service.curve(batch.group)
+            curve.probe(batch.padded_rows, [time_ns - execution.streamed_ns])
+        sizes = curve.telling_rows  # none, once these have run
     return True
 
 

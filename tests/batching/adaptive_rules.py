@@ -168,6 +168,8 @@ class Rules:
             least = min(0.7, 0.35 + 2.5 * (known.spread - 1))
             used = min(0.9, max(least, self.slo_ns / (6 * shape(sizes[0]) * level)))
         needed = rate * known.level(workers) / (used * workers * share)
+        if self.slo_ns is None:
+            needed = min(needed, 0.95 * known.best_rate(sizes[-1]))
         n_s = next((size for size in sizes if known.best_rate(size) >= needed), ALMOST_FOREVER_NS)
         if self.slo_ns is None:
             fixed, slope = known.line
@@ -201,6 +203,17 @@ class Rules:
                     first = entries[len(shed)]
                     as_long = max(size for size in sizes if shape(size) <= 1.02 * shape(n_o))
                     take, reason = min(allowed, as_long), "overload"
+                if reason == "cap" and group not in self.margins:
+                    together = known.size(waiting)
+                    late = rate * ((shape(together) + shape(sizes[0])) * level * margin - self.slo_ns)
+                    if (
+                        waiting <= n_e
+                        and late < 1
+                        and not self._all_in_time(
+                            known, entries[len(shed) :], take, n_c, running, now_ns, free_slots, level, margin
+                        )
+                    ):
+                        take, reason = together, "idle"
         elif self.slo_ns is not None and (group in self.margins or any(queues[other] for other in queues if other != group)):
             self._fresh(group, queues, now_ns, level, workers)
             margin = self.margins.get(group, known.spread)

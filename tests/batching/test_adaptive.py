@@ -1,6 +1,7 @@
 """The adaptive policy, decision by decision: T(n) = 4 + 6n ms or as stated, known from the start."""
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -449,11 +450,51 @@ def test_what_comes_after_a_flood_is_soon_not_held_for_more() -> None:
     assert max(waits[8:]) == 0
 
 
-@pytest.mark.parametrize(("spread", "rows"), [(1.0, 8), (1.6, 9)])  # 53 / 29 ms: what 9 rows take may be luck
-def test_a_row_beyond_a_step_of_the_times_that_were_learned_waits_for_the_next_batch(spread: float, rows: int) -> None:
-    batcher = batcher_of(slo_ms=400, max_rows=16)
+def stepped_batcher(slo_ms: float | None, *, sizes: Sequence[int], spread: float = 1.0, workers: int = 1) -> Batcher:
+    """That has seen these sizes of 5 + 3n ms, padded to eight rows unless it is one."""
+    batcher = batcher_of(slo_ms=slo_ms, max_rows=16, workers=workers)
     kept = kept_curve(5, 3, 16, spread=spread)
-    means = [[size, (5 + 3 * (1 if size == 1 else 8 if size <= 8 else 16)) * MS, 100] for size in range(1, 17)]
+    means = [[size, (5 + 3 * (1 if size == 1 else 8 if size <= 8 else 16)) * MS, 100] for size in sizes]
     batcher.service.restore(kept_model({None: kept | {"means": means}}))
+    return batcher
+
+
+@pytest.mark.parametrize("slo_ms", [400, None])
+@pytest.mark.parametrize("spread", [1.0, 1.6])
+def test_a_row_beyond_a_known_step_waits_for_the_next_batch(slo_ms: float | None, spread: float) -> None:
+    batcher = stepped_batcher(slo_ms, sizes=[1, 3, 8, 9, 16], spread=spread)
+    add(batcher, *(request(0) for _ in range(9)))
+    assert only(batcher, 0).rows == 8
+
+
+@pytest.mark.parametrize(("slo_ms", "spread", "rows"), [(400, 1.0, 8), (400, 1.6, 9), (None, 1.0, 9)])
+def test_a_step_that_is_not_known_is_one_beyond_what_scatter_feigns(slo_ms: float | None, spread: float, rows: int) -> None:
+    batcher = stepped_batcher(slo_ms, sizes=[1, 8, 9], spread=spread)  # 53 / 29 ms: what 9 rows take may be luck
     add(batcher, *(request(0) for _ in range(9)))
     assert only(batcher, 0).rows == rows
+
+
+def test_a_nearly_filled_step_is_run() -> None:
+    batcher = stepped_batcher(400, sizes=[1, 3, 8, 9, 16])
+    add(batcher, *(request(0) for _ in range(15)))
+    assert only(batcher, 0).rows == 15  # 53 ms, 3.5 each: those up to the step take 3.6
+
+
+def test_with_several_workers_a_step_is_gathered() -> None:
+    batcher = stepped_batcher(200, sizes=[1, 3, 8, 9, 16], workers=2)
+    outcome = simulate(
+        batcher,
+        np.arange(1, 400) * 2_500_000,  # more than two workers do one by one
+        lambda batch, busy, now_ns: (5 + 3 * (1 if batch.rows == 1 else 8 if batch.rows <= 8 else 16)) * MS,
+        workers=2,
+    )
+    assert np.mean(outcome.batch_rows[20:]) >= 6
+
+
+def test_what_waits_goes_together_if_one_after_the_other_would_be_late_and_few_will_come() -> None:
+    batcher = stepped_batcher(50, sizes=[1, 3, 8, 9, 16])  # 8, 29 and 53 ms: the cap is one row
+    add(batcher, *(request(i) for i in (-12.0, -11.0, -10.0, -9.0)))
+    assert only(batcher, 0).rows == 4  # the fourth would end after 32 ms: it is in time either way
+    late = stepped_batcher(50, sizes=[1, 3, 8, 9, 16])
+    add(late, *(request(i) for i in (-20.0, -20.0, -20.0, -20.0)))
+    assert only(late, 0).rows == 4  # the fourth would end after 32 ms, and has 30

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gateway.batching.service_model import ServiceCurve
 from gateway.errors import BackendFailed, Code, GatewayError
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest, InferResponse
@@ -75,6 +76,22 @@ def test_what_the_model_raises_is_a_warning_with_its_line(
     (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
     assert warning.getMessage().startswith("m:1/python: every request will fail: ValueError: no (tried with inputs of ones")
     assert f"{tmp_path}/model.py" in warning.getMessage()
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_far_longer_for_two_rows_than_for_one_runs_more_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    probe = ServiceCurve.probe
+
+    def noted(curve: ServiceCurve, rows: int, times_ns: list[int]) -> None:
+        ran.append(rows)
+        probe(curve, rows, times_ns)
+
+    monkeypatch.setattr(ServiceCurve, "probe", noted)
+    load(tmp_path, "import time; time.sleep(0.015 * (1 if len(x) == 1 else 4 if len(x) <= 4 else 8)); return {'OUTPUT0': x}")
+    assert ran == [1, 8, 2, 2, 4, 5, 8, 4, 5]
 
 
 def test_a_model_that_insists_on_its_content_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

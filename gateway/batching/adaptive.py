@@ -51,13 +51,15 @@ from typing import Final
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
+from gateway.batching.choosing import decide_among
+from gateway.batching.holding import THINNED, hold, pace
 from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
 from gateway.batching.overload import Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
-from gateway.batching.rehearsal import Rehearsal
+from gateway.batching.rehearsal import Rehearsal, Streams
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
@@ -65,7 +67,6 @@ from gateway.batching.stances import PLANNED, Stance, decide_in
 _STREAMS: Final = 256
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
-_THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
 _OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
@@ -139,6 +140,12 @@ class Adaptive:
         if len(state.queues) == 1:
             return self._decide(queue, stream, state, now_ns, free_slots, True)
         slo_ns = self._limits.slo_ns
+        if slo_ns is not None:
+            stance = self._stance_for(state, now_ns, slo_ns)
+            if stance != PLANNED:
+                decision = decide_among(stance, queue, state, self._curve, now_ns, free_slots, slo_ns)
+                if decision is not None:
+                    return decision
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
@@ -171,8 +178,8 @@ class Adaptive:
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
         slo_ns = self._limits.slo_ns
-        if alone and slo_ns is not None and not queue.has_lower_class:
-            stance = self._stance_for(stream, state, now_ns, slo_ns)
+        if slo_ns is not None and len(state.queues) == 1 and not queue.has_lower_class:
+            stance = self._stance_for(state, now_ns, slo_ns)
             if stance != PLANNED:
                 decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
                 if decision is not None:
@@ -182,7 +189,7 @@ class Adaptive:
             if held.view is None:
                 return Decision(0, "hold", held.until_ns)
             held.view.now_ns, held.view.rate = now_ns, stream.rate(now_ns)
-            wake_at_ns = self._hold(held.view, waiting, first[2], state)
+            wake_at_ns = hold(held.view, waiting, first[2], state)
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns)
         if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
@@ -250,12 +257,12 @@ class Adaptive:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
                 target = 0
             else:
-                target, wake_at_ns = self._pace(view, queue, waiting, deadline_ns, min(cap, sustains))
+                target, wake_at_ns = pace(view, queue, waiting, deadline_ns, min(cap, sustains))
             if wake_at_ns:
                 stream.held = Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if free_slots == 1 and busy:
-                wake_at_ns = self._hold(view, waiting, deadline_ns, state)
+                wake_at_ns = hold(view, waiting, deadline_ns, state)
                 if wake_at_ns:
                     stream.held = Held(first, view.sizes[cap], wake_at_ns, busy, view)
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -280,30 +287,32 @@ class Adaptive:
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
-    def _stance_for(self, stream: Inflow, state: State, now_ns: int, slo_ns: int) -> Stance:
+    def _stance_for(self, state: State, now_ns: int, slo_ns: int) -> Stance:
         if self._stance is not None:
             return self._stance
         rehearsal = self._rehearsal
         if rehearsal.until_look <= 0:
+            if len(state.queues) > 1 and self._longest(state.queues) is None:  # who may not share a batch
+                rehearsal.keep()
+                return PLANNED
+            streams = {group: self._stream(group) for group in state.queues}
 
             def lane(stance: Stance) -> Batcher:
                 policy, limits = Adaptive(stance), self._limits
                 found = Batcher(
                     policy, max_rows=limits.max_rows, row_sizes=limits.row_sizes, workers=state.workers, slo_ns=left_ns
                 )
-                policy._rehearse(stream, stream is self._line.stream)
+                policy._rehearse(streams, self._line.stream)
                 return found
 
             left_ns = slo_ns - state.reserved_ns
-            rehearsal.look(stream, state.workers, left_ns, now_ns, lane)
+            rehearsal.look(streams, state.workers, left_ns, now_ns, lane)
         return rehearsal.stance
 
-    def _rehearse(self, stream: Inflow, of_line: bool) -> None:
-        """Be as the policy that has this stream. of_line: which is of all lengths."""
-        mine = self._streams[None] = Inflow(stream.curve)
-        mine.arrivals, mine.rows = stream.arrivals.copy(), stream.rows
-        if of_line:
-            self._line.stream = mine
+    def _rehearse(self, streams: Streams, of_line: Inflow) -> None:
+        """Be as the policy that has these streams. of_line: of all lengths."""
+        self._streams = {group: stream.like() for group, stream in streams.items()}
+        self._line.stream = of_line.like()
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
@@ -425,17 +434,6 @@ class Adaptive:
     def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
         return sum([self._stream(group).rate(now_ns) for group in groups])
 
-    def _pace(self, view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int) -> tuple[int, int]:
-        """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
-        fixed_ns, _ = view.curve.line_ns
-        target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
-        if waiting >= target:
-            return target, 0
-        wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
-        return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
-
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
         longest = self._longest(state.queues)
@@ -446,27 +444,10 @@ class Adaptive:
         target = longest.sizes[at]
         if state.rows >= target:
             return 0
-        wake_at_ns = queue.oldest_ns + _THINNED * target / rate
+        wake_at_ns = queue.oldest_ns + THINNED * target / rate
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
         return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
-
-    def _hold(self, view: View, waiting: int, deadline_ns: int, state: State) -> int:
-        """Step 4, rule H. When to go at the latest; 0: now.
-
-        With τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
-        the next arrival lose if they go together after it has come, against what the next arrival loses if they go without it.
-        """
-        now_ns = view.now_ns
-        gap_ns = 1.0 / view.rate
-        next_ns = view.expected_ns(waiting + 1)
-        free_ns = max(0, min([batch.closed_ns + batch.expected_ns for batch in state.in_flight]) - now_ns)
-        together = waiting * (gap_ns + next_ns - view.expected_ns(waiting)) + next_ns + gap_ns
-        apart = free_ns + view.expected_ns(max(1.0, view.rate * free_ns))
-        wake_at_ns = now_ns + apart - together
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
-        return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
 
     def _curve(self, group: Hashable) -> ServiceCurve:
         return self._stream(group).curve.current()

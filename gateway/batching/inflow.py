@@ -61,6 +61,12 @@ class Inflow:
         self.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
 
+    def like(self) -> "Inflow":
+        """Another that has seen the same."""
+        found = Inflow(self.curve)
+        found.arrivals, found.rows, found.usual = self.arrivals.copy(), self.rows, self.usual
+        return found
+
     def rate(self, now_ns: int) -> float:
         """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
         arrivals = self.arrivals

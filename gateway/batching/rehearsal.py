@@ -1,9 +1,9 @@
 """Rehearse what each stance would serve, by what was learned of the backend and of the arrivals.
 
 Theory of operation. A `_Trial` is a lane in simulated time: a batcher, its policy in one stance, that serves arrivals like the
-last 128. Its batches take what was learned, times the luck that batches had; a request counts by how likely it is in time.
-All trials of a rehearsal have the same arrivals and, batch by batch, the same luck. They go on by a few arrivals at every real
-one, so none of those waits for long.
+last 128, of all lengths. Its batches take what was learned, times the luck that batches had; a request counts by how likely it
+is in time. All trials of a rehearsal have the same arrivals and, batch by batch, the same luck. They go on by a few arrivals
+at every real one, so none of those waits for long.
 
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
@@ -11,17 +11,17 @@ planned one must be better by half the error of the mean, and by a hundredth of 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, merge
+from itertools import islice, pairwise
 from math import sqrt
+from operator import itemgetter
 from typing import Final
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.inflow import Inflow
+from gateway.batching.inflow import ARRIVALS, Inflow
 from gateway.batching.queue import NEVER
-from gateway.batching.service_model import ServiceCurve
 from gateway.batching.stances import AT_ONCE, LAST, LATE, PLANNED, Stance
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
@@ -33,6 +33,7 @@ _BLOCKS: Final = 16  # of them: so chance decides little
 _BEFORE: Final = 128  # arrivals that do not count: the lane begins empty
 _IN_A_ROW: Final = 16  # gaps that are drawn together, so that bursts stay bursts
 _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
+_FOR_ONE_OF_LENGTHS: Final = 3  # the same, where lengths are to be told apart
 _SEEN: Final = 64  # arrivals to draw from, at least
 _BATCHES: Final = 12  # whose luck must be known
 _KEPT: Final = 0.7  # of what a memory tells, when it is rehearsed again
@@ -43,6 +44,10 @@ _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
 _SCATTERS: Final = 1.15  # spread from which to rely on Q leaves too little time
 _RELIABLE: Final = 1.05  # spread up to which T and Q are about the same
 _MASK: Final = (1 << 32) - 1
+
+
+Streams = Mapping[Hashable, Inflow]
+"""What comes, by group."""
 
 
 class _Draws:
@@ -87,14 +92,14 @@ class _Luck:
 class _Trial:
     """One stance's lane. served: rows that are likely in time, by block of the arrivals."""
 
-    __slots__ = ("_at", "_batcher", "_begins_ns", "_curve", "_draws", "_free", "_luck", "_running", "_slo_ns", "_wake_ns",
+    __slots__ = ("_at", "_batcher", "_begins_ns", "_draws", "_free", "_luck", "_running", "_slo_ns", "_streams", "_wake_ns",
                  "served")  # fmt: skip
 
-    def __init__(self, batcher: Batcher, curve: ServiceCurve, luck: _Luck, begins_ns: Sequence[int], draws: _Draws) -> None:
+    def __init__(self, batcher: Batcher, streams: Streams, luck: _Luck, begins_ns: Sequence[int], draws: _Draws) -> None:
         """begins_ns: of the blocks that count, in order."""
         assert batcher.slo_ns is not None
         self._batcher = batcher
-        self._curve = curve
+        self._streams = streams
         self._luck = luck
         self._begins_ns = begins_ns
         self._draws = draws
@@ -105,11 +110,11 @@ class _Trial:
         self._at = 0
         self.served = [0.0] * (len(begins_ns) + 1)
 
-    def come(self, now_ns: int, rows: int) -> None:
-        """Let a request arrive, once all before has happened."""
+    def come(self, now_ns: int, rows: int, group: Hashable) -> None:
+        """Let a request arrive, once all before has happened. group: by which it is known for what may share its batch."""
         self.until(now_ns)
         try:
-            self._batcher.add(InferRequest("", "", "", {}, rows, now_ns), now_ns)
+            self._batcher.add(InferRequest("", "", "", {}, rows, now_ns, shape_key=group), now_ns)
         except GatewayError:
             return
         self._step(now_ns)
@@ -137,7 +142,7 @@ class _Trial:
         luck = self._luck
         for batch in step.batches:
             self._free -= 1
-            expected_ns = self._curve.expected_ns(batch.padded_rows, batch.busy)
+            expected_ns = self._streams[batch.group].curve.expected_ns(batch.padded_rows, batch.busy)
             for part in batch.parts:
                 came_ns = part.request.arrival_ns
                 chance = luck.chance((came_ns + self._slo_ns - now_ns) / expected_ns)
@@ -154,12 +159,14 @@ class _Memory:
     as a share of what came. often: rehearsed. wait: arrivals until it is again.
     """
 
-    __slots__ = ("_rate", "_spread", "_time_ns", "_workers", "gains", "often", "stance", "wait")
+    __slots__ = ("_lengths", "_rate", "_spread", "_time_ns", "_workers", "gains", "often", "stance", "wait")
 
-    def __init__(self, stream: Inflow, workers: int, now_ns: int) -> None:
-        self._rate = stream.rate(now_ns)
-        self._time_ns = stream.curve.expected_ns(1, workers)
-        self._spread = stream.curve.spread
+    def __init__(self, streams: Streams, time_ns: float, workers: int, now_ns: int) -> None:
+        """time_ns: of a lone request, in the mean."""
+        self._lengths = len(streams) > 1
+        self._rate = sum([stream.rate(now_ns) for stream in streams.values()])
+        self._time_ns = time_ns
+        self._spread = max([stream.curve.spread for stream in streams.values()])
         self._workers = workers
         self.gains: dict[Stance, tuple[float, float, float]] = {}
         self.often = 0
@@ -169,15 +176,16 @@ class _Memory:
     def like(self, other: "_Memory") -> bool:
         return (
             self._workers == other._workers
+            and self._lengths == other._lengths
             and abs(other._rate - self._rate) < 0.3 * self._rate
             and abs(other._time_ns - self._time_ns) < 0.2 * self._time_ns
             and abs(other._spread - self._spread) < 0.25
         )
 
     def stances(self) -> list[Stance]:
-        """What to rehearse beside the planned one, which without luck and with one worker is as good as any."""
+        """What to rehearse beside the planned one, as good as any for one worker without luck."""
         found: list[Stance] = []
-        if self._spread > _RELIABLE:
+        if self._spread > _RELIABLE or self._lengths:
             found.append(AT_ONCE)
         if self._workers > 1:  # a single one that is idle never waits
             if self._spread < _SCATTERS:
@@ -211,7 +219,8 @@ class Rehearsal:
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
         self._trials: dict[Stance, _Trial] = {}
-        self._arrivals: list[tuple[int, int]] = []
+        self._arrivals: list[tuple[int, int, Hashable]] = []
+        self._for_one = _FOR_ONE
         self._rows: list[int] = []
 
     def arrived(self) -> None:
@@ -219,25 +228,26 @@ class Rehearsal:
         self.until_look -= 1
         if not self._trials:
             return
-        for _ in range(_FOR_ONE):
-            at_ns, rows = self._arrivals.pop()
+        for _ in range(self._for_one):
+            arrival = self._arrivals.pop()
             for trial in self._trials.values():
-                trial.come(at_ns, rows)
+                trial.come(*arrival)
             if not self._arrivals:
                 self._end()
                 return
 
-    def look(self, stream: Inflow, workers: int, slo_ns: int, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
+    def look(self, streams: Streams, workers: int, slo_ns: int, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
         """Choose the stance, and begin a rehearsal if one is due. lane: a batcher that knows the last arrivals."""
         seen = _LOOK - self.until_look
         self.until_look = _LOOK
-        curve = stream.curve
-        if slo_ns > _TIGHT * curve.expected_ns(1, workers):
+        time_ns = _lone_ns(streams, workers, now_ns)
+        if slo_ns > _TIGHT * time_ns:
             self.stance = PLANNED
             return
-        if len(stream.arrivals) < _SEEN or len(curve.ratios) < _BATCHES or self._trials:
+        came = sum([len(stream.arrivals) for stream in streams.values()])
+        if came < _SEEN or len(next(iter(streams.values())).curve.ratios) < _BATCHES or self._trials:
             return
-        now = _Memory(stream, workers, now_ns)
+        now = _Memory(streams, time_ns, workers, now_ns)
         found = next((memory for memory in self._memories if memory.like(now)), None)
         if found is None:
             found = now
@@ -245,30 +255,38 @@ class Rehearsal:
         self.stance = found.stance
         found.wait -= seen
         if found.wait <= 0 and found.stances():
-            self._begin(found, stream, now_ns, lane)
+            self._begin(found, streams, now_ns, lane)
+
+    def keep(self) -> None:
+        """Follow the planned rule, until the next look."""
+        self.until_look = _LOOK
+        self.stance = PLANNED
 
     def settle(self) -> None:
         """Break off what is rehearsed: lanes are too much for a recording to begin with."""
         self._trials, self._arrivals = {}, []
 
-    def _begin(self, memory: _Memory, stream: Inflow, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
-        gaps = [(max(1, at_ns - before_ns), rows) for (before_ns, _), (at_ns, rows) in pairwise(stream.arrivals)]
+    def _begin(self, memory: _Memory, streams: Streams, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
+        gaps = [
+            (max(1, at_ns - before_ns), rows, group) for (before_ns, _, _), (at_ns, rows, group) in pairwise(_latest(streams))
+        ]
         draws = _Draws(memory.often)
         at_ns = now_ns
-        arrivals = []
+        arrivals: list[tuple[int, int, Hashable]] = []
         for _ in range((_BEFORE + _BLOCK * _BLOCKS) // _IN_A_ROW):
             first = draws.below(len(gaps))
             for place in range(first, first + _IN_A_ROW):
-                gap_ns, rows = gaps[place % len(gaps)]
+                gap_ns, rows, group = gaps[place % len(gaps)]
                 at_ns += gap_ns
-                arrivals.append((at_ns, rows))
-        begins_ns = [at_ns for at_ns, _ in arrivals[_BEFORE::_BLOCK]]
-        self._rows = [sum([rows for _, rows in arrivals[at : at + _BLOCK]]) for at in range(_BEFORE, len(arrivals), _BLOCK)]
+                arrivals.append((at_ns, rows, group))
+        begins_ns = [at_ns for at_ns, _, _ in arrivals[_BEFORE::_BLOCK]]
+        self._rows = [sum([each[1] for each in arrivals[at : at + _BLOCK]]) for at in range(_BEFORE, len(arrivals), _BLOCK)]
         self._arrivals = arrivals[::-1]
+        self._for_one = _FOR_ONE if len(streams) == 1 else _FOR_ONE_OF_LENGTHS
         self._of = memory
-        luck = _Luck(stream.curve.ratios)
+        luck = _Luck(next(iter(streams.values())).curve.ratios)
         self._trials = {
-            stance: _Trial(lane(stance), stream.curve, luck, begins_ns, _Draws(memory.often))
+            stance: _Trial(lane(stance), streams, luck, begins_ns, _Draws(memory.often))
             for stance in (PLANNED, *memory.stances())
         }
 
@@ -284,3 +302,23 @@ class Rehearsal:
         )
         self.stance = self._of.stance
         self._trials = {}
+
+
+def _lone_ns(streams: Streams, workers: int, now_ns: int) -> float:
+    """What a request takes alone: the mean of all that come."""
+    if len(streams) == 1:
+        return next(iter(streams.values())).curve.expected_ns(1, workers)
+    rates = [(stream.rate(now_ns), stream.curve.expected_ns(1, workers)) for stream in streams.values()]
+    rate = sum([each for each, _ in rates])
+    return sum([each * time_ns for each, time_ns in rates]) / rate if rate > 0 else max([time_ns for _, time_ns in rates])
+
+
+def _latest(streams: Streams) -> list[tuple[int, int, Hashable]]:
+    """The last arrivals of all, in order: when, rows and group."""
+    backwards = merge(*[_backwards(*each) for each in streams.items()], key=itemgetter(0), reverse=True)
+    return list(islice(backwards, ARRIVALS))[::-1]
+
+
+def _backwards(group: Hashable, stream: Inflow) -> Iterator[tuple[int, int, Hashable]]:
+    for at_ns, rows in reversed(stream.arrivals):
+        yield at_ns, rows, group

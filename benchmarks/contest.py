@@ -5,6 +5,7 @@
     python -m benchmarks.contest --table FILE            the tables of a result, or of as much of it as there is
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
+    python -m benchmarks.contest --only 2 29             these two cases
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
 Per case, rule and seed: the capacity, the highest load at which 99 % are answered in time, and the goodput at 1.5 times the
@@ -361,7 +362,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     if options.out.exists():
         result = _read(options.out, settings)
     rivals = {case["name"]: case["rules"] for case in _read(options.rivals, settings)["cases"]} if options.rivals else {}
-    cases = [draw(GRIDS[options.grid], number, options.trace) for number in range(options.cases)]
+    cases = [draw(GRIDS[options.grid], number, options.trace) for number in options.only or range(options.cases)]
     place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
     cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
@@ -393,6 +394,7 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--requests", type=int, default=1500, help="of each run, at least")
     parser.add_argument("--grid", choices=GRIDS, default="judging")
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only the cases of these numbers")
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
     parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")

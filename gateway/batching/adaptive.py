@@ -100,6 +100,11 @@ class Adaptive:
         self.service = ServiceModel(1)
         self._line = Line(self.service.curve(None))
 
+    @property
+    def stance(self) -> Stance:
+        """The one that is followed now."""
+        return self._stance or self._rehearsal.stance
+
     def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)

@@ -5,7 +5,7 @@
     python -m benchmarks.contest --table FILE            the tables of a result, or of as much of it as there is
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
-    python -m benchmarks.contest --only 2 29             these two cases
+    python -m benchmarks.contest --only 2 29 --ours      these two cases, without rivals
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
 Per case, rule and seed: the capacity, the highest load at which 99 % are answered in time, and the goodput at 1.5 times the
@@ -303,7 +303,8 @@ def leads(result: dict[str, Any]) -> list[Lead]:
                 if name != OURS:
                     mean = statistics.fmean(differences)
                     of_case.append(Lead(case["name"], name, figure, mean, lower_bound(differences)))
-            found.append(max(of_case, key=lambda lead: (lead.bound, lead.mean)))
+            if of_case:
+                found.append(max(of_case, key=lambda lead: (lead.bound, lead.mean)))
     return sorted(found, key=lambda lead: -lead.bound)
 
 
@@ -351,6 +352,8 @@ FIGURES: Final = ("capacity", "goodput")
 
 def _best(case: dict[str, Any], figure: str) -> str:
     means = {name: statistics.fmean(each[figure]) for name, each in case["rules"].items() if name != OURS}
+    if not means:
+        return "-"
     name = max(means, key=lambda name: means[name])
     return f"{means[name]:.1f} {name}"
 
@@ -366,7 +369,9 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
     cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
-    if rivals:
+    if options.ours:
+        rivals = {case.name: {} for case in cases}
+    elif rivals:
         cases = [case for case in cases if case.name in rivals]
     with ProcessPoolExecutor(options.jobs) as pool:
         seeds = range(options.seeds)
@@ -398,6 +403,7 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
     parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")
+    parser.add_argument("--ours", action="store_true", help="only ours: the table tells no leads then")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are measured at once")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     options = parser.parse_args(list(arguments))

@@ -56,7 +56,7 @@ from gateway.batching.holding import THINNED, hold, pace
 from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
-from gateway.batching.overload import Plan, collected, feasible, outlook, plan
+from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import Rehearsal, Streams
@@ -67,7 +67,6 @@ from gateway.batching.stances import PLANNED, Stance, decide_in
 _STREAMS: Final = 256
 _CAP: Final = 0.55
 _CAP_AT_MOST: Final = 0.85
-_OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
@@ -148,7 +147,7 @@ class Adaptive:
         if slo_ns is not None:
             stance = self._stance_for(state, now_ns, slo_ns)
             if stance != PLANNED:
-                decision = decide_among(stance, queue, state, self._curve, now_ns, free_slots, slo_ns)
+                decision = decide_among(stance, queue, state, self._stream, now_ns, free_slots, slo_ns)
                 if decision is not None:
                     return decision
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
@@ -388,7 +387,7 @@ class Adaptive:
         else:
             work = view.rate / curve.rates[low]
         crowd = work * curve.level(view.workers) / view.workers
-        if crowd <= _OVERLOADED:
+        if crowd <= OVERLOADED:
             stream.margin, view.margin = 0.0, curve.spread
             view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None

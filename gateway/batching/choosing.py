@@ -10,9 +10,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, NamedTuple
 
+from gateway.batching.inflow import Inflow
 from gateway.batching.joining import joined
+from gateway.batching.overload import OVERLOADED, Plan, collected, outlook
 from gateway.batching.policy import Decision, Fill
-from gateway.batching.queue import Entry, Queue, State
+from gateway.batching.queue import Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceCurve
 from gateway.batching.stances import AT_ONCE, LATE, Stance
 
@@ -73,7 +75,7 @@ def decide_among(
     stance: Stance,
     queue: Queue,
     state: State,
-    curve_of: Callable[[Hashable], ServiceCurve],
+    stream_of: Callable[[Hashable], Inflow],
     now_ns: int,
     free_slots: int,
     slo_ns: int,
@@ -88,13 +90,14 @@ def decide_among(
         if not joined(each.group, queue.group) or each.has_lower_class:
             return None
         if each.entries[0] < first:
-            return Decision(0)
+            return Decision(0, outlook=queue.outlook)
     waiting.sort(key=lambda each: each.group)  # type: ignore[arg-type, return-value]  # LengthGroups of one shape key
-    curves = [curve_of(each.group) for each in waiting]
+    curves = [stream_of(each.group).curve.current() for each in waiting]
     line = sorted([(entry[0], entry[1], at, entry) for at, each in enumerate(waiting) for entry in each.entries])
     busy = len(state.in_flight)
-    weigher = _Weigher(stance, curves[-1].level(busy + 1), busy + free_slots, now_ns, slo_ns)
-    best, chosen, rows = 0.0, None, 0
+    level = curves[-1].level(busy + 1)
+    weigher = _Weigher(stance, level, busy + free_slots, now_ns, slo_ns)
+    best, chosen, longest, rows = 0.0, None, 0, 0
     own = waiting.index(queue)
     for at, curve in enumerate(curves):
         rows += waiting[at].rows
@@ -106,15 +109,41 @@ def decide_among(
         if at >= own and not choice.skip:
             worth *= _FIRST
         if worth >= best:
-            best, chosen = worth, choice
+            best, chosen, longest = worth, choice, at
     if chosen is None:
         return None
+    _foresee(state, waiting[longest].group, stream_of, level, busy + free_slots, now_ns, slo_ns)
+    return _decision(chosen, waiting, own, queue.outlook)
+
+
+def _foresee(
+    state: State,
+    longest: Hashable,
+    stream_of: Callable[[Hashable], Inflow],
+    level: float,
+    workers: int,
+    now_ns: int,
+    slo_ns: int,
+) -> None:
+    """Set the outlook of all queues: none of what is served; under overload of all that comes, that of what is longer.
+
+    Of that one may wait, whatever its length: its turn may come when it stands first.
+    """
+    aside = [each for each in state.queues.values() if each.group > longest]  # type: ignore[operator]  # LengthGroups of one shape key
+    ahead: Outlook | None = None
+    if aside and any(each.entries for each in aside):
+        rate = sum([stream_of(group).rate(now_ns) for group in state.queues])
+        curve = stream_of(max([each.group for each in aside])).curve.current()  # type: ignore[type-var]  # as above
+        at = collected(curve, rate, slo_ns, level)
+        crowd = rate / curve.rates[at] * curve.level(workers) / workers if curve.ready else 0.0
+        if crowd > OVERLOADED:
+            ahead = outlook(curve, level, Plan(at, 1.0), workers, crowd, together=True)
+            ahead.full_ns = ahead.least_ns = slo_ns
     for each in state.queues.values():
-        each.outlook = None
-    return _decision(chosen, waiting, own)
+        each.outlook = ahead if each.group > longest else None  # type: ignore[operator]  # as above
 
 
-def _decision(chosen: _Choice, waiting: Sequence[Queue], own: int) -> Decision:
+def _decision(chosen: _Choice, waiting: Sequence[Queue], own: int, ahead: Outlook | None) -> Decision:
     """Shed whom the batch leaves out, and take its rows of each queue."""
     shed: list[list[Entry]] = [[] for _ in waiting]
     for _, _, at, entry in chosen.line[: chosen.skip]:
@@ -129,5 +158,5 @@ def _decision(chosen: _Choice, waiting: Sequence[Queue], own: int) -> Decision:
             taken[at] += entry[3]
     fill = [Fill(each, taken[at], shed[at]) for at, each in enumerate(waiting) if at != own and (taken[at] or shed[at])]
     if chosen.wake_at_ns:
-        return Decision(0, "hold", chosen.wake_at_ns, shed[own], 0, fill)
-    return Decision(taken[own], "idle", None, shed[own], round(chosen.time_ns), fill)
+        return Decision(0, "hold", chosen.wake_at_ns, shed[own], 0, fill, ahead)
+    return Decision(taken[own], "idle", None, shed[own], round(chosen.time_ns), fill, ahead)

@@ -17,11 +17,13 @@ from math import log, log2, sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.forecast import Forecast
+from gateway.batching.inflow import ARRIVALS
 from gateway.batching.joining import Moment, joined
 from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceCurve
 from gateway.types import InferRequest
 
+OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
 _CHOOSY: Final = 1.5  # eighths of the luck of batches that are not waited for, whenever twice as many come

@@ -7,7 +7,7 @@ relative errors, as batches scatter by a share of their time, with forgetting. A
 """
 
 from collections.abc import Mapping
-from math import inf, sqrt
+from math import sqrt
 from typing import Any, Final
 
 from gateway.batching.speed import Speed
@@ -17,13 +17,10 @@ _FORGET: Final = 0.995
 _TERMS: Final = ((0, 2, 3), (2, 3), (0, 2), (2,), (0,), (0, 1, 2, 3), (0, 1, 2), (0, 1), (1,))
 _BETTER: Final = 0.95  # of the squared errors: what a later choice of terms must fall below
 _EXACT: Final = 1e-9
-# Squared errors that a term must explain, times those of one batch: or the luck of the first few is taken for what a length
-# costs, and lengths beyond them are thought hopeless, and not tried.
-_TERM: Final = 2.0
-_SCATTER: Final = 0.01  # squared error of a batch, before it is known
-_SCATTERED: Final = 2  # batches that this counts for
 _MOVED: Final = 0.02
-_FAR: Final = 1.5
+_FAR: Final = (
+    1.5  # times what one of the first batches took: what was known of it counts as no more, or as no less than its part
+)
 _OFTEN: Final = 32  # batches until when it is fitted after each; then after so many
 _FEW: Final = 8
 
@@ -88,8 +85,9 @@ class Surface:
 
     def learn(self, rows: int, length: int, time_ns: float, about_ns: float, weight: float = 1.0) -> None:
         """From a batch, its time at level 1. about_ns: what such a batch takes, as far as is known: errors are shares of it."""
-        # What was known may be far off: of the first size alone, that all others take as long, or in proportion.
-        per, cells = 1.0 / min(max(about_ns, time_ns / _FAR), time_ns * _FAR), rows * length
+        if self._count < _FEW:  # of the first size alone it is known that all others take as long, or in proportion
+            about_ns = min(max(about_ns, time_ns / _FAR), time_ns * _FAR)
+        per, cells = 1.0 / about_ns, rows * length
         one, rows_, cells_, more, time = per, rows * per, cells * per, cells * sqrt(cells) * per, time_ns * per
         products = (
             one * one, one * rows_, one * cells_, one * more, rows_ * rows_, rows_ * cells_, rows_ * more,
@@ -111,23 +109,16 @@ class Surface:
             (sums[2], sums[5], sums[7], sums[8]),
             (sums[3], sums[6], sums[8], sums[9]),
         )
-        right = sums[10:14]
-        fits: list[tuple[float, dict[int, float]]] = []
+        right, least, found = sums[10:14], 0.0, None
         for terms in _TERMS:
             solved = _solved([[matrix[i][j] for j in terms] for i in terms], [right[i] for i in terms])
             if solved is None or min(solved) < 0:
                 continue
             errors = max(0.0, sums[14] - sum(value * right[i] for value, i in zip(solved, terms, strict=True)))
-            fits.append((errors, dict(zip(terms, solved, strict=True))))
-        if not fits:
+            if found is None or errors < _BETTER * least - _EXACT * sums[14]:
+                least, found = errors, dict(zip(terms, solved, strict=True))
+        if found is None:
             return
-        closest, terms_of_it = min([(errors, len(each)) for errors, each in fits])
-        scatter = (_SCATTER * _SCATTERED + closest) / (_SCATTERED + max(0, self._count - terms_of_it))
-        least, found = inf, fits[0][1]
-        for errors, each in fits:
-            errors += _TERM * scatter * len(each)
-            if errors < _BETTER * least - _EXACT * sums[14]:
-                least, found = errors, each
         new = tuple([found.get(term, 0.0) for term in range(4)])
         old = self._terms
         if self.version and all(

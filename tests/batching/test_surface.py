@@ -50,14 +50,11 @@ def test_one_length_alone_tells_the_others_in_proportion() -> None:
     assert (fixed, slope / MS) == pytest.approx((0, 10))
 
 
-def test_the_luck_of_a_few_short_batches_is_not_taken_for_what_longer_ones_cost() -> None:
+def test_a_batch_that_was_thought_to_take_far_longer_counts_like_any_other() -> None:
     surface = Surface()
     for rows, length, time_ms, about_ms in [(1, 8, 5.0, 5.0), (16, 8, 5.1, 80.0), (1, 32, 5.4, 5.0), (1, 48, 7.0, 5.0)]:
         surface.learn(rows, length, time_ms * MS, about_ms * MS)
-    assert surface.time_ns(16, 128) < 8 * MS
-    for rows, length in [(16, 128), (9, 100), (16, 120)] * 3:  # and what they do cost is soon known
-        surface.learn(rows, length, (5 + 0.02 * rows * length) * MS, (5 + 0.02 * rows * length) * MS)
-    assert surface.time_ns(12, 128) == pytest.approx((5 + 0.02 * 12 * 128) * MS, rel=0.15)
+    assert surface.time_ns(16, 128) < 12 * MS  # as the second tells, whatever luck the last two had
 
 
 def test_nothing_is_told_before_anything_was_seen() -> None:

@@ -85,7 +85,7 @@ class Surface:
 
     def learn(self, rows: int, length: int, time_ns: float, about_ns: float, weight: float = 1.0) -> None:
         """From a batch, its time at level 1. about_ns: what such a batch takes, as far as is known: errors are shares of it."""
-        if self._count < _FEW:  # of the first size alone it is known that all others take as long, or in proportion
+        if self._count == 1:  # of the first size alone it is known that all others take as long, or in proportion
             about_ns = min(max(about_ns, time_ns / _FAR), time_ns * _FAR)
         per, cells = 1.0 / about_ns, rows * length
         one, rows_, cells_, more, time = per, rows * per, cells * per, cells * sqrt(cells) * per, time_ns * per

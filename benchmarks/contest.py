@@ -6,6 +6,7 @@
     python -m benchmarks.contest --grid tuning           cases to develop on: never those that judge
     python -m benchmarks.contest --only 8 31             only the cases of these numbers
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
+    python -m benchmarks.contest --only 2 29 --ours      these two cases, without rivals
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
 Per case, rule and seed: the capacity, the highest load at which 99 % are answered in time, and the goodput at 1.5 times the
@@ -308,7 +309,8 @@ def leads(result: dict[str, Any]) -> list[Lead]:
                 if name != OURS:
                     mean = statistics.fmean(differences)
                     of_case.append(Lead(case["name"], name, figure, mean, lower_bound(differences)))
-            found.append(max(of_case, key=lambda lead: (lead.bound, lead.mean)))
+            if of_case:
+                found.append(max(of_case, key=lambda lead: (lead.bound, lead.mean)))
     return sorted(found, key=lambda lead: -lead.bound)
 
 
@@ -356,6 +358,8 @@ FIGURES: Final = ("capacity", "goodput")
 
 def _best(case: dict[str, Any], figure: str) -> str:
     means = {name: statistics.fmean(each[figure]) for name, each in case["rules"].items() if name != OURS}
+    if not means:
+        return "-"
     name = max(means, key=lambda name: means[name])
     return f"{means[name]:.1f} {name}"
 
@@ -371,7 +375,9 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
     cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
-    if rivals:
+    if options.ours:
+        rivals = {case.name: {} for case in cases}
+    elif rivals:
         cases = [case for case in cases if case.name in rivals]
     with ProcessPoolExecutor(options.jobs) as pool:
         seeds = range(options.seeds)
@@ -400,9 +406,11 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--grid", choices=GRIDS, default="judging")
     parser.add_argument("--only", type=int, nargs="+", help="only the cases of these numbers, whatever --cases says")
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only the cases of these numbers")
     parser.add_argument("--trace")
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
     parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")
+    parser.add_argument("--ours", action="store_true", help="only ours: the table tells no leads then")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are measured at once")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     options = parser.parse_args(list(arguments))

@@ -54,22 +54,21 @@ from typing import Final
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.inflow import ARRIVALS, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
+from gateway.batching.choosing import decide_among
+from gateway.batching.holding import THINNED, hold, pace
+from gateway.batching.inflow import ARRIVALS, CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
-from gateway.batching.overload import Plan, collected, feasible, outlook, plan
+from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
-from gateway.batching.rehearsal import Rehearsal
+from gateway.batching.rehearsal import Rehearsal, Streams
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
-from gateway.batching.stances import AT_ONCE, PLANNED, Stance, decide_in
+from gateway.batching.stances import PLANNED, Stance, decide_in
 
 _STREAMS: Final = 256
 _CAP: Final = 0.55
-_CAP_AT_MOST: Final = 0.85
-_THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
-_OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
@@ -79,23 +78,6 @@ _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the wor
 def _others_refused(queue: Queue, state: State) -> bool:
     """Whether requests of other queues are refused on arrival: so others need the workers, although they do not wait."""
     return any(other.outlook is not None for other in state.queues.values() if other is not queue)
-
-
-def _paced(view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int, slo_ns: int | None) -> tuple[int, int]:
-    """Step 4, pace. The rows to gather, and when to go at the latest; 0: now. sustains: index of n_s, n_c at most."""
-    fixed_ns, _ = view.curve.line_ns
-    target = min(view.sizes[sustains], 1 + int(view.rate * fixed_ns * view.level))
-    if view.curve.steps is not None:
-        step = min(sustains, view.as_long(view.curve.at(target)))
-        gathered_ns = view.sizes[step] / view.rate + view.shape[step] * view.quantile
-        if slo_ns is None or gathered_ns <= _CAP_AT_MOST * slo_ns:
-            target = view.sizes[step]
-    if waiting >= target:
-        return target, 0
-    wake_at_ns = queue.oldest_ns + _THINNED * target / view.rate
-    if deadline_ns != NEVER:
-        wake_at_ns = min(wake_at_ns, deadline_ns - view.expected_ns(target) * view.margin)
-    return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
 
 class Adaptive:
@@ -118,6 +100,11 @@ class Adaptive:
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
         self._line = Line(self.service.curve(None))
+
+    @property
+    def stance(self) -> Stance:
+        """The one that is followed now."""
+        return self._stance or self._rehearsal.stance
 
     def bind(self, limits: BatchLimits) -> None:
         self._limits = limits
@@ -167,6 +154,12 @@ class Adaptive:
                     if lone is not None:
                         return lone
             return self._decide(queue, stream, state, now_ns, free_slots, True)
+        if slo_ns is not None:
+            stance = self._stance_for(state, now_ns, slo_ns)
+            if stance != PLANNED:
+                decision = decide_among(stance, queue, state, self._stream, now_ns, free_slots, slo_ns)
+                if decision is not None:
+                    return decision
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
@@ -199,19 +192,18 @@ class Adaptive:
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
         slo_ns = self._limits.slo_ns
-        if alone and slo_ns is not None and not queue.has_lower_class:
-            stance = self._stance_for(stream, state, now_ns, slo_ns)
+        if slo_ns is not None and len(state.queues) == 1 and not queue.has_lower_class:
+            stance = self._stance_for(state, now_ns, slo_ns)
             if stance != PLANNED:
-                view = View(stream, busy, now_ns, free_slots)
-                decision = decide_in(stance, queue, view, slo_ns)
+                decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
                 if decision is not None:
-                    return decision if stance == AT_ONCE else decision._replace(outlook=self._foreseen(view, slo_ns))
+                    return decision
         held = stream.held
         if held.first is first and now_ns < held.until_ns and waiting < held.rows and busy == held.busy:
             if held.view is None:
                 return Decision(0, "hold", held.until_ns)
             held.view.now_ns, held.view.rate = now_ns, stream.rate(now_ns)
-            wake_at_ns = self._hold(held.view, waiting, first[2], state)
+            wake_at_ns = hold(held.view, waiting, first[2], state)
             if wake_at_ns:
                 return Decision(0, "hold", wake_at_ns)
         if waiting == first[3] and waiting == state.rows and (free_slots > 1 or not busy):
@@ -286,12 +278,12 @@ class Adaptive:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
                 target = 0
             else:
-                target, wake_at_ns = _paced(view, queue, waiting, deadline_ns, min(cap, sustains), slo_ns)
+                target, wake_at_ns = pace(view, queue, waiting, deadline_ns, min(cap, sustains), slo_ns)
             if wake_at_ns:
                 stream.held = Held(first, target, wake_at_ns, busy)
                 return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
             if free_slots == 1 and busy:
-                wake_at_ns = self._hold(view, waiting, deadline_ns, state)
+                wake_at_ns = hold(view, waiting, deadline_ns, state)
                 if wake_at_ns:
                     stream.held = Held(first, view.sizes[cap], wake_at_ns, busy, view)
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -316,38 +308,32 @@ class Adaptive:
             fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
-    def _stance_for(self, stream: Inflow, state: State, now_ns: int, slo_ns: int) -> Stance:
+    def _stance_for(self, state: State, now_ns: int, slo_ns: int) -> Stance:
         if self._stance is not None:
             return self._stance
         rehearsal = self._rehearsal
         if rehearsal.until_look <= 0:
+            if len(state.queues) > 1 and self._longest(state.queues) is None:  # who may not share a batch
+                rehearsal.keep()
+                return PLANNED
+            streams = {group: self._stream(group) for group in state.queues}
 
             def lane(stance: Stance) -> Batcher:
                 policy, limits = Adaptive(stance), self._limits
                 found = Batcher(
                     policy, max_rows=limits.max_rows, row_sizes=limits.row_sizes, workers=state.workers, slo_ns=left_ns
                 )
-                policy._rehearse(stream, stream is self._line.stream)
+                policy._rehearse(streams, self._line.stream)
                 return found
 
             left_ns = slo_ns - state.reserved_ns
-            rehearsal.look(stream, state.workers, left_ns, now_ns, lane)
+            rehearsal.look(streams, state.workers, left_ns, now_ns, lane)
         return rehearsal.stance
 
-    def _foreseen(self, view: View, slo_ns: int) -> Outlook | None:
-        """What becomes of those that come, in a stance that lets a batch wait for as many as can be collected."""
-        at = collected(view.curve, view.rate, slo_ns, view.quantile)
-        crowd = view.rate / view.curve.rates[at] * view.level / view.workers
-        if crowd <= _OVERLOADED:
-            return None
-        return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd)
-
-    def _rehearse(self, stream: Inflow, of_line: bool) -> None:
-        """Be as the policy that has this stream. of_line: which is of all lengths."""
-        mine = self._streams[None] = Inflow(stream.curve)
-        mine.arrivals, mine.rows = stream.arrivals.copy(), stream.rows
-        if of_line:
-            self._line.stream = mine
+    def _rehearse(self, streams: Streams, of_line: Inflow) -> None:
+        """Be as the policy that has these streams. of_line: of all lengths."""
+        self._streams = {group: stream.like() for group, stream in streams.items()}
+        self._line.stream = of_line.like()
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
         """What the steps come to for a request alone when little else comes, at a third of their cost; None: they might not."""
@@ -403,7 +389,7 @@ class Adaptive:
         else:
             work = view.rate / curve.rates[low]
         crowd = work * curve.level(view.workers) / view.workers
-        if crowd <= _OVERLOADED:
+        if crowd <= OVERLOADED:
             stream.margin, view.margin = 0.0, curve.spread
             view.quantile = view.level * curve.spread
             return bisect_left(curve.rates, _PRODUCTIVE * curve.rates[low]), None
@@ -464,27 +450,10 @@ class Adaptive:
         target = longest.sizes[at]
         if state.rows >= target:
             return 0
-        wake_at_ns = queue.oldest_ns + _THINNED * target / rate
+        wake_at_ns = queue.oldest_ns + THINNED * target / rate
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
         return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
-
-    def _hold(self, view: View, waiting: int, deadline_ns: int, state: State) -> int:
-        """Step 4, rule H. When to go at the latest; 0: now.
-
-        With τ = 1/λ and G until the next worker frees, hold iff n(τ+ΔT) + T(n+1) + τ < G + T(λG): what the waiting and
-        the next arrival lose if they go together after it has come, against what the next arrival loses if they go without it.
-        """
-        now_ns = view.now_ns
-        gap_ns = 1.0 / view.rate
-        next_ns = view.expected_ns(waiting + 1)
-        free_ns = max(0, min([batch.closed_ns + batch.expected_ns for batch in state.in_flight]) - now_ns)
-        together = waiting * (gap_ns + next_ns - view.expected_ns(waiting)) + next_ns + gap_ns
-        apart = free_ns + view.expected_ns(max(1.0, view.rate * free_ns))
-        wake_at_ns = now_ns + apart - together
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - next_ns * view.margin)
-        return int(wake_at_ns) if wake_at_ns > now_ns + 1 else 0
 
     def _curve(self, group: Hashable) -> ServiceCurve:
         return self._stream(group).curve.current()
@@ -510,5 +479,5 @@ def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: b
         return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
     cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
     if cap < sustains:
-        cap = min(sustains, view.fits(_CAP_AT_MOST * slo_ns))
+        cap = min(sustains, view.fits(CAP_AT_MOST * slo_ns))
     return cap if cap > 0 else 0

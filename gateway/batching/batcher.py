@@ -20,7 +20,7 @@ from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
-from gateway.batching.overload import MIXED_NS, missing_ns, unless_refused
+from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
 from gateway.batching.refusals import displaced, no_room, too_large, too_late
@@ -200,9 +200,7 @@ class Batcher(Untold):
                 queue = state.new_queue(group)
             key = deadline_ns
             if request.priority or deadline_ns == NEVER:
-                key = virtual_deadline(request, deadline_ns)
-                if key != deadline_ns:
-                    state.mixed_until_ns = now_ns + MIXED_NS
+                key = state.classed(request, deadline_ns, now_ns)
             if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
                 self._policy.arrived(queue, rows, now_ns)
                 raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)

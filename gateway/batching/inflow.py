@@ -11,6 +11,7 @@ from gateway.batching.service_model import ServiceCurve
 ARRIVALS: Final = 128
 UTILISATION_AT_LEAST: Final = 0.7
 UTILISATION: Final = 0.9
+CAP_AT_MOST: Final = 0.85  # of the SLO, that a batch takes to sustain the rate
 _LATEST: Final = 8  # of them
 _AT_EASE: Final = 6.0  # lone requests that fit into the SLO: then a worker may be busy all the time
 _QUIET: Final = 0.35  # in place of UTILISATION_AT_LEAST, where a batch takes what it is expected to
@@ -61,6 +62,12 @@ class Inflow:
         arrivals = self.arrivals
         self.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
+
+    def like(self) -> "Inflow":
+        """Another that has seen the same."""
+        found = Inflow(self.curve)
+        found.arrivals, found.rows, found.usual = self.arrivals.copy(), self.rows, self.usual
+        return found
 
     def rate(self, now_ns: int) -> float:
         """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""

@@ -17,18 +17,17 @@ from math import log, log2, sqrt
 from typing import Final, NamedTuple
 
 from gateway.batching.forecast import Forecast
+from gateway.batching.inflow import ARRIVALS, View
 from gateway.batching.joining import Moment, joined
 from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
 from gateway.batching.service_model import ServiceCurve
 from gateway.types import InferRequest
 
+OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
 _CHOOSY: Final = 1.5  # eighths of the luck of batches that are not waited for, whenever twice as many come
 _MEDIAN: Final = 4  # eighths
-
-MIXED_NS: Final = 1_000_000_000
-"""Since a request of another class than the default came: so long, more of them are expected."""
 
 
 class Plan(NamedTuple):
@@ -88,9 +87,19 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
         rows=rows,
         busy=busy,
         full_ns=curve.shape[planned.at] * level,
+        least_ns=planned.margin * curve.shape[curve.at(max(1, int(rows - sqrt(rows))))] * level,
         pace=pace,
         together=together,
     )
+
+
+def in_stance(view: View, slo_ns: int) -> Outlook | None:
+    """What becomes of those that come, in a stance that lets a batch wait for what can be collected. None: all may wait."""
+    at = collected(view.curve, view.rate, slo_ns, view.quantile)
+    crowd = view.rate / view.curve.rates[at] * view.level / view.workers
+    if crowd <= OVERLOADED:
+        return None
+    return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd)
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -124,8 +133,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         rounds, place = divmod(before, len(free))
         soonest_ns = max(now_ns, free[place]) + rounds * full_ns
     if several or now_ns < state.mixed_until_ns:
-        # The batch may be without the longest, or smaller, as lower classes make room.
-        due_ns = ahead.pace.margin * ahead.pace.expected_ns(max(1, int(rows - sqrt(rows))))
+        due_ns = ahead.least_ns  # the batch may be without the longest, or smaller, as lower classes make room
     late_ns = soonest_ns + due_ns - deadline_ns
     return late_ns if late_ns > 0.0 else 0.0
 

@@ -29,6 +29,7 @@ PATIENCE_NS = 1_000_000_000
 
 _DEFAULT_PRIORITY = 2
 _LOWEST_PRIORITY = 4
+_MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
 
 
@@ -101,13 +102,15 @@ class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. together: whether all queues stand in one line.
+    full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start, where it may be
+    smaller. together: whether all queues stand in one line.
     """
 
     workers: int
     rows: int
     busy: float
     full_ns: float
+    least_ns: float
     pace: Expected
     together: bool
 
@@ -322,6 +325,13 @@ class State:
                 del queues[key]
         queue = queues[group] = Queue(group)
         return queue
+
+    def classed(self, request: InferRequest, deadline_ns: int, now_ns: int) -> int:
+        """The virtual deadline of one that comes. Of another class than the default, more are expected from now on."""
+        key = virtual_deadline(request, deadline_ns)
+        if key != deadline_ns:
+            self.mixed_until_ns = now_ns + _MIXED_NS
+        return key
 
     def remove(self, group: Hashable, request: InferRequest, key: int | None) -> int:
         """As `Queue.remove`."""

@@ -1,9 +1,9 @@
 """Rehearse what each stance would serve, by what was learned of the backend and of the arrivals.
 
 Theory of operation. A `_Trial` is a lane in simulated time: a batcher, its policy in one stance, that serves arrivals like the
-last 128. Its batches take what was learned, times the luck that batches had; a request counts by how likely it is in time.
-All trials of a rehearsal have the same arrivals and, batch by batch, the same luck. They go on by a few arrivals at every real
-one, so none of those waits for long.
+last 128, of all lengths. Its batches take what was learned, times the luck that batches had; a request counts by how likely it
+is in time. All trials of a rehearsal have the same arrivals and, batch by batch, the same luck. They go on by a few arrivals
+at every real one, so none of those waits for long.
 
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
@@ -11,17 +11,17 @@ planned one must be better by half the error of the mean, and by a hundredth of 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from itertools import pairwise
-from math import sqrt
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush, merge
+from itertools import islice, pairwise
+from math import inf, log, sqrt
+from operator import itemgetter
 from typing import Final
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.inflow import Inflow
+from gateway.batching.inflow import ARRIVALS, Inflow
 from gateway.batching.queue import NEVER
-from gateway.batching.service_model import ServiceCurve
 from gateway.batching.stances import AT_ONCE, LAST, LATE, PLANNED, Stance
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
@@ -30,19 +30,29 @@ _TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more t
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
 _BLOCK: Final = 64  # arrivals whose answers are one figure
 _BLOCKS: Final = 16  # of them: so chance decides little
+_BLOCK_AT_MOST: Final = 512  # of lengths a block is what comes in half an SLO, if that is more
 _BEFORE: Final = 128  # arrivals that do not count: the lane begins empty
 _IN_A_ROW: Final = 16  # gaps that are drawn together, so that bursts stay bursts
 _FOR_ONE: Final = 8  # arrivals of a rehearsal for one real one: some 0.3 ms
+_FOR_ONE_OF_LENGTHS: Final = 6  # the same, times the stances that are rehearsed, where lengths are to be told apart
 _SEEN: Final = 64  # arrivals to draw from, at least
 _BATCHES: Final = 12  # whose luck must be known
 _KEPT: Final = 0.7  # of what a memory tells, when it is rehearsed again
 _WORTH: Final = 0.01  # of what comes, by which another stance must be better, or chance decides where all is in time
 _DOUBT: Final = 0.5  # errors of the mean by which another stance must be better
+_ENOUGH: Final = 4  # blocks, from which on a rehearsal ends where the best is plain
+_PLAIN: Final = 3.0  # errors of the mean by which it must be better then
+_LEAST_RATE: Final = 1e-12  # per nanosecond
 _MEMORIES: Final = 16
 _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
 _SCATTERS: Final = 1.15  # spread from which to rely on Q leaves too little time
 _RELIABLE: Final = 1.05  # spread up to which T and Q are about the same
 _MASK: Final = (1 << 32) - 1
+
+
+Streams = Mapping[Hashable, Inflow]
+"""What comes, by group."""
+_Arrival = tuple[int, int, Hashable]  # when, or how long after another; rows; group
 
 
 class _Draws:
@@ -87,14 +97,14 @@ class _Luck:
 class _Trial:
     """One stance's lane. served: rows that are likely in time, by block of the arrivals."""
 
-    __slots__ = ("_at", "_batcher", "_begins_ns", "_curve", "_draws", "_free", "_luck", "_running", "_slo_ns", "_wake_ns",
+    __slots__ = ("_at", "_batcher", "_begins_ns", "_draws", "_free", "_luck", "_running", "_slo_ns", "_streams", "_wake_ns",
                  "served")  # fmt: skip
 
-    def __init__(self, batcher: Batcher, curve: ServiceCurve, luck: _Luck, begins_ns: Sequence[int], draws: _Draws) -> None:
-        """begins_ns: of the blocks that count, in order."""
+    def __init__(self, batcher: Batcher, streams: Streams, luck: _Luck, begins_ns: Sequence[int], draws: _Draws) -> None:
+        """begins_ns: of the blocks that count, in order; those that begin later are added to it."""
         assert batcher.slo_ns is not None
         self._batcher = batcher
-        self._curve = curve
+        self._streams = streams
         self._luck = luck
         self._begins_ns = begins_ns
         self._draws = draws
@@ -103,13 +113,13 @@ class _Trial:
         self._running: list[tuple[int, int, Batch, int]] = []
         self._wake_ns = NEVER
         self._at = 0
-        self.served = [0.0] * (len(begins_ns) + 1)
+        self.served = [0.0] * (_BLOCKS + 1)
 
-    def come(self, now_ns: int, rows: int) -> None:
-        """Let a request arrive, once all before has happened."""
+    def come(self, now_ns: int, rows: int, group: Hashable) -> None:
+        """Let a request arrive, once all before has happened. group: by which it is known for what may share its batch."""
         self.until(now_ns)
         try:
-            self._batcher.add(InferRequest("", "", "", {}, rows, now_ns), now_ns)
+            self._batcher.add(InferRequest("", "", "", {}, rows, now_ns, shape_key=group), now_ns)
         except GatewayError:
             return
         self._step(now_ns)
@@ -137,7 +147,7 @@ class _Trial:
         luck = self._luck
         for batch in step.batches:
             self._free -= 1
-            expected_ns = self._curve.expected_ns(batch.padded_rows, batch.busy)
+            expected_ns = self._streams[batch.group].curve.expected_ns(batch.padded_rows, batch.busy)
             for part in batch.parts:
                 came_ns = part.request.arrival_ns
                 chance = luck.chance((came_ns + self._slo_ns - now_ns) / expected_ns)
@@ -154,13 +164,15 @@ class _Memory:
     as a share of what came. often: rehearsed. wait: arrivals until it is again.
     """
 
-    __slots__ = ("_rate", "_spread", "_time_ns", "_workers", "gains", "often", "stance", "wait")
+    __slots__ = ("_rate", "_spread", "_time_ns", "gains", "lengths", "often", "stance", "wait", "workers")
 
-    def __init__(self, stream: Inflow, workers: int, now_ns: int) -> None:
-        self._rate = stream.rate(now_ns)
-        self._time_ns = stream.curve.expected_ns(1, workers)
-        self._spread = stream.curve.spread
-        self._workers = workers
+    def __init__(self, streams: Streams, time_ns: float, workers: int, now_ns: int) -> None:
+        """time_ns: of a lone request, in the mean."""
+        self.lengths = len(streams) > 1
+        self._rate = max(_LEAST_RATE, sum([stream.rate(now_ns) for stream in streams.values()]))
+        self._time_ns = time_ns
+        self._spread = max([stream.curve.spread for stream in streams.values()])
+        self.workers = workers
         self.gains: dict[Stance, tuple[float, float, float]] = {}
         self.often = 0
         self.wait = 0
@@ -168,21 +180,28 @@ class _Memory:
 
     def like(self, other: "_Memory") -> bool:
         return (
-            self._workers == other._workers
+            self.workers == other.workers
+            and self.lengths == other.lengths
             and abs(other._rate - self._rate) < 0.3 * self._rate
             and abs(other._time_ns - self._time_ns) < 0.2 * self._time_ns
             and abs(other._spread - self._spread) < 0.25
         )
 
+    def unlike(self, other: "_Memory") -> float:
+        """How far from it, in work that comes; infinity: nothing of one is told by the other."""
+        if self.workers != other.workers or self.lengths != other.lengths:
+            return inf
+        return abs(log(self._rate * self._time_ns / (other._rate * other._time_ns)))
+
     def stances(self) -> list[Stance]:
-        """What to rehearse beside the planned one, which without luck and with one worker is as good as any."""
+        """What to rehearse beside the planned one, as good as any for one worker without luck."""
         found: list[Stance] = []
-        if self._spread > _RELIABLE:
+        if self._spread > _RELIABLE or self.lengths:
             found.append(AT_ONCE)
-        if self._workers > 1:  # a single one that is idle never waits
+        if self.workers > 1:  # a single one that is idle never waits
             if self._spread < _SCATTERS:
                 found.append(LATE)
-            if self._spread > _RELIABLE:
+            if self._spread > (_SCATTERS if self.lengths else _RELIABLE):
                 found.append(LAST)
         return found
 
@@ -202,6 +221,85 @@ class _Memory:
                 best, self.stance = mean - _DOUBT * error, stance
 
 
+class _Arrivals:
+    """Like those that came, in runs of gaps, so that bursts stay bursts; without end."""
+
+    __slots__ = ("_at_ns", "_draws", "_gaps", "_run")
+
+    def __init__(self, latest: Sequence[_Arrival], now_ns: int, draws: _Draws) -> None:
+        """latest: in order."""
+        self._gaps = [(max(1, at_ns - before_ns), rows, group) for (before_ns, _, _), (at_ns, rows, group) in pairwise(latest)]
+        self._run: list[_Arrival] = []
+        self._at_ns = now_ns
+        self._draws = draws
+
+    def drawn(self) -> _Arrival:
+        """The next."""
+        gaps = self._gaps
+        if not self._run:
+            first = self._draws.below(len(gaps))
+            self._run = [gaps[place % len(gaps)] for place in range(first + _IN_A_ROW - 1, first - 1, -1)]
+        gap_ns, rows, group = self._run.pop()
+        self._at_ns += gap_ns
+        return self._at_ns, rows, group
+
+
+class _Comparison:
+    """One rehearsal under way: a trial of each stance, with the same arrivals."""
+
+    __slots__ = ("_arrivals", "_before", "_begins_ns", "_block", "_came", "_early", "_rows", "_trials")
+
+    def __init__(self, lanes: Mapping[Stance, Batcher], streams: Streams, seed: int, now_ns: int) -> None:
+        several = len(streams) > 1
+        slo_ns = next(iter(lanes.values())).slo_ns
+        assert slo_ns is not None
+        latest = _latest(streams)
+        self._block, self._before = _BLOCK, _BEFORE
+        if several:
+            rate = len(latest) / max(1, latest[-1][0] - latest[0][0])
+            self._block = max(_BLOCK, min(_BLOCK_AT_MOST, round(rate * slo_ns / 2)))
+            self._before = 2 * self._block
+        self._early = several
+        self._arrivals = _Arrivals(latest, now_ns, _Draws(seed))
+        self._begins_ns: list[int] = []
+        self._rows: list[int] = []
+        self._came = 0
+        luck = _Luck(next(iter(streams.values())).curve.ratios)
+        self._trials = {stance: _Trial(lane, streams, luck, self._begins_ns, _Draws(seed)) for stance, lane in lanes.items()}
+
+    def go_on(self) -> dict[Stance, list[float]] | None:
+        """Let some more arrive. What is learned by it, once it ends: by stance, how much more of each block was served."""
+        block, rows = self._block, self._rows
+        for _ in range(_FOR_ONE_OF_LENGTHS // len(self._trials) if self._early else _FOR_ONE):
+            arrival = self._arrivals.drawn()
+            into = self._came - self._before
+            if into >= 0:
+                if not into % block:
+                    self._begins_ns.append(arrival[0])
+                    rows.append(0)
+                rows[-1] += arrival[1]
+            self._came += 1
+            for trial in self._trials.values():
+                trial.come(*arrival)
+            if into == block * _BLOCKS - 1:
+                for trial in self._trials.values():
+                    trial.until(NEVER)
+                return self._gains(_BLOCKS)
+            if self._early and into >= block * (_ENOUGH + 1) and not into % block:
+                gains = self._gains(into // block - 1)  # of the last block something may still wait
+                if any(_plain(each) for each in gains.values()):
+                    return gains
+        return None
+
+    def _gains(self, blocks: int) -> dict[Stance, list[float]]:
+        served = {
+            stance: [each / rows for each, rows in zip(trial.served[1 : blocks + 1], self._rows, strict=False)]
+            for stance, trial in self._trials.items()
+        }
+        planned = served.pop(PLANNED)
+        return {stance: [each - ours for each, ours in zip(theirs, planned, strict=True)] for stance, theirs in served.items()}
+
+
 class Rehearsal:
     """See the module. stance: what did best where things were as they are now. until_look: arrivals until `look` is due."""
 
@@ -210,77 +308,85 @@ class Rehearsal:
         self.until_look = _SEEN
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
-        self._trials: dict[Stance, _Trial] = {}
-        self._arrivals: list[tuple[int, int]] = []
-        self._rows: list[int] = []
+        self._under_way: _Comparison | None = None
 
     def arrived(self) -> None:
         """Go on by some arrivals for a real one."""
         self.until_look -= 1
-        if not self._trials:
+        if self._under_way is None:
             return
-        for _ in range(_FOR_ONE):
-            at_ns, rows = self._arrivals.pop()
-            for trial in self._trials.values():
-                trial.come(at_ns, rows)
-            if not self._arrivals:
-                self._end()
-                return
+        gains = self._under_way.go_on()
+        if gains is not None:
+            assert self._of is not None
+            self._of.learn(gains)
+            self.stance = self._of.stance
+            self._under_way = None
 
-    def look(self, stream: Inflow, workers: int, slo_ns: int, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
+    def look(self, streams: Streams, workers: int, slo_ns: int, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
         """Choose the stance, and begin a rehearsal if one is due. lane: a batcher that knows the last arrivals."""
         seen = _LOOK - self.until_look
         self.until_look = _LOOK
-        curve = stream.curve
-        if slo_ns > _TIGHT * curve.expected_ns(1, workers):
+        time_ns = _lone_ns(streams, workers, now_ns)
+        if slo_ns > _TIGHT * time_ns:
             self.stance = PLANNED
             return
-        if len(stream.arrivals) < _SEEN or len(curve.ratios) < _BATCHES or self._trials:
+        came = sum([len(stream.arrivals) for stream in streams.values()])
+        if came < _SEEN or len(next(iter(streams.values())).curve.ratios) < _BATCHES or self._under_way is not None:
             return
-        now = _Memory(stream, workers, now_ns)
+        now = _Memory(streams, time_ns, workers, now_ns)
         found = next((memory for memory in self._memories if memory.like(now)), None)
         if found is None:
             found = now
+            found.stance = self._nearest(now)
             self._memories = [found, *self._memories[: _MEMORIES - 1]]
         self.stance = found.stance
         found.wait -= seen
-        if found.wait <= 0 and found.stances():
-            self._begin(found, stream, now_ns, lane)
+        if found.wait <= 0 and (stances := found.stances()):
+            lanes = {stance: lane(stance) for stance in (PLANNED, *stances)}
+            self._of, self._under_way = found, _Comparison(lanes, streams, found.often, now_ns)
+
+    def keep(self) -> None:
+        """Follow the planned rule, until the next look."""
+        self.until_look = _LOOK
+        self.stance = PLANNED
 
     def settle(self) -> None:
         """Break off what is rehearsed: lanes are too much for a recording to begin with."""
-        self._trials, self._arrivals = {}, []
+        self._under_way = None
 
-    def _begin(self, memory: _Memory, stream: Inflow, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
-        gaps = [(max(1, at_ns - before_ns), rows) for (before_ns, _), (at_ns, rows) in pairwise(stream.arrivals)]
-        draws = _Draws(memory.often)
-        at_ns = now_ns
-        arrivals = []
-        for _ in range((_BEFORE + _BLOCK * _BLOCKS) // _IN_A_ROW):
-            first = draws.below(len(gaps))
-            for place in range(first, first + _IN_A_ROW):
-                gap_ns, rows = gaps[place % len(gaps)]
-                at_ns += gap_ns
-                arrivals.append((at_ns, rows))
-        begins_ns = [at_ns for at_ns, _ in arrivals[_BEFORE::_BLOCK]]
-        self._rows = [sum([rows for _, rows in arrivals[at : at + _BLOCK]]) for at in range(_BEFORE, len(arrivals), _BLOCK)]
-        self._arrivals = arrivals[::-1]
-        self._of = memory
-        luck = _Luck(stream.curve.ratios)
-        self._trials = {
-            stance: _Trial(lane(stance), stream.curve, luck, begins_ns, _Draws(memory.often))
-            for stance in (PLANNED, *memory.stances())
-        }
+    def _nearest(self, now: _Memory) -> Stance:
+        """What to do until it is rehearsed: of lengths, as where things were least unlike; one worker begins at once."""
+        if not now.lengths:
+            return PLANNED
+        known = [memory for memory in self._memories if memory.unlike(now) < inf]
+        if known:
+            return min(known, key=now.unlike).stance
+        return AT_ONCE if now.workers == 1 else PLANNED
 
-    def _end(self) -> None:
-        served = {}
-        for stance, trial in self._trials.items():
-            trial.until(NEVER)
-            served[stance] = [each / rows for each, rows in zip(trial.served[1:], self._rows, strict=True)]
-        planned = served.pop(PLANNED)
-        assert self._of is not None
-        self._of.learn(
-            {stance: [each - ours for each, ours in zip(theirs, planned, strict=True)] for stance, theirs in served.items()}
-        )
-        self.stance = self._of.stance
-        self._trials = {}
+
+def _plain(gains: Sequence[float]) -> bool:
+    """Whether these are of a stance that is better beyond doubt."""
+    count = len(gains)
+    mean = sum(gains) / count
+    error = sqrt(sum([(each - mean) ** 2 for each in gains]) / (count * (count - 1)))
+    return mean - _PLAIN * error > _WORTH
+
+
+def _lone_ns(streams: Streams, workers: int, now_ns: int) -> float:
+    """What a request takes alone: the mean of all that come."""
+    if len(streams) == 1:
+        return next(iter(streams.values())).curve.expected_ns(1, workers)
+    rates = [(stream.rate(now_ns), stream.curve.expected_ns(1, workers)) for stream in streams.values()]
+    rate = sum([each for each, _ in rates])
+    return sum([each * time_ns for each, time_ns in rates]) / rate if rate > 0 else max([time_ns for _, time_ns in rates])
+
+
+def _latest(streams: Streams) -> list[_Arrival]:
+    """The last arrivals of all, in order: when, rows and group."""
+    backwards = merge(*[_backwards(*each) for each in streams.items()], key=itemgetter(0), reverse=True)
+    return list(islice(backwards, ARRIVALS))[::-1]
+
+
+def _backwards(group: Hashable, stream: Inflow) -> Iterator[_Arrival]:
+    for at_ns, rows in reversed(stream.arrivals):
+        yield at_ns, rows, group

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.queue import LengthGroup
-from gateway.batching.smoothing import line_through, smoothed
+from gateway.batching.smoothing import SeenSize, line_through, smoothed
 from gateway.batching.speed import Change
 from gateway.batching.steps import Finder, Point, Steps, pooled, telling
 from gateway.batching.surface import Surface
@@ -63,18 +63,6 @@ def _grid(sizes: tuple[int, ...], steps: Steps | None = None) -> np.ndarray:
     return np.array(sizes if steps is None else [steps.padded(size) for size in sizes], np.float64)
 
 
-class _Seen:
-    """A size that has run. at: its place in the curve's sizes. mean_ns: at level 1. built_ns: mean when the shape was built."""
-
-    __slots__ = ("at", "built_ns", "count", "mean_ns")
-
-    def __init__(self, at: int, mean_ns: float, count: int) -> None:
-        self.at = at
-        self.mean_ns = mean_ns
-        self.count = count
-        self.built_ns = 0.0
-
-
 class ServiceCurve:
     """T and Q of one input bucket.
 
@@ -96,7 +84,7 @@ class ServiceCurve:
         self._surface = surface or Surface()
         self._speed = self._surface.speed
         self._version = 0, 0
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, SeenSize] = {}
         # weighted sums of the line: weight, x, y, xx, xy
         self._sums = (0.0,) * 5
         self._stale = True
@@ -241,9 +229,9 @@ class ServiceCurve:
     def borrow(self, other: "ServiceCurve") -> None:
         """Start from the curve of another shape; the first batches of one's own correct it."""
         sizes, delay_ns = other.sizes, other._speed.delay_ns
-        self._seen = {rows: _Seen(at, other.shape[at] - delay_ns, 1) for at, rows in enumerate(sizes) if rows in other._seen}
+        self._seen = {rows: SeenSize(at, other.shape[at] - delay_ns, 1) for at, rows in enumerate(sizes) if rows in other._seen}
         for at in (0, -1):
-            self._seen.setdefault(sizes[at], _Seen(at % len(sizes), other.shape[at] - delay_ns, 1))
+            self._seen.setdefault(sizes[at], SeenSize(at % len(sizes), other.shape[at] - delay_ns, 1))
         fixed, slope = other.line_ns
         fixed -= delay_ns
         points = [(rows, fixed + slope * rows) for rows in self._seen]
@@ -274,7 +262,7 @@ class ServiceCurve:
         """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
         try:
             known = kept["format"] == _FORMAT
-            seen = {int(rows): _Seen(self.at(int(rows)), float(mean), int(count)) for rows, mean, count in kept["means"]}
+            seen = {int(rows): SeenSize(self.at(int(rows)), float(mean), int(count)) for rows, mean, count in kept["means"]}
             weight, x, y, xx, xy = (float(value) for value in kept["sums"])
             levels = {int(busy): float(level) for busy, level in kept["levels"]}
             delay_ns = float(kept.get("delay_ns", 0.0))
@@ -310,7 +298,7 @@ class ServiceCurve:
         self._find_steps()
         self._refresh()
 
-    def _learn(self, rows: int, seen: _Seen | None, at_level_one: float) -> bool:
+    def _learn(self, rows: int, seen: SeenSize | None, at_level_one: float) -> bool:
         """Whether the tables are to be built again at once."""
         delay_ns, share = self._speed.delay_ns, 1.0
         if delay_ns:
@@ -318,7 +306,7 @@ class ServiceCurve:
             at_level_one = max(at_level_one - delay_ns, _LEAST_OF_SHAPE * shape_ns)
             share = (shape_ns / (shape_ns + delay_ns)) ** 2  # what scatters is mostly the delay
         if seen is None:
-            seen = self._seen[rows] = _Seen(self.at(rows), at_level_one, 0)
+            seen = self._seen[rows] = SeenSize(self.at(rows), at_level_one, 0)
         count = seen.count
         if count >= _SURFACE_COUNT and self._speed.run:
             share /= 1 + len(self._speed.run)  # the more in a row are off, the less it is this size
@@ -375,7 +363,7 @@ class ServiceCurve:
         fixed = (y - slope * x) / weight
         return (fixed, slope) if fixed >= 0 else (0.0, y / x)
 
-    def _shared_ns(self, seen: _Seen, surface_ns: float) -> float:
+    def _shared_ns(self, seen: SeenSize, surface_ns: float) -> float:
         """Of a size that was seen, by the surface as well while that was not often."""
         weight = max(0.0, _SURFACE_WEIGHT * (1 - (seen.count - 1) / _SURFACE_COUNT))
         return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)

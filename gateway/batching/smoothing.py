@@ -5,6 +5,18 @@ from collections.abc import Sequence
 from gateway.batching.steps import Point
 
 
+class SeenSize:
+    """A size that has run. at: its place in the curve's sizes. mean_ns: at level 1. built_ns: mean when the shape was built."""
+
+    __slots__ = ("at", "built_ns", "count", "mean_ns")
+
+    def __init__(self, at: int, mean_ns: float, count: int) -> None:
+        self.at = at
+        self.mean_ns = mean_ns
+        self.count = count
+        self.built_ns = 0.0
+
+
 def smoothed(points: Sequence[Point], weight: float) -> list[float]:
     """The times of sizes, by the line through all of them as well, which counts as so many batches of each. Rising then."""
     if len(points) < 3 or not weight:

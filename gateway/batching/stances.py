@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from gateway.batching.inflow import View
+from gateway.batching.overload import in_stance
 from gateway.batching.policy import Decision
 from gateway.batching.queue import NEVER, Entry, Queue
 
@@ -49,6 +50,7 @@ def decide_in(stance: Stance, queue: Queue, view: View, slo_ns: int) -> Decision
         if rows == left < most and due_ns != NEVER:
             wake_at_ns = int(due_ns - view.expected_ns(rows + 1) * view.margin)
             if wake_at_ns > now_ns + 1:
-                return Decision(0, "hold", wake_at_ns, shed)
+                return Decision(0, "hold", wake_at_ns, shed, outlook=in_stance(view, slo_ns))
     rows = max(rows, next(islice(queue.entries, len(shed), None))[3])
-    return Decision(rows, "idle" if rows >= left else "deadline", None, shed, round(view.expected_ns(rows)))
+    ahead = None if stance == AT_ONCE else in_stance(view, slo_ns)
+    return Decision(rows, "idle" if rows >= left else "deadline", None, shed, round(view.expected_ns(rows)), outlook=ahead)

@@ -18,6 +18,9 @@ _TERMS: Final = ((0, 2, 3), (2, 3), (0, 2), (2,), (0,), (0, 1, 2, 3), (0, 1, 2),
 _BETTER: Final = 0.95  # of the squared errors: what a later choice of terms must fall below
 _EXACT: Final = 1e-9
 _MOVED: Final = 0.02
+_FAR: Final = (
+    1.5  # times what one of the first batches took: what was known of it counts as no more, or as no less than its part
+)
 _OFTEN: Final = 32  # batches until when it is fitted after each; then after so many
 _FEW: Final = 8
 
@@ -92,6 +95,8 @@ class Surface:
 
     def learn(self, rows: int, length: int, time_ns: float, about_ns: float, weight: float = 1.0) -> None:
         """From a batch, its time at level 1. about_ns: what such a batch takes, as far as is known: errors are shares of it."""
+        if self._count == 1:  # of the first size alone it is known that all others take as long, or in proportion
+            about_ns = min(max(about_ns, time_ns / _FAR), time_ns * _FAR)
         per, cells = 1.0 / about_ns, rows * length
         one, rows_, cells_, more, time = per, rows * per, cells * per, cells * sqrt(cells) * per, time_ns * per
         products = (

@@ -9,6 +9,7 @@ from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.queue import LengthGroup
+from gateway.batching.stances import Stance
 from gateway.config import Ragged
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
@@ -27,9 +28,10 @@ def batcher_of(
     slo_ms: float | None = 1000,
     spread: float = 1.0,
     keys: Iterable[str] = ("k",),
+    stance: Stance | None = None,
 ) -> Batcher:
     """times: fixed and row in ms, by length."""
-    policy = Adaptive()
+    policy = Adaptive(stance)
     batcher = Batcher(
         policy,
         max_rows=max_rows,

@@ -107,11 +107,11 @@ MIXED = DrawnCase(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [2, 5])
-def test_lengths_that_wait_apart_are_refused_on_arrival_too_and_none_makes_another_late(load: int) -> None:
+def test_lengths_that_are_left_out_are_refused_on_arrival_and_few_are_late(load: int) -> None:
     found = overloaded(MIXED, Contender(ours), load, 800, range(2))
-    assert found["refused_early"] >= 80
-    assert found["late"] <= 0.5
-    assert found["goodput"] >= 62
+    assert found["refused_early"] >= 70
+    assert found["late"] <= 3
+    assert found["goodput"] >= 80
 
 
 @pytest.mark.slow
@@ -130,6 +130,12 @@ def test_a_run_that_ends_when_the_load_is_lost_finds_the_same_capacity() -> None
             for bound in (False, True)
         ]
         assert found[0] == found[1]
+
+
+def test_ours_alone_has_a_table_without_leads() -> None:
+    result = {"seeds": 1, "requests": 60, "date": "2026-01-01", "cases": [measure(replace(PLAIN, slo_ns=None), 60, [0], {})]}
+    assert leads(result) == []
+    assert "| plain |" in tables(result)
 
 
 def test_rivals_that_are_known_are_not_measured_again() -> None:

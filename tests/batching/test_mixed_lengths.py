@@ -1,7 +1,9 @@
 """Mixed lengths without a promise in simulated time: as fast as the best that one could set by hand, and nearly in turn."""
 
 import heapq
+import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +37,11 @@ def closed_loop(
     noise: float,
     max_rows: int = 32,
     workers: int = 2,
+    seed: int = 17,
 ) -> Served:
     """Each connection asks again as soon as it has its answer. by_shape: other lengths have another shape, and never share."""
     batcher = Batcher(policy, max_rows=max_rows, workers=workers, ragged=None if by_shape else Ragged(pad={"ids": 0}))
-    rng = np.random.default_rng(17)
+    rng = np.random.default_rng(seed)
     lengths = rng.choice(LENGTHS, REQUESTS + CONNECTIONS).tolist()
     luck = np.exp(rng.normal(0, noise, 2 * REQUESTS)).tolist()
     arrays = {length: {"ids": np.zeros((1, length), np.int8)} for length in LENGTHS}
@@ -88,14 +91,18 @@ def closed_loop(
 def test_lengths_are_served_as_fast_as_by_the_best_setting_and_nearly_in_turn(
     fixed_ms: float, cell_ms: float, more_ms: float, noise: float, least: float, longer: float
 ) -> None:
-    times = {"fixed_ms": fixed_ms, "cell_ms": cell_ms, "more_ms": more_ms, "noise": noise}
-    ours = closed_loop(Adaptive(), by_shape=False, **times)
-    in_turn = closed_loop(Greedy(), by_shape=True, max_rows=1, **times)  # type: ignore[arg-type]
+    def served(policy: type[Policy], **setting: Any) -> Served:
+        """The mean of some seeds where there is much noise: rates of one wander by three per cent then."""
+        times = {"fixed_ms": fixed_ms, "cell_ms": cell_ms, "more_ms": more_ms, "noise": noise}
+        runs = [closed_loop(policy(), seed=seed, **setting, **times) for seed in range(17, 25 if noise > 0.15 else 18)]
+        return Served(statistics.fmean(run.rate for run in runs), statistics.fmean(run.p99_ms for run in runs))
+
+    ours, in_turn = served(Adaptive, by_shape=False), served(Greedy, by_shape=True, max_rows=1)
     settings = [
         in_turn,
-        closed_loop(Adaptive(), by_shape=True, **times),
-        closed_loop(Greedy(), by_shape=True, **times),
-        closed_loop(Greedy(), by_shape=False, **times),
+        served(Adaptive, by_shape=True),
+        served(Greedy, by_shape=True),
+        served(Greedy, by_shape=False),
     ]
     assert ours.rate >= least * max(each.rate for each in settings)
     assert ours.p99_ms <= longer * in_turn.p99_ms

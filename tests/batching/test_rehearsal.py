@@ -1,13 +1,17 @@
 """What the adaptive policy rehearses, and that it serves by what did best."""
 
 import numpy as np
+import pytest
 
+from benchmarks.cases import TUNING, Backend, DrawnCase
+from benchmarks.contest import Contender, goodput, run
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import replay
 from gateway.batching.stances import PLANNED, Stance
+from gateway.types import InferRequest
 from loadtest.search.simulator import Affine, Simulated, simulate
 from tests.batching.test_recording import read, same
 
@@ -71,6 +75,53 @@ def test_what_is_rehearsed_is_replayed() -> None:
     assert isinstance(batcher, RecordedBatcher)
     batcher.record()
     simulate(batcher, arrivals_ns(1500, 8000), Noisy(), workers=1)
+    recorded = read(batcher)
+    assert len(recorded["segments"]) > 2
+    same(replay(recorded))
+
+
+def mixed_lengths(stance: Stance | None, case: DrawnCase) -> float:
+    """Goodput at 1.5 times the load."""
+
+    def batcher(case: DrawnCase) -> Batcher:
+        policy, backend = Adaptive(stance), case.backend
+        found = Batcher(policy, max_rows=backend.max_rows, workers=backend.workers, slo_ns=case.slo_ns, ragged=backend.ragged)
+        for rows in found.probe_rows:
+            asked = InferRequest("m", "1", "", {"ids": np.zeros((rows, 1), np.int8)}, rows, 0)
+            policy.service.probe(found.probe(asked, 0).group, rows, [round(backend.time_ns(rows, 1))] * 2)
+        return found
+
+    return goodput(case, run(case, Contender(batcher), 1.5, 1500, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_lengths_that_are_decided_on_apart_are_rehearsed_too(workers: int) -> None:
+    lengths = (8, 16, 24, 32, 48, 64, 96, 320)
+    backend = Backend(fixed_ns=6 * MS, row_ns=0.4 * MS, workers=workers, max_rows=16, noise=0.15, lengths=lengths)
+    case = DrawnCase("mixed", backend, 15 * MS, "poisson", TUNING, 902)
+    assert mixed_lengths(None, case) > mixed_lengths(PLANNED, case) + 10
+
+
+def test_what_is_rehearsed_of_lengths_is_replayed() -> None:
+    made = LaneSettings(
+        slo_ns=18 * MS, max_rows=32, model_rows=32, sessions=2, ragged={"pad": {"ids": 0}, "buckets": [16, 32, 64]}
+    )
+    batcher = made.batcher(Ring(600_000, made))
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+    lengths = np.random.default_rng(4).choice([8, 20, 60], 8000).tolist()
+    arrays = {length: {"ids": np.zeros((1, length), np.int8)} for length in set(lengths)}
+    policy = batcher.policy
+    assert isinstance(policy, Adaptive)
+    followed: set[Stance] = set()
+
+    def asked(index: int, arrival_ns: int) -> InferRequest:
+        followed.add(policy.stance)
+        return InferRequest("m", "1", "", arrays[lengths[index]], 1, arrival_ns)
+
+    simulate(batcher, arrivals_ns(3000, 8000), Noisy(), workers=2, request_of=asked)
+    assert len(followed) > 1
     recorded = read(batcher)
     assert len(recorded["segments"]) > 2
     same(replay(recorded))

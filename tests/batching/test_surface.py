@@ -50,6 +50,13 @@ def test_one_length_alone_tells_the_others_in_proportion() -> None:
     assert (fixed, slope / MS) == pytest.approx((0, 10))
 
 
+def test_a_batch_that_was_thought_to_take_far_longer_counts_like_any_other() -> None:
+    surface = Surface()
+    for rows, length, time_ms, about_ms in [(1, 8, 5.0, 5.0), (16, 8, 5.1, 80.0), (1, 32, 5.4, 5.0), (1, 48, 7.0, 5.0)]:
+        surface.learn(rows, length, time_ms * MS, about_ms * MS)
+    assert surface.time_ns(16, 128) < 12 * MS  # as the second tells, whatever luck the last two had
+
+
 def test_nothing_is_told_before_anything_was_seen() -> None:
     assert not Surface().ready
     assert not ServiceModel(8).curve(LengthGroup("k", 16)).ready

@@ -1,0 +1,123 @@
+"""Which lengths go together where another stance than the planned one is followed, by stated times."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gateway.batching.batch import Batch
+from gateway.batching.queue import LengthGroup
+from gateway.batching.stances import AT_ONCE, LAST, LATE, Stance
+from gateway.errors import GatewayError
+from gateway.types import InferRequest
+from tests.batching.curves import MS
+from tests.batching.test_adaptive_lengths import LONG, MIDDLE, NOW_MS, SHORT, add, batcher_of, lengths, step
+
+FLAT = {SHORT: (20.0, 0.1), MIDDLE: (20.0, 0.2), LONG: (20.0, 0.4)}
+STEEP = {SHORT: (20.0, 0.1), MIDDLE: (20.0, 2.0), LONG: (20.0, 40.0)}
+
+
+def test_where_times_hardly_grow_with_the_length_all_that_waits_goes_at_once_padded_to_the_longest() -> None:
+    batcher = batcher_of(FLAT, slo_ms=60, stance=AT_ONCE)
+    for length in (MIDDLE, LONG, SHORT, LONG):
+        add(batcher, length)
+    (batch,) = step(batcher)
+    assert Counter(lengths(batch)) == {(SHORT, 1): 1, (MIDDLE, 1): 1, (LONG, 1): 2}
+    assert batch.group == LengthGroup("k", LONG)
+    assert batch.expected_ns == round(21.6 * MS)
+    assert (batcher.queue_rows, batcher.queue_requests) == (0, 0)
+
+
+def test_where_they_do_the_shorter_go_and_the_longer_wait_even_if_they_stand_first() -> None:
+    batcher = batcher_of(STEEP, slo_ms=200, stance=AT_ONCE)
+    add(batcher, LONG)
+    for _ in range(8):
+        add(batcher, SHORT)
+    (batch,) = step(batcher)
+    assert Counter(lengths(batch)) == {(SHORT, 1): 8}  # 8 in 20.8 ms, or 9 in 380
+    assert batcher.queue_rows == 1
+
+
+def test_who_stands_first_goes_along_unless_twice_as_many_end_without_him() -> None:
+    batcher = batcher_of({SHORT: (20.0, 0.1), LONG: (20.0, 2.0)}, slo_ms=200, stance=AT_ONCE)
+    add(batcher, LONG)
+    for _ in range(8):
+        add(batcher, SHORT)
+    (batch,) = step(batcher)
+    assert Counter(lengths(batch)) == {(SHORT, 1): 8, (LONG, 1): 1}  # 9 in 38 ms, or 8 in 20.8
+
+
+def test_those_who_would_be_late_in_the_batch_are_shed_of_whatever_length() -> None:
+    batcher = batcher_of(FLAT, slo_ms=60, stance=AT_ONCE)
+    late = [add(batcher, length, timeout_ms=20.7) for length in (LONG, LONG)]
+    kept = [add(batcher, length) for length in (SHORT, LONG, LONG)]
+    decided = batcher.step(NOW_MS * MS, 1)
+    assert {asked for asked, _ in decided.shed} == set(late)
+    assert {part.request for part in decided.batches[0].parts} == set(kept)
+
+
+@pytest.mark.parametrize(("stance", "spread"), [(LATE, 1.2), (LAST, 1.0)])
+def test_held_until_the_last_moment_at_which_one_row_more_would_be_in_time(stance: Stance, spread: float) -> None:
+    batcher = batcher_of(FLAT, workers=2, slo_ms=60, spread=1.2, stance=stance)
+    for length in (SHORT, LONG):
+        add(batcher, length)
+    held = batcher.step(NOW_MS * MS, 2)
+    assert held.batches == []
+    assert held.wake_at_ns == round((NOW_MS + 60 - spread * 21.2) * MS)
+    (batch,) = batcher.step(held.wake_at_ns, 2).batches
+    assert batch.rows == 2
+
+
+def test_what_may_not_share_a_batch_is_decided_on_as_planned() -> None:
+    planned, chosen = (batcher_of(FLAT, slo_ms=60, keys=("k", "l"), stance=stance) for stance in ("planned", AT_ONCE))
+    for batcher in (planned, chosen):
+        for key in ("k", "l"):
+            for length in (SHORT, LONG):
+                add(batcher, length, key=key)
+    assert [lengths(batch) for batch in step(chosen)] == [lengths(batch) for batch in step(planned)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stance", [AT_ONCE, LATE, LAST])
+def test_each_request_ends_once_in_every_stance(stance: Stance) -> None:
+    rng = np.random.default_rng(5)
+    batcher = batcher_of(FLAT, workers=3, slo_ms=50, max_rows=8, stance=stance)
+    ends: Counter[InferRequest] = Counter()
+    rows_left: dict[InferRequest, int] = {}
+    running: list[tuple[int, Batch]] = []
+    now_ns = NOW_MS * MS
+
+    def end(batch: Batch) -> None:
+        batcher.finished(batch, now_ns, 20 * MS, ok=True)
+        for part in batch.parts:
+            rows_left[part.request] -= part.rows
+            ends[part.request] += not rows_left[part.request]
+
+    for number in range(3000):
+        now_ns += int(rng.exponential(0.8 * MS))
+        for each in [each for each in running if each[0] <= now_ns]:
+            running.remove(each)
+            end(each[1])
+        try:
+            rows, length = int(rng.choice([1, 1, 1, 3, 11])), int(rng.choice([SHORT, MIDDLE, LONG]))
+            asked = add(batcher, length, rows, at_ms=now_ns / MS, priority=4 * (number % 50 == 0))
+            rows_left[asked] = rows
+        except GatewayError:
+            continue
+        decided = batcher.step(now_ns, 3 - len(running))
+        for refused, _ in decided.shed:
+            ends[refused] += 1
+            rows_left[refused] += 1 << 30
+        running += [(now_ns + int(rng.uniform(15, 30) * MS), batch) for batch in decided.batches]
+    for _, batch in running:
+        end(batch)
+    while batcher.queue_rows:
+        now_ns += MS
+        decided = batcher.step(now_ns, 3)
+        for refused, _ in decided.shed:
+            ends[refused] += 1
+            rows_left[refused] += 1 << 30
+        for batch in decided.batches:
+            end(batch)
+    assert batcher.queue_requests == 0
+    assert {request: ends[request] for request in rows_left} == dict.fromkeys(rows_left, 1)

@@ -404,7 +404,6 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=1500, help="of each run, at least")
     parser.add_argument("--grid", choices=GRIDS, default="judging")
-    parser.add_argument("--only", type=int, nargs="+", help="only the cases of these numbers, whatever --cases says")
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only the cases of these numbers")
     parser.add_argument("--trace")

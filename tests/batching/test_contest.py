@@ -1,8 +1,10 @@
 """The contest of batching rules: its cases, its rivals on hand-made arrivals, and what it calls ahead."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from benchmarks.contest import (
     goodput,
     leads,
     lower_bound,
+    main,
     measure,
     ours,
     overloaded,
@@ -136,6 +139,13 @@ def test_ours_alone_has_a_table_without_leads() -> None:
     result = {"seeds": 1, "requests": 60, "date": "2026-01-01", "cases": [measure(replace(PLAIN, slo_ns=None), 60, [0], {})]}
     assert leads(result) == []
     assert "| plain |" in tables(result)
+
+
+def test_a_case_is_measured_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "found.json"
+    main(["--only", "23", "--ours", "--seeds", "1", "--requests", "50", "--out", str(out)])
+    assert [case["name"][:3] for case in json.loads(out.read_text())["cases"]] == ["23:"]
+    assert "| 23:" in capsys.readouterr().out
 
 
 def test_rivals_that_are_known_are_not_measured_again() -> None:

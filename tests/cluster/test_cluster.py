@@ -229,7 +229,7 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
 
 
 def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cluster) -> None:
-    scaling = {"min_replicas": 0, "downscale_delay_s": 0.5}
+    scaling = {"min_replicas": 0, "downscale_delay_s": 1.5}
     others = {"kind": "synthetic", "fixed_ms": BUSY_MS}
     gateway = Gateway(config(autoscaling=scaling, embedded=others))
     path = "/v2/models/m/infer"

@@ -96,7 +96,7 @@ def test_jobs_are_done_beside_the_gateway_and_give_back_valid_results(s3: FakeS3
     loaded, answers = asyncio.run(work())
     result = loaded.result
     assert result.requests == 90  # 60/s · 1.5 s
-    assert result.succeeded == result.requests
+    assert result.succeeded == result.requests, result
     assert result.spec.target.startswith("http://127.0.0.1:")
     assert sum(count for count, _ in loaded.batches.by_rows.values()) > 0
     assert seen

@@ -2,18 +2,14 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from gateway.batching.batch import Batch
 from gateway.batching.queue import LengthGroup
 from gateway.batching.stances import AT_ONCE, LAST, LATE, Stance
-from gateway.errors import GatewayError
-from gateway.types import InferRequest
 from tests.batching.curves import MS
 from tests.batching.test_adaptive_lengths import LONG, MIDDLE, NOW_MS, SHORT, add, batcher_of, lengths, step
+from tests.batching.test_line import FLAT, ends_of
 
-FLAT = {SHORT: (20.0, 0.1), MIDDLE: (20.0, 0.2), LONG: (20.0, 0.4)}
 STEEP = {SHORT: (20.0, 0.1), MIDDLE: (20.0, 2.0), LONG: (20.0, 40.0)}
 
 
@@ -80,44 +76,6 @@ def test_what_may_not_share_a_batch_is_decided_on_as_planned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("stance", [AT_ONCE, LATE, LAST])
 def test_each_request_ends_once_in_every_stance(stance: Stance) -> None:
-    rng = np.random.default_rng(5)
     batcher = batcher_of(FLAT, workers=3, slo_ms=50, max_rows=8, stance=stance)
-    ends: Counter[InferRequest] = Counter()
-    rows_left: dict[InferRequest, int] = {}
-    running: list[tuple[int, Batch]] = []
-    now_ns = NOW_MS * MS
-
-    def end(batch: Batch) -> None:
-        batcher.finished(batch, now_ns, 20 * MS, ok=True)
-        for part in batch.parts:
-            rows_left[part.request] -= part.rows
-            ends[part.request] += not rows_left[part.request]
-
-    for number in range(3000):
-        now_ns += int(rng.exponential(0.8 * MS))
-        for each in [each for each in running if each[0] <= now_ns]:
-            running.remove(each)
-            end(each[1])
-        try:
-            rows, length = int(rng.choice([1, 1, 1, 3, 11])), int(rng.choice([SHORT, MIDDLE, LONG]))
-            asked = add(batcher, length, rows, at_ms=now_ns / MS, priority=4 * (number % 50 == 0))
-            rows_left[asked] = rows
-        except GatewayError:
-            continue
-        decided = batcher.step(now_ns, 3 - len(running))
-        for refused, _ in decided.shed:
-            ends[refused] += 1
-            rows_left[refused] += 1 << 30
-        running += [(now_ns + int(rng.uniform(15, 30) * MS), batch) for batch in decided.batches]
-    for _, batch in running:
-        end(batch)
-    while batcher.queue_rows:
-        now_ns += MS
-        decided = batcher.step(now_ns, 3)
-        for refused, _ in decided.shed:
-            ends[refused] += 1
-            rows_left[refused] += 1 << 30
-        for batch in decided.batches:
-            end(batch)
-    assert batcher.queue_requests == 0
-    assert {request: ends[request] for request in rows_left} == dict.fromkeys(rows_left, 1)
+    ends = ends_of(batcher, lambda number, _: 4 * (number % 50 == 0))
+    assert ends == dict.fromkeys(ends, 1)

@@ -1,7 +1,7 @@
 """Lengths that share batches at little cost are decided on as one queue."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.cases import TUNING, Backend, DrawnCase
 from benchmarks.contest import Contender, goodput, ours, run
+from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.inflow import Inflow
 from gateway.batching.line import Line, dealt
@@ -137,48 +138,55 @@ def test_lengths_that_hardly_matter_are_served_as_well_as_if_they_were_alike(wor
     assert of_mixed >= 0.85 * of_alike
 
 
-@pytest.mark.slow
-def test_each_request_ends_once_whatever_its_length_rows_and_class() -> None:
+def ends_of(batcher: Batcher, priority_of: Callable[[int, np.random.Generator], int]) -> dict[InferRequest, int]:
+    """How often each of 3000 requests ended, of random rows and lengths, that three workers are asked for; some are refused.
+
+    priority_of: of a request, by its number.
+    """
     rng = np.random.default_rng(5)
-    batcher = batcher_of(FLAT, workers=3, slo_ms=50, max_rows=8)
-    ends: Counter[InferRequest] = Counter()
-    running: list[tuple[int, object]] = []
-    asked: list[InferRequest] = []
-    now_ns, rows_left = NOW_MS * MS, Counter[InferRequest]()
-    for _ in range(3000):
+    ends: dict[InferRequest, int] = {}
+    rows_left: dict[InferRequest, int] = {}
+    running: list[tuple[int, Batch]] = []
+    now_ns = NOW_MS * MS
+
+    def end(batch: Batch, at_ns: int, took_ns: int = 20 * MS) -> None:
+        batcher.finished(batch, at_ns, took_ns, ok=True)
+        for part in batch.parts:
+            rows_left[part.request] -= part.rows
+            ends[part.request] += not rows_left[part.request]
+
+    def decided(free_slots: int) -> list[Batch]:
+        step = batcher.step(now_ns, free_slots)
+        for refused, _ in step.shed:
+            ends[refused] += 1
+            rows_left[refused] += 1 << 30
+        return step.batches
+
+    for number in range(3000):
         now_ns += int(rng.exponential(0.8 * MS))
         for end_ns, batch in [each for each in running if each[0] <= now_ns]:
             running.remove((end_ns, batch))
-            batcher.finished(batch, end_ns, batch.expected_ns or 20 * MS, ok=True)  # type: ignore[attr-defined, arg-type]
-            for part in batch.parts:  # type: ignore[attr-defined]
-                rows_left[part.request] -= part.rows
-                ends[part.request] += not rows_left[part.request]
+            end(batch, end_ns, batch.expected_ns or 20 * MS)
         try:
-            rows, priority = int(rng.choice([1, 1, 1, 3, 11])), int(rng.choice([0, 0, 1, 4]))
+            rows, priority = int(rng.choice([1, 1, 1, 3, 11])), priority_of(number, rng)
             length = int(rng.choice([SHORT, MIDDLE, LONG]))
-            asked.append(add(batcher, length, rows, at_ms=now_ns / MS, priority=priority))
-            rows_left[asked[-1]] = rows
+            asked = add(batcher, length, rows, at_ms=now_ns / MS, priority=priority)
+            ends[asked], rows_left[asked] = 0, rows
         except GatewayError:
             continue
-        decided = batcher.step(now_ns, 3 - len(running))
-        for refused, _ in decided.shed:
-            ends[refused] += 1
-            rows_left[refused] += 1 << 30
-        running += [(now_ns + int(rng.uniform(15, 30) * MS), batch) for batch in decided.batches]
+        running += [(now_ns + int(rng.uniform(15, 30) * MS), batch) for batch in decided(3 - len(running))]
     for _, batch in running:
-        batcher.finished(batch, now_ns, 20 * MS, ok=True)  # type: ignore[arg-type]
-        for part in batch.parts:  # type: ignore[attr-defined]
-            rows_left[part.request] -= part.rows
-            ends[part.request] += not rows_left[part.request]
+        end(batch, now_ns)
     while batcher.queue_rows:
         now_ns += MS
-        decided = batcher.step(now_ns, 3)
-        for refused, _ in decided.shed:
-            ends[refused] += 1
-        for batch in decided.batches:
-            batcher.finished(batch, now_ns, 20 * MS, ok=True)
-            for part in batch.parts:
-                rows_left[part.request] -= part.rows
-                ends[part.request] += not rows_left[part.request]
+        for batch in decided(3):
+            end(batch, now_ns)
     assert batcher.queue_requests == 0
-    assert {request: ends[request] for request in asked} == dict.fromkeys(asked, 1)
+    return ends
+
+
+@pytest.mark.slow
+def test_each_request_ends_once_whatever_its_length_rows_and_class() -> None:
+    batcher = batcher_of(FLAT, workers=3, slo_ms=50, max_rows=8)
+    ends = ends_of(batcher, lambda _, rng: int(rng.choice([0, 0, 1, 4])))
+    assert ends == dict.fromkeys(ends, 1)

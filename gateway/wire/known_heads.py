@@ -75,7 +75,7 @@ class KnownHeads:
     def add(self, known: KnownHead) -> None:
         if len(known.head) > _MOST_BYTES:
             return
-        if len(self._heads) >= _MOST:
+        if len(self.by_head) >= _MOST:  # of `_heads` there are no more: one may be added with several lengths
             self._heads.clear()
             self.by_head.clear()
             self._places.clear()

@@ -212,3 +212,12 @@ def test_heads_that_never_come_again_are_soon_not_remembered() -> None:
     for number in range(20):
         reader.feed(memoryview(b"POST / HTTP/1.1\r\nHost: t\r\nX-Request-Id: %d\r\nContent-Length: 1\r\n\r\nx" % number))
     assert reader._tries == 0
+
+
+def test_heads_that_are_remembered_again_and_again_take_bounded_memory() -> None:
+    """They differ in where their length stands, so that few are found, and in the length."""
+    heads = KnownHeads()
+    for number in range(2000):
+        head = b"POST /a HTTP/1.1\r\nHost: %b\r\nContent-Length: %d\r\n\r\n" % (b"h" * (1 + number % 6), number)
+        read(head + b"x" * number, heads=heads)
+    assert len(heads.by_head) <= 1024

@@ -57,6 +57,7 @@ def config(collector: Collector, **tracing: Any) -> dict[str, Any]:
         "tracing": {"endpoint": collector.url, "protocol": collector.protocol, **tracing},
         "models": [
             {"name": "echo", **own, **TENSORS, "backends": [backend]},
+            {"name": "long", **own, **TENSORS, "backends": [backend | {"fixed_ms": 200}]},
             {"name": "parts", "batching": {"probe_s": 0}, "backends": [{"kind": "python", "model": f"{Path(__file__)}:Parts"}]},
             {"name": "thread", **own, "backends": [context]},
             {"name": "process", **own, "backends": [context | {"isolation": "process"}]},
@@ -177,8 +178,8 @@ def test_a_failed_request_says_so_and_shows_what_was_tried(traced: tuple[gateway
 def test_a_batch_that_runs_on_without_its_request_is_told_of(traced: tuple[gateway.TestClient, Collector]) -> None:
     client, collector = traced
     collector.spans.clear()
-    asked = body() | {"parameters": {"timeout": 1_000}}  # us, of a model that takes 2 ms
-    assert client.post("/v2/models/echo/infer", json=asked, headers=SAMPLED).status_code == 504
+    asked = body() | {"parameters": {"timeout": 20_000}}  # us, of a model that takes 200 ms
+    assert client.post("/v2/models/long/infer", json=asked, headers=SAMPLED).status_code == 504
     spans = collector.wait_for(lambda spans: len(of_batch(spans)) == 2)
     (server,) = (span for span in spans if span.kind == SERVER)
     batch, session = sorted(of_batch(spans), key=lambda span: span.name)

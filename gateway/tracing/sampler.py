@@ -3,7 +3,8 @@
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Final
 
 from gateway.tracing.context import TRACEPARENT, TRACERESPONSE, TRACESTATE, random_digits, read, within, write
@@ -16,7 +17,7 @@ _chance: Final = random.Random().random  # not of the one that a model may seed
 class Sampler:
     """Begins the traces of one process. On the event loop's thread.
 
-    others: so many requests come before the next that is traced, not counting those whose callers decide.
+    others: one for each request that comes before the next that is traced, not counting those whose callers decide.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Sampler:
         self._chance = chance
         self._log_of_others = math.log1p(-ratio) if 0 < ratio < 1 else 0.0
         # One number is drawn for each request that is traced, not for each that comes.
-        self.others = self._gap()
+        self.others: Iterator[None] = repeat(None, self._gap())  # a number, counted down here, would take twice as long
         # Few requests are traced, so what does it is in no cache: that costs seven times what it takes when called again and
         # again. So names are made for many of them at once, and little else before it is sent.
         self._ready: list[tuple[bytes, int]] = []  # a trace's first span, and how many requests come before the next
@@ -54,15 +55,15 @@ class Sampler:
                 own = within(parent)
                 caller.tell(TRACERESPONSE, own)
                 return RequestTrace(own, self._ended, parent.span_id, parent.state)
-        if self.others:
-            self.others -= 1
+        for _ in self.others:
             return None
         if not self._ready:
             ids = random_digits(24 * _READY)
             self._ready = [
                 (write(SpanContext(ids[at : at + 32], ids[at + 32 : at + 48])), self._gap()) for at in range(0, len(ids), 48)
             ]
-        own, self.others = self._ready.pop()
+        own, others = self._ready.pop()
+        self.others = repeat(None, others)
         caller.tell(TRACERESPONSE, own)
         return RequestTrace(own, self._ended)
 

@@ -260,7 +260,8 @@ def _names(value: Any) -> tuple[str, ...]:
     if names is None and isinstance(value, msgspec.Struct):
         names = value.__struct_fields__
     if names is None:
-        names = tuple(vars(value)) if hasattr(value, "__dict__") else tuple(kind.__slots__)
+        slots = [name for each in reversed(kind.__mro__) for name in getattr(each, "__slots__", ())]
+        names = tuple(vars(value) if hasattr(value, "__dict__") else slots)
     left_out: frozenset[str] = getattr(kind, "NOT_KEPT", frozenset())
     return tuple(name for name in names if name not in left_out)
 

@@ -15,6 +15,8 @@ _LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)
 class Groups:
     """Alike in shape; and where it is wanted, also in length, up to a bucket."""
 
+    __slots__ = ("_ragged", "by_length")
+
     def __init__(self, ragged: Ragged | None, *, by_length: bool) -> None:
         """ragged: None, for a model whose requests have no length."""
         self._ragged = ragged

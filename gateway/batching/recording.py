@@ -194,6 +194,7 @@ class Recorded(ABC):
     Whatever comes again and again is followed by `_room`, or the events that are not packed yet would know no bound.
     """
 
+    __slots__ = ()
     WHAT: ClassVar[str]  # is recorded, in the log's words
     ring: Ring | None
     _events: list[Any]
@@ -225,13 +226,13 @@ class Recorded(ABC):
             return
         try:
             ring.begin(self._frozen())
-            self._events = ring.events
+            self._events = ring.events  # type: ignore[misc]  # who inherits has the attribute, in a slot or else
         except Exception as exc:
             self._give_up(exc)
 
     def _give_up(self, exc: Exception) -> None:
         log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
-        self.ring, self._events = None, NOWHERE
+        self.ring, self._events = None, NOWHERE  # type: ignore[misc]
 
 
 class RecordedBatcher(Recorded, Batcher):

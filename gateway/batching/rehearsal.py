@@ -303,6 +303,8 @@ class _Comparison:
 class Rehearsal:
     """See the module. stance: what did best where things were as they are now. until_look: arrivals until `look` is due."""
 
+    __slots__ = ("_memories", "_of", "_under_way", "stance", "until_look")
+
     def __init__(self) -> None:
         self.stance: Stance = PLANNED
         self.until_look = _SEEN

@@ -166,10 +166,9 @@ class Inference(ABC, Generic[C, Reply]):
         caller = self.caller
         try:
             sampler = endpoints.sampler
-            if sampler is not None and decoded is None:
-                # This is what `begin` would find for nearly every request, at a quarter of the price.
-                if TRACEPARENT in caller.headers or next(sampler.others, True):
-                    self._trace = sampler.begin(caller)
+            # The last is what `begin` would find for nearly every request, at a quarter of the price.
+            if sampler is not None and decoded is None and (TRACEPARENT in caller.headers or next(sampler.others, True)):
+                self._trace = sampler.begin(caller)
             endpoint = self.find(endpoints)
             if endpoint is not self._endpoint:  # or models have changed meanwhile: begin anew
                 decoded = None

@@ -19,6 +19,10 @@ _FORGIVEN_AFTER_NS: Final = 30_000_000_000  # live for so long, and the next eje
 class Health:
     """See the module. eject is the caller's decision: it knows whether another backend is left."""
 
+    __slots__ = (
+        "_good_probes", "_in_a_row", "_live_since_ns", "_pause_s", "_recent", "_settings", "_until_ns", "ejected",
+    )  # fmt: skip
+
     def __init__(self, settings: Ejection) -> None:
         self._settings = settings
         self.ejected = False

@@ -127,6 +127,8 @@ class Cheapest:
     and stays so (metastable).
     """
 
+    __slots__ = ("_slo_ns", "_spill_share")
+
     def __init__(self, slo_ns: int | None, spill_share: float) -> None:
         """spill_share: 0: nobody is taken before all have been looked at."""
         self._slo_ns = slo_ns
@@ -168,6 +170,8 @@ class Cheapest:
 class LeastEta:
     """The candidate predicted to be done first, at any price; shed if even that is too late."""
 
+    __slots__ = ("_rule",)
+
     def __init__(self) -> None:
         self._rule = Cheapest(None, 0.0)
 
@@ -184,6 +188,8 @@ class ShortestQueue:
 
 class PowerOfTwo:
     """The one of two random candidates with fewer unanswered requests: Ray Serve's default."""
+
+    __slots__ = ("_random",)
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

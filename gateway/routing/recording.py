@@ -46,6 +46,7 @@ class RoutingEvent(IntEnum):
 class SeenLane:
     """A lane as routing asks it. seen: gets every answer, in order."""
 
+    __slots__ = ("_lane", "_seen")
     NOT_KEPT = frozenset(("_lane", "_seen"))  # what it says is kept as it is said
 
     def __init__(self, lane: LaneView, seen: list[Any]) -> None:
@@ -99,6 +100,7 @@ class SaidLane:
 class RecordedRouter(Recorded, Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
+    __slots__ = ("_events", "_seen", "ring")
     WHAT = "routing is"
     NOT_KEPT = frozenset(("ring", "_seen", "_events"))  # is no state
 

@@ -38,6 +38,11 @@ class Copy(NamedTuple):
 class Router:
     """See the module. candidates: in the order of the configuration."""
 
+    __slots__ = (
+        "_canaries", "_due", "_ejection", "_late_ns", "_look_at_ns", "_order", "_policy", "_regular", "_serving", "_shadows",
+        "_slo_ns", "_unmet", "candidates",
+    )  # fmt: skip
+
     def __init__(self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None) -> None:
         self._policy = policy
         self._ejection = ejection

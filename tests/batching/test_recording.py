@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gateway.batching import checkpoint
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch
@@ -339,6 +340,19 @@ def test_a_state_that_cannot_be_kept_ends_the_recording_and_nothing_else() -> No
     driver.drive(200)
     assert batcher.ring is None
     assert driver.asked
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keeping_a_state_asks_no_object_for_its_dict(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = recorder(**CASES[case])
+    batcher.record()
+    asked: list[type] = []
+    monkeypatch.setattr(checkpoint, "vars", lambda value: asked.append(type(value)) or value.__dict__, raising=False)
+    driver = Driver(batcher, random.Random(0), lengths="lengths" in case)
+    for _ in range(4):
+        driver.drive(300)
+        batcher._frozen()
+    assert not asked  # it would be slower to use from then on
 
 
 def test_a_state_that_takes_too_much_room_ends_it_likewise(caplog: pytest.LogCaptureFixture) -> None:

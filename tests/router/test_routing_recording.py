@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.batching import checkpoint
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.engine.dispatcher import Dispatcher
 from gateway.errors import BackendFailed
@@ -65,6 +66,15 @@ def test_a_replay_routes_the_same(case: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_keeping_a_state_asks_no_object_of_routing_for_its_dict(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    monkeypatch.setattr(checkpoint, "vars", lambda value: asked.add(type(value).__module__) or value.__dict__, raising=False)
+    kinds, rps, events, options = CASES[case]
+    recorded(kinds, rps / 10, events, options)
+    assert not {module for module in asked if module.startswith(checkpoint.ROUTING)}
+
+
 def test_what_is_refused_for_the_load_is_named() -> None:
     history = recorded(*CASES["overload"])
     causes = Counter(cause_of(refused, ()) for refused in history.unserved)

@@ -41,7 +41,7 @@ class RayServe:
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = min(self._max_rows, limits.max_rows)
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None:
         self._close_by_clock(now_ns)
         if not self._open_rows:
             self._opened_ns = now_ns
@@ -90,7 +90,7 @@ class Bento:
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
@@ -140,7 +140,7 @@ class Nexus:
         sizes = limits.row_sizes or range(1, limits.max_rows + 1)
         self._target = max((size for size in sizes if 2 * self._profile.rows_ns(size) <= self._slo_ns), default=sizes[0])
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
@@ -179,7 +179,7 @@ class Symphony:
         sizes = limits.row_sizes or range(1, limits.max_rows + 1)
         self._target = max((size for size in sizes if self._share * self._rows_ns(size) <= self._slo_ns), default=sizes[0])
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
@@ -225,7 +225,7 @@ class Clipper:
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         left_ns = queue.oldest_ns + self._slo_ns - now_ns

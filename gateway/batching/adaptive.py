@@ -38,7 +38,8 @@ Where D is tight, other rules are rehearsed, and in place of these steps the one
 Lengths that share batches at little cost are decided on as one queue (`line`), whose cap is the largest n with
 Q(n) <= D·k/(k + 1) if that is more.
 
-Under overload `Decision.outlook` tells which of those that come next are to be refused at once.
+Under overload `Decision.outlook` tells which of those that come next are to be refused at once. What begins while all workers
+are busy is told of before one is free.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
@@ -72,6 +73,7 @@ _CAP: Final = 0.55
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
+_MANY: Final = 8  # rows that wait, from which on it is looked for overload before a worker is free, whenever they have doubled
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
 
@@ -110,7 +112,7 @@ class Adaptive:
         self._limits = limits
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None:
         group = queue.group
         stream = self._streams.get(group) or self._stream(group)
         arrivals = stream.arrivals
@@ -122,6 +124,9 @@ class Adaptive:
             self._line.came(rows, now_ns)
         if self._stance is None:
             self._rehearsal.arrived()
+        waiting = queue.rows
+        if waiting >= _MANY and queue.outlook is None and waiting.bit_length() > (waiting - rows).bit_length():
+            self._foresee(queue, stream, state, now_ns)
 
     def settle(self) -> None:
         """Let go what no recording can begin with."""
@@ -163,6 +168,18 @@ class Adaptive:
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
+
+    def _foresee(self, queue: Queue, stream: Inflow, state: State, now_ns: int) -> None:
+        """Tell those that come next what becomes of them, if more comes than can be served, although no worker is free."""
+        slo_ns = self._limits.slo_ns
+        workers = len(state.in_flight)
+        if slo_ns is None or len(state.queues) > 1 or not 0 < workers >= state.workers or self.stance != PLANNED:
+            return
+        if not stream.curve.current().ready:
+            return
+        view = View(stream, workers - 1, now_ns, 1)
+        view.rely_on(_FRESH * slo_ns)
+        _, queue.outlook = self._fresh(queue, stream, view, slo_ns, state, True)
 
     def _decide_in_line(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""

@@ -202,7 +202,7 @@ class Batcher(Untold):
             if request.priority or deadline_ns == NEVER:
                 key = state.classed(request, deadline_ns, now_ns)
             if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
-                self._policy.arrived(queue, rows, now_ns)
+                self._policy.arrived(queue, state, rows, now_ns)
                 raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
             self._sequence = sequence = self._sequence + 1
             queue.push((key, sequence, deadline_ns, rows, request))
@@ -213,7 +213,7 @@ class Batcher(Untold):
                 state.reserved_ns = reserved_ns
                 self._reserves(reserved_ns)
             state.requests += 1
-            self._policy.arrived(queue, rows, now_ns)
+            self._policy.arrived(queue, state, rows, now_ns)
         except GatewayError as exc:
             self._refused(request, now_ns, reserved_ns, exc)
             raise

@@ -25,7 +25,7 @@ class Greedy:
     def bind(self, limits: BatchLimits) -> None:
         self._decision = Decision(limits.max_rows, "idle")
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         return self._decision
@@ -49,7 +49,7 @@ class Fixed:
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None: ...
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         if queue.rows >= self._max_rows:

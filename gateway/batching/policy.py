@@ -55,8 +55,8 @@ class Policy(Protocol):
 
     def bind(self, limits: BatchLimits) -> None: ...
 
-    def arrived(self, queue: Queue, rows: int, now_ns: int) -> None:
-        """A request has been pushed to the queue, or was refused by the outlook of the last decision."""
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None:
+        """A request has been pushed to the queue, or was refused by its outlook, which may be set here anew."""
         ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:

@@ -118,7 +118,7 @@ class Outlook(msgspec.Struct, kw_only=True):
 class Queue:
     """The waiting requests of one group, by virtual deadline; first come, first served among equals.
 
-    outlook: by the last decision; None: all may wait.
+    outlook: by the last decision, or by what has come since; None: all may wait.
     """
 
     __slots__ = ("_in_order", "_low_ns", "_lowest", "_plain", "entries", "group", "outlook", "rows")

@@ -65,8 +65,11 @@ class Bench:
         queue = self.state.queues.setdefault(group, Queue(group))
         queue.push(entry)
         self.state.rows += rows
-        self.policy.arrived(queue, rows, self.now_ns)
+        self.policy.arrived(queue, self.state, rows, self.now_ns)
+        queue.outlook = None  # that nobody is refused on arrival: the rules know nothing of it
         self.rules.arrivals.setdefault(group, []).append((self.now_ns, rows))
+        if len(self.state.queues) == 1 and len(self.state.in_flight) == self.workers:
+            self.rules.crowd(group, queue.rows, rows, self.now_ns, self.workers)
 
     def end_first(self) -> None:
         if self.state.in_flight:

@@ -60,7 +60,7 @@ from gateway.batching.holding import THINNED, hold, pace
 from gateway.batching.inflow import ARRIVALS, CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
-from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, outlook, plan
+from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, missing_ns, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import Rehearsal, Streams
@@ -73,7 +73,7 @@ _CAP: Final = 0.55
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
-_MANY: Final = 8  # rows that wait, from which on it is looked for overload before a worker is free, whenever they have doubled
+_MANY: Final = 16  # rows more that wait, until it is looked for overload again before a worker is free
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
 
@@ -118,15 +118,15 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
-        if self._limits.slo_ns is None:
+        slo_ns = self._limits.slo_ns
+        if slo_ns is None:
             return
         if len(self._streams) > 1:
             self._line.came(rows, now_ns)
         if self._stance is None:
             self._rehearsal.arrived()
-        waiting = queue.rows
-        if waiting >= _MANY and queue.outlook is None and waiting.bit_length() > (waiting - rows).bit_length():
-            self._foresee(queue, stream, state, now_ns)
+        if queue.outlook is None and queue.rows // _MANY > (queue.rows - rows) // _MANY:
+            self._foresee(queue, stream, state, slo_ns, now_ns)
 
     def settle(self) -> None:
         """Let go what no recording can begin with."""
@@ -169,17 +169,18 @@ class Adaptive:
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
 
-    def _foresee(self, queue: Queue, stream: Inflow, state: State, now_ns: int) -> None:
-        """Tell those that come next what becomes of them, if more comes than can be served, although no worker is free."""
-        slo_ns = self._limits.slo_ns
-        workers = len(state.in_flight)
-        if slo_ns is None or len(state.queues) > 1 or not 0 < workers >= state.workers or self.stance != PLANNED:
-            return
-        if not stream.curve.current().ready:
+    def _foresee(self, queue: Queue, stream: Inflow, state: State, slo_ns: int, now_ns: int) -> None:
+        """Tell those that come next what becomes of them, although no worker is free: if the next would be refused by it."""
+        workers, known = len(state.in_flight), stream.curve.current().ready
+        if len(state.queues) > 1 or not 0 < workers >= state.workers or self.stance != PLANNED or not known:
             return
         view = View(stream, workers - 1, now_ns, 1)
         view.rely_on(_FRESH * slo_ns)
-        _, queue.outlook = self._fresh(queue, stream, view, slo_ns, state, True)
+        margin = stream.margin
+        _, foreseen = self._fresh(queue, stream, view, slo_ns, state, True)
+        if foreseen is None or not missing_ns(foreseen, queue, state, NEVER, now_ns + slo_ns, now_ns):
+            foreseen, stream.margin = None, margin
+        queue.outlook = foreseen
 
     def _decide_in_line(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         """Of all that waits as of one queue. queue: which is asked for; only the first in line answers."""

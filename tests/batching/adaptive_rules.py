@@ -287,10 +287,9 @@ class Rules:
                 rows, reason = going, "cap"
         return Decided(rows, reason, None, shed, round(expected(rows)))
 
-    def crowd(self, group: Hashable, waiting: int, rows: int, now_ns: int, workers: int) -> None:
-        """Look for overload while all workers are busy, whenever what waits has doubled by an arrival of so many rows."""
-        if self.slo_ns is not None and waiting >= 8 and any(waiting - rows < 2**n <= waiting for n in range(3, 20)):
-            self._fresh(group, {group: []}, now_ns, self.known[group].level(workers), workers)
+    def crowd(self, group: Hashable, now_ns: int, workers: int) -> None:
+        """Overload is told of while all workers are busy."""
+        self._fresh(group, {group: []}, now_ns, self.known[group].level(workers), workers)
 
     def _work(self, group: Hashable, now_ns: int) -> float:
         """Workers that a queue keeps busy in its usual batches; in full ones, as long as none is usual."""

@@ -66,10 +66,10 @@ class Bench:
         queue.push(entry)
         self.state.rows += rows
         self.policy.arrived(queue, self.state, rows, self.now_ns)
-        queue.outlook = None  # that nobody is refused on arrival: the rules know nothing of it
         self.rules.arrivals.setdefault(group, []).append((self.now_ns, rows))
-        if len(self.state.queues) == 1 and len(self.state.in_flight) == self.workers:
-            self.rules.crowd(group, queue.rows, rows, self.now_ns, self.workers)
+        if queue.outlook is not None:
+            self.rules.crowd(group, self.now_ns, self.workers)
+            queue.outlook = None  # that nobody is refused on arrival: the rules know nothing of it
 
     def end_first(self) -> None:
         if self.state.in_flight:

@@ -485,7 +485,7 @@ def test_nobody_is_asked_for_nothing(package: Path, kept: Path, monkeypatch: pyt
 def test_pip_has_a_limit(package: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "code" / "requirements.txt").write_text("six\n")
     waits = package / "waits"
-    waits.write_text("#!/bin/sh\nexec sleep 60\n")
+    waits.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec sleep 60\nexec {sys.executable} "$@"\n')  # as pip; else it is Python
     waits.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(waits))
     with pytest.raises(ConfigError, match=r"pip has not installed it within 0\.1 s: give pip an index"):

@@ -32,12 +32,20 @@ APPLICATION = "gateway"
 LOOPBACK = "127.0.0.2"
 # What a batch takes where a load asks on and on: requests are in flight all the time, and the cores are free for Ray.
 BUSY_MS = 20.0
+_MEMORY_BYTES = 100 << 20
 _HEAD = {
     "num_cpus": 2,
-    "object_store_memory": 100 << 20,
+    "object_store_memory": _MEMORY_BYTES,
     "node_ip_address": LOOPBACK,
     "include_dashboard": False,
+    "no_monitor": True,  # nothing scales the nodes
     "resources": {"head": 1.0},
+}
+# Of each further node. Nobody reads what its log monitor would copy, which takes a second of CPU time to start.
+NODE: dict[str, Any] = {
+    "object_store_memory": _MEMORY_BYTES,
+    "node_ip_address": LOOPBACK,
+    "include_log_monitor": False,
 }
 
 

@@ -24,7 +24,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.engine.metrics import OPENMETRICS
-from tests.cluster.conftest import BUSY_MS, LOOPBACK, Gateway, config, free_port, request, usual
+from tests.cluster.conftest import BUSY_MS, NODE, Gateway, config, free_port, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
 from tests.tracing.collector import CLIENT, SERVER, collecting
@@ -144,7 +144,7 @@ def test_what_a_key_may_ask_holds_over_both_ingresses(cluster: Cluster, tmp_path
 def test_what_a_key_may_ask_holds_over_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     # Nodes have no directory in common, as those of one machine would: so the second has another for what is temporary.
     elsewhere = {"TMPDIR": str(tmp_path)}
-    node = cluster.add_node(num_cpus=2, object_store_memory=100 << 20, node_ip_address=LOOPBACK, env_vars=elsewhere)
+    node = cluster.add_node(num_cpus=2, **NODE, env_vars=elsewhere)
     port, keys = free_port(), tmp_path / "keys.yaml"
     listed = [
         {"name": "rate", "hash": f"sha256:{digest_of(b'rate').hex()}", "requests_per_s": 0.001, "burst": 20},
@@ -300,7 +300,7 @@ def test_cost_of_replicas_on_a_node_without_an_ingress_is_what_the_operating_sys
 ) -> None:
     # Nodes have no directory in common, as those of one machine would: so the second has another for what is temporary.
     elsewhere: dict[str, Any] = {"env_vars": {"TMPDIR": str(tmp_path)}, "resources": {"elsewhere": 1.0}}
-    node = cluster.add_node(num_cpus=2, object_store_memory=100 << 20, node_ip_address=LOOPBACK, **elsewhere)
+    node = cluster.add_node(num_cpus=2, **NODE, **elsewhere)
     port = free_port()
     scaling = {"min_replicas": 0, "max_replicas": 1, "downscale_delay_s": 1.0}
     on_head = {"kind": "synthetic", "resources": {"head": 0.1}}  # which keeps the ingresses there
@@ -352,7 +352,7 @@ def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> 
 
 
 def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:
-    node = cluster.add_node(num_cpus=2, object_store_memory=100 << 20, node_ip_address=LOOPBACK)
+    node = cluster.add_node(num_cpus=2, **NODE)
     port = free_port()
     # 1.5 of the 2 processors each: one backend replica per node. What the embedded backend needs keeps the ingress on the head.
     on_head = {"kind": "synthetic", "resources": {"head": 0.1}}

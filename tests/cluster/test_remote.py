@@ -29,7 +29,7 @@ from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
 from gateway.wire.frames import encode_frame
-from tests.cluster.conftest import APPLICATION, LOOPBACK, Gateway, config
+from tests.cluster.conftest import APPLICATION, NODE, Gateway, config
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true
 
@@ -362,7 +362,7 @@ def test_a_replica_that_is_killed_ends_each_of_its_streams_with_one_error_and_no
 def test_batches_to_another_node_go_by_tcp_and_by_calls_of_serves_where_that_cannot_be(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.add_node(num_cpus=4, object_store_memory=100 << 20, node_ip_address=LOOPBACK, resources={"far": 4.0})
+    cluster.add_node(num_cpus=4, **NODE, resources={"far": 4.0})
     far = misbehaving("thread", resources={"far": 1.0}, hang_timeout_s=300.0)
     far = far.model_copy(update={"models": (*far.models, in_parts(resources={"far": 1.0}))})
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import boto3
 from moto import mock_aws
@@ -20,6 +21,7 @@ from loadtest.lab.launchers.aws.door import Aws, AwsRefused, Boto
 REGION: Final = "us-east-1"
 BUCKET: Final = "models-of-tests"
 ROLE: Final = "arn:aws:iam::123456789012:role/endpoint"
+IMAGE_ID: Final = "ami-03cf127a"  # moto's first
 IMAGE: Final = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/gateway:cpu"
 
 _BOTO: Final = Boto(REGION)  # its clients serve all tests: to make one takes a tenth of a second
@@ -107,7 +109,11 @@ def seen(service: str, operation: str, **parameters: Any) -> dict[str, Any]:
 @contextmanager
 def moto() -> Iterator[None]:
     """An account with a bucket and nothing else."""
-    with mock_aws():
+    from moto.ec2.models import amis
+
+    # Of moto's thousands of images, which each account has made anew, one will do.
+    image = [each for each in amis.AMIS if each["ami_id"] == IMAGE_ID]
+    with mock_aws(), patch.object(amis, "AMIS", image), patch.object(amis, "load_resource", lambda path: []):
         boto3.client("s3", region_name=REGION).create_bucket(Bucket=BUCKET)
         yield
 

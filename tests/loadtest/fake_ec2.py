@@ -16,10 +16,9 @@ from loadtest.lab.jobs import Job, done, read, told_error, told_value
 from loadtest.lab.launchers.aws.endpoints import OURS, PATH
 from loadtest.lab.profiling import ProfileFailed
 from loadtest.results import RunResult
-from tests.loadtest.fake_aws import BUCKET, FakeAws, seen
+from tests.loadtest.fake_aws import BUCKET, IMAGE_ID, FakeAws, seen
 
 SAID: Final = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
-_IMAGE: Final = "ami-03cf127a"  # moto's first: it resolves none of AWS's own
 _REQUEST: Final = "sir-0123456a"
 WHEEL: Final = "serving_gateway-0.1.0-py3-none-any.whl"
 
@@ -46,7 +45,7 @@ class FakeEc2(FakeAws):
 
     def carried_out(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         if operation == "run_instances":
-            parameters = {**parameters, "ImageId": _IMAGE}
+            parameters = {**parameters, "ImageId": IMAGE_ID}  # moto resolves none of AWS's own
         if operation == "get_console_output":
             return {"Output": self.says.get(parameters["InstanceId"], SAID)}
         if operation == "describe_spot_instance_requests":

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
+from loadtest.lab import recommender
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import FINISHED, Journal
 from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE
@@ -15,11 +17,21 @@ from loadtest.lab.recommender import Lab, question_of
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import Spent
+from loadtest.search.prediction import predicted_rps
 from loadtest.search.standing import SearchOutcome
 from tests.loadtest.fake_aws import FakeAws
 from tests.loadtest.made_results import run_result
 
 PEAK_RPS: Final = 150.0
+# By what was asked: the simulation is seeded, and tests ask the same again and again.
+_predicted: Final[dict[str, float]] = {}
+
+
+def _predict(*asked: Any, **options: Any) -> float:
+    key = repr((asked, options))
+    if key not in _predicted:
+        _predicted[key] = predicted_rps(*asked, **options)
+    return _predicted[key]
 
 
 class LaunchedSearch:
@@ -50,7 +62,8 @@ class LaunchedSearch:
         journal = Journal(self.journal, self.question)
         try:
             lab = Lab(self.spec, self._launcher, self.measure)
-            return await run_search(self.question, lab, journal, on_step=self.on_step)
+            with patch.object(recommender, "predicted_rps", _predict):
+                return await run_search(self.question, lab, journal, on_step=self.on_step)
         finally:
             journal.close()
 

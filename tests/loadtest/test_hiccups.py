@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,19 +21,20 @@ from loadtest.verdict.stalls import Recording
 
 needs_proc = pytest.mark.skipif(not Path("/proc/loadavg").exists(), reason="needs Linux's /proc")
 
-# Listens; at the first line of its standard input uses 0.2 s of CPU time, its child as much, and says so.
-_SERVER = """
+# Uses 0.2 s of CPU time, says so, and stays: what a process had since the last look at it goes with it.
+_NEIGHBOUR = "import sys, time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\nsys.stdin.read()"
+# Listens; at the first line of its standard input does as much, and its child too.
+_SERVER = f"""
 import socket, subprocess, sys, time
 listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 sys.stdin.readline()
-child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time\\nwhile time.process_time() < 0.2: pass"])
+child = subprocess.Popen([sys.executable, "-I", "-S", "-c", {_NEIGHBOUR!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 while time.process_time() < 0.2: pass
-child.wait()
+child.stdout.readline()
 print("done", flush=True)
 sys.stdin.readline()
 """
-_NEIGHBOUR = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
 
 _GENERATOR = """
 import asyncio
@@ -70,10 +71,10 @@ async def recorded(server: subprocess.Popen[str], port: int) -> tuple[Recording,
         with running(_NEIGHBOUR) as neighbour:
             await asyncio.to_thread(said, neighbour)
             await asyncio.to_thread(said, server)
-        assert meter.pid is not None
-        children = psutil.Process(meter.pid).children()
-        assert children, "nobody asks for the cores"
-        await meter.end()
+            assert meter.pid is not None
+            children = psutil.Process(meter.pid).children()
+            assert children, "nobody asks for the cores"
+            await meter.end()
         recording = meter.recording(0)
         assert recording is not None
         assert not any(child.is_running() for child in children)
@@ -88,7 +89,7 @@ def test_cpu_time_is_counted_for_whom_it_was_used() -> None:
         recording, pid = uvloop.run(recorded(server, port))
     assert not psutil.pid_exists(pid)
     assert set(recording.candidate.cores) == os.sched_getaffinity(0)
-    # Its own 0.2 s and the child's, but for what the server had used before, and the child since the last look at it.
+    # Its own 0.2 s and the child's, but for what the server had used before.
     assert 0.25e9 < recording.candidate.cpu.sum() < 0.45e9
     assert max(recording.candidate.wait) >= 0
     assert sum(spent for name, spent in recording.names if name.startswith("python")) > 0.1e9
@@ -98,13 +99,23 @@ def test_cpu_time_is_counted_for_whom_it_was_used() -> None:
 
 @needs_proc
 @pytest.mark.slow
-def test_who_looks_whether_a_run_is_decided_is_nobody_else() -> None:
+def test_who_looks_whether_a_run_is_decided_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It stops before it has done anything, so that all its work is done while the meter looks.
+    stopped = tmp_path / "python"
+    stopped.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {sys.executable} "$@"\n')
+    stopped.chmod(0o755)
+
     async def scenario() -> Recording | None:
         meter = Meter("127.0.0.1", 1)
-        async with Looker(-1, meter.fileno()) as looker:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", str(stopped))
+            looker = await Looker(-1, meter.fileno()).__aenter__()
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(looker)
             assert looker.pid is not None
             process = psutil.Process(looker.pid)
-            process.suspend()  # or it may have done its work before the meter looks
+            while process.status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110  # it does so within a moment
+                await asyncio.sleep(0.01)
             async with meter:
                 process.resume()
                 while sum(process.cpu_times()[:2]) < 0.3:  # noqa: ASYNC110  # it uses half a second to start

@@ -118,8 +118,7 @@ class Adaptive:
         arrivals = stream.arrivals
         stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
         arrivals.append((now_ns, rows))
-        slo_ns = self._limits.slo_ns
-        if slo_ns is None:
+        if (slo_ns := self._limits.slo_ns) is None:
             return
         if len(self._streams) > 1:
             self._line.came(rows, now_ns)

@@ -38,7 +38,7 @@ class Sampler:
         self._chance = chance
         self._log_of_others = math.log1p(-ratio) if 0 < ratio < 1 else 0.0
         # One number is drawn for each request that is traced, not for each that comes.
-        self.others: Iterator[None] = repeat(None, self._gap())  # a number, counted down here, would take twice as long
+        self.others: Iterator[None] = repeat(None, self._gap())  # a number, counted down here, would take longer
         # Few requests are traced, so what does it is in no cache: that costs seven times what it takes when called again and
         # again. So names are made for many of them at once, and little else before it is sent.
         self._ready: list[tuple[bytes, int]] = []  # a trace's first span, and how many requests come before the next

@@ -75,6 +75,7 @@ def test_keeping_a_state_asks_no_object_of_routing_for_its_dict(case: str, monke
     assert not {module for module in asked if module.startswith(checkpoint.ROUTING)}
 
 
+@pytest.mark.slow
 def test_what_is_refused_for_the_load_is_named() -> None:
     history = recorded(*CASES["overload"])
     causes = Counter(cause_of(refused, ()) for refused in history.unserved)

@@ -119,12 +119,15 @@ class DrawnCase:
         count = max(requests, min(_ENOUGH, math.ceil(_LEAST_LIMITS * self.limit_ns / 1e9 * rate)))
         return arrivals_ns(self.arrivals, rate, count, 3 * self.limit_ns, drawn)
 
+    def lengths_of(self, count: int, seed: int, stream: int) -> np.ndarray:
+        """Of each request, the same for every rule."""
+        rng = np.random.default_rng(seed_of(stream, _TRAFFIC, self.stream, self.number, seed, 1))
+        return rng.choice(self.backend.lengths, count)
+
     def requests_of(self, count: int, seed: int, stream: int, *, by_shape: bool) -> Callable[[int, int], InferRequest]:
         """Makes requests with their lengths. by_shape: requests of other lengths have another shape and never share a batch."""
-        lengths = self.backend.lengths
-        rng = np.random.default_rng(seed_of(stream, _TRAFFIC, self.stream, self.number, seed, 1))
-        drawn = rng.choice(lengths, count).tolist() if len(lengths) > 1 else [lengths[0]] * count
-        arrays = {length: {"ids": np.zeros((1, length), np.int8)} for length in lengths}
+        drawn = self.lengths_of(count, seed, stream).tolist()
+        arrays = {length: {"ids": np.zeros((1, length), np.int8)} for length in self.backend.lengths}
 
         def make(index: int, arrival_ns: int) -> InferRequest:
             length = drawn[index]

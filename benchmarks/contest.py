@@ -7,6 +7,7 @@
     python -m benchmarks.contest --only 8 31             only the cases of these numbers
     python -m benchmarks.contest --rivals FILE           only ours anew; the rivals' figures are those of a result
     python -m benchmarks.contest --only 2 29 --ours      these two cases, without rivals
+    python -m benchmarks.contest --quartiles             who is served at 1.5 times the load, by length
     python -m benchmarks.contest --trace FILE            lets some cases replay a CSV whose first column are timestamps
 
 Per case, rule and seed: the capacity, the highest load at which 99 % are answered in time, and the goodput at 1.5 times the
@@ -239,19 +240,43 @@ def _in_time(case: DrawnCase, rule: Contender, requests: int, seed: int, load: f
 
 def measure(case: DrawnCase, requests: int, seeds: Sequence[int], rivals: dict[str, Any] | None = None) -> dict[str, Any]:
     """A case's part of the result, as JSON can hold it. rivals: their figures, if they are known."""
-    rules = {OURS: Contender(ours)}
-    if rivals is None:
-        rules |= {name: tuned(case, settings, requests // 2) for name, settings in choices(case).items()}
     found = (rivals or {}) | {
         name: {
             "capacity": [capacity(functools.partial(_in_time, case, rule, requests, seed)) for seed in seeds],
             "goodput": [goodput(case, run(case, rule, OVER, requests, seed)) for seed in seeds],
         }
-        for name, rule in rules.items()
+        for name, rule in _rules(case, requests, tune=rivals is None).items()
     }
     unit = case.unit_rps
-    overload = {f"{load}": overloaded(case, rules[OURS], load, requests, seeds) for load in (2, 5)} if case.slo_ns else {}
+    overload = {f"{load}": overloaded(case, Contender(ours), load, requests, seeds) for load in (2, 5)} if case.slo_ns else {}
     return {"name": case.name, "kinds": list(kinds_of(case)), "unit_rps": unit, "rules": found, "overload": overload}
+
+
+def _rules(case: DrawnCase, requests: int, *, tune: bool) -> dict[str, Contender]:
+    """Ours, and if they are to be tuned the rivals."""
+    rivals = {name: tuned(case, settings, requests // 2) for name, settings in choices(case).items()} if tune else {}
+    return {OURS: Contender(ours)} | rivals
+
+
+def measure_quartiles(
+    case: DrawnCase, requests: int, seeds: Sequence[int], rivals: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The same of who is served at 1.5 times the load: of each rule its `fates`, over all seeds."""
+    found = (rivals or {}) | {
+        name: np.sum([fates(case, run(case, rule, OVER, requests, seed), seed) for seed in seeds], axis=0).tolist()
+        for name, rule in _rules(case, requests, tune=rivals is None).items()
+    }
+    return {"name": case.name, "rules": found}
+
+
+def fates(case: DrawnCase, outcome: Simulated, seed: int, stream: int = JUDGING) -> np.ndarray:
+    """How many were in time, refused on arrival, shed later, late; one row for each quarter of the lengths, shortest first."""
+    assert case.slo_ns
+    ordered, latency, refused = sorted(case.backend.lengths), outcome.latencies_ns, outcome.refused_ns
+    quarter = np.searchsorted(ordered, case.lengths_of(len(latency), seed, stream)) * 4 // len(ordered)
+    late = latency > case.slo_ns
+    ends = ((latency >= 0) & ~late, refused == 0, refused > 0, late)
+    return np.array([np.bincount(quarter[each], minlength=4) for each in ends]).T
 
 
 def overloaded(case: DrawnCase, rule: Contender, load: float, requests: int, seeds: Sequence[int]) -> dict[str, float]:
@@ -364,9 +389,35 @@ def _best(case: dict[str, Any], figure: str) -> str:
     return f"{means[name]:.1f} {name}"
 
 
+def quartile_table(result: dict[str, Any]) -> str:
+    """Markdown: what became of each quarter of the lengths, in the mean of the cases; and of each case who served most."""
+    cases = result["cases"]
+    lines = [f"{len(cases)} cases, {result['seeds']} seeds of {result['requests']} requests, {result['date']}.", ""]
+    lines += ["| rule | in time, of all | in time | refused on arrival | shed later | late |", "|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(name for case in cases for name in case["rules"]):
+        counts = [np.array(case["rules"][name]) for case in cases]
+        of_all = statistics.fmean(100 * each[:, 0].sum() / each.sum() for each in counts)
+        shares = np.mean([100 * each / each.sum(axis=1, keepdims=True) for each in counts], axis=0)
+        lines.append(f"| {name} | {of_all:.1f} | {' | '.join(_quarters(share) for share in shares.T)} |")
+    lines += ["", "| case | ours, in time | the rival with most in time | with most of the longest |", "|---|---|---|---|"]
+    for case in cases:
+        counted = {name: np.array(counts) for name, counts in case["rules"].items()}
+        told = {name: _quarters(100 * each[:, 0] / each.sum(axis=1)) for name, each in counted.items()}
+        cells = [told.pop(OURS)]
+        for part in (slice(None), slice(3, None)):
+            best = max(told, key=lambda name: counted[name][part, 0].sum(), default="")
+            cells.append(f"{told[best]} {best}" if best else "-")
+        lines.append(f"| {case['name']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "In % of the requests of each quarter of the lengths, shortest first."])
+
+
+def _quarters(shares: np.ndarray) -> str:
+    return " / ".join(f"{share:.0f}" for share in shares)
+
+
 def contest(options: argparse.Namespace) -> dict[str, Any]:
     """Measure case by case, and write the file after each; what a file of the same settings has already is not run again."""
-    settings = {"grid": options.grid, "seeds": options.seeds, "requests": options.requests, "trace": options.trace}
+    settings = {key: vars(options)[key] for key in ("grid", "seeds", "requests", "trace", "quartiles")}
     result: dict[str, Any] = {**settings, "date": "", "cases": []}
     if options.out.exists():
         result = _read(options.out, settings)
@@ -375,13 +426,16 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
     place = {case.name: case.number for case in cases}
     known = {case["name"] for case in result["cases"]}
     cases = [case for case in cases if case.name not in known and options.kind in ("", *kinds_of(case))]
+    if options.quartiles:
+        cases = [case for case in cases if case.slo_ns and len(case.backend.lengths) > 1]
     if options.ours:
         rivals = {case.name: {} for case in cases}
     elif rivals:
         cases = [case for case in cases if case.name in rivals]
     with ProcessPoolExecutor(options.jobs) as pool:
         seeds = range(options.seeds)
-        running = [pool.submit(measure, case, options.requests, seeds, rivals.get(case.name)) for case in cases]
+        found = measure_quartiles if options.quartiles else measure
+        running = [pool.submit(found, case, options.requests, seeds, rivals.get(case.name)) for case in cases]
         for done in as_completed(running):
             result["cases"].append(done.result())
             result["cases"].sort(key=lambda case: place.get(case["name"], len(place)))
@@ -393,7 +447,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
 
 def _read(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = json.loads(path.read_text())
-    if any(kept[key] != value for key, value in settings.items()):
+    if any(kept.get(key, False) != value for key, value in settings.items()):
         raise SystemExit(f"{path}: is of other settings than {settings}; name another file")
     return kept
 
@@ -410,10 +464,12 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("contest.json"))
     parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")
     parser.add_argument("--ours", action="store_true", help="only ours: the table tells no leads then")
+    parser.add_argument("--quartiles", action="store_true", help="who is served, by length, in the cases with an SLO")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are measured at once")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     options = parser.parse_args(list(arguments))
-    print(tables(json.loads(options.table.read_text()) if options.table else contest(options)))
+    result = json.loads(options.table.read_text()) if options.table else contest(options)
+    print(quartile_table(result) if result.get("quartiles") else tables(result))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from benchmarks.contest import (
     Contender,
     capacity,
     choices,
+    fates,
     goodput,
     leads,
     lower_bound,
@@ -202,6 +203,37 @@ def test_goodput_counts_what_is_in_time_while_requests_come_after_the_first_limi
     # Those of 10 to 200 ms end from 100 to 290: 20, of which one is late and one refused.
     assert goodput(PLAIN, outcome) == pytest.approx(100 * 18 / 0.2 / PLAIN.unit_rps)
     assert goodput(replace(PLAIN, slo_ns=None), outcome) > 0
+
+
+def test_each_quarter_of_the_lengths_has_its_own_fates() -> None:
+    lengths = MIXED.lengths_of(400, 3, JUDGING)  # 8 to 128 in steps of 8
+    made = MIXED.requests_of(400, 3, JUDGING, by_shape=False)
+    assert lengths.tolist() == [made(index, 0).inputs["ids"].shape[1] for index in range(400)]
+    quarters = [lengths <= 32, (lengths > 32) & (lengths <= 64), (lengths > 64) & (lengths <= 96), lengths > 96]
+    latencies = np.select(quarters, [6 * MS, SHED, SHED, 6 * MS + 1])  # the SLO is 6 ms
+    refused = np.select(quarters, [SHED, 0, 1, SHED])
+    outcome = Simulated(np.arange(400), latencies, (), Counter(), 0, 2, refused)
+    assert fates(MIXED, outcome, 3).tolist() == np.diag([quarter.sum() for quarter in quarters]).tolist()
+
+
+def test_quartiles_are_of_cases_with_lengths_and_an_slo_and_a_file_of_theirs_is_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.json"
+    short = ["--only", "1", "7", "13", "--grid", "tuning", "--ours", "--seeds", "2", "--requests", "50", "--out", str(out)]
+    main([*short, "--quartiles"])  # 1 has no lengths, 7 no SLO
+    (case,) = json.loads(out.read_text())["cases"]
+    drawn = draw(TUNING, 13)
+    assert case["name"] == drawn.name
+    requests = sum(len(drawn.arrivals_ns(1.5, 50, seed, JUDGING)) for seed in range(2))
+    counts = np.array(case["rules"][OURS])
+    assert counts.sum() == requests
+    assert counts[0, 0] / counts[0].sum() > counts[3, 0] / counts[3].sum()
+    printed = capsys.readouterr().out
+    main(["--table", str(out)])
+    assert capsys.readouterr().out == printed
+    with pytest.raises(SystemExit, match="is of other settings"):
+        main(short)
 
 
 def test_a_capacity_is_found_to_a_hundredth_or_so() -> None:

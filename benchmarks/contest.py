@@ -391,28 +391,36 @@ def _best(case: dict[str, Any], figure: str) -> str:
 
 def quartile_table(result: dict[str, Any]) -> str:
     """Markdown: what became of each quarter of the lengths, in the mean of the cases; and of each case who served most."""
-    cases = result["cases"]
+    cases = [{name: np.array(counts) for name, counts in case["rules"].items()} for case in result["cases"]]
+    rows = {name: [rules[name] for rules in cases] for name in dict.fromkeys(name for rules in cases for name in rules)}
+    told = []
+    for case, rules in zip(result["cases"], cases, strict=True):
+        mine = rules.pop(OURS)
+        best = [max(rules, key=lambda name: rules[name][part, 0].sum(), default="") for part in (slice(None), 3)]
+        cells = [_served([mine]), *(f"{_served([rules[name]])} {name}" if name else "-" for name in best)]
+        told.append(f"| {case['name']} | {' | '.join(cells)} |")
+        if best[0]:
+            rows.setdefault("of each case the best rival", []).append(rules[best[0]])
     lines = [f"{len(cases)} cases, {result['seeds']} seeds of {result['requests']} requests, {result['date']}.", ""]
-    lines += ["| rule | in time, of all | in time | refused on arrival | shed later | late |", "|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(name for case in cases for name in case["rules"]):
-        counts = [np.array(case["rules"][name]) for case in cases]
-        of_all = statistics.fmean(100 * each[:, 0].sum() / each.sum() for each in counts)
-        shares = np.mean([100 * each / each.sum(axis=1, keepdims=True) for each in counts], axis=0)
-        lines.append(f"| {name} | {of_all:.1f} | {' | '.join(_quarters(share) for share in shares.T)} |")
-    lines += ["", "| case | ours, in time | the rival with most in time | with most of the longest |", "|---|---|---|---|"]
-    for case in cases:
-        counted = {name: np.array(counts) for name, counts in case["rules"].items()}
-        told = {name: _quarters(100 * each[:, 0] / each.sum(axis=1)) for name, each in counted.items()}
-        cells = [told.pop(OURS)]
-        for part in (slice(None), slice(3, None)):
-            best = max(told, key=lambda name: counted[name][part, 0].sum(), default="")
-            cells.append(f"{told[best]} {best}" if best else "-")
-        lines.append(f"| {case['name']} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "In % of the requests of each quarter of the lengths, shortest first."])
+    lines += ["| rule | in time | refused on arrival | shed later | late |", "|---|---|---|---|---|"]
+    for name, counts in rows.items():
+        ends = " | ".join(_quarters(counts, end) for end in (1, 2, 3))
+        lines.append(f"| {name} | {_served(counts)} | {ends} |")
+    lines += [
+        "",
+        "| case | ours, in time | the rival with most in time | with most of the longest |",
+        "|---|---|---|---|",
+        *told,
+    ]
+    return "\n".join([*lines, "", "In % of the requests of all lengths: of each quarter of the lengths, shortest first."])
 
 
-def _quarters(shares: np.ndarray) -> str:
-    return " / ".join(f"{share:.0f}" for share in shares)
+def _served(counts: Sequence[np.ndarray]) -> str:
+    return f"{statistics.fmean(100 * each[:, 0].sum() / each.sum() for each in counts):.1f}: {_quarters(counts, 0)}"
+
+
+def _quarters(counts: Sequence[np.ndarray], end: int) -> str:
+    return " / ".join(f"{share:.0f}" for share in np.mean([100 * each[:, end] / each.sum(axis=1) for each in counts], axis=0))
 
 
 def contest(options: argparse.Namespace) -> dict[str, Any]:

@@ -120,6 +120,7 @@ BENCHMARKS = (
     "python -m benchmarks.contest --kind 'SLO up to 3 t(1)'",
     "python -m benchmarks.contest --grid tuning",
     "python -m benchmarks.contest --only 2 29 --ours",
+    "python -m benchmarks.contest --quartiles",
     "python -m benchmarks.contest --grid tuning --quartiles --seeds 2",
     "python -m benchmarks.contest --rivals FILE",
     "python -m benchmarks.contest --table FILE",

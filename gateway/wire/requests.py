@@ -9,7 +9,7 @@ head.
 
 Clients send the same head again and again. That of a plain request, which came in one read that held nothing else, is
 remembered for all connections of the listener (`known_heads`); a read that begins with the same bytes, but for the number in
-Content-Length, and holds one whole request, means the same and is not parsed.
+Content-Length and the ids of requests and traces, and holds one whole request, means the same and is not parsed.
 
 A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refused`; the reader is deaf from then on.
 """
@@ -23,7 +23,7 @@ import httptools
 import numpy as np
 
 from gateway.config import Limits
-from gateway.wire.known_heads import KnownHead, KnownHeads
+from gateway.wire.known_heads import KnownHead, KnownHeads, fields_of
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.tensors import Buffer
 
@@ -41,7 +41,6 @@ _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which 
 _NOTHING: Final = memoryview(b"")
 _SHORT_BYTES: Final = 16 << 10  # of a read that may be a request with a head that is known
 _TRIES: Final = 8  # heads in a row that are remembered in vain, and no more are
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]+)\r\n", re.IGNORECASE)
 _UNLIKE_OTHERS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 
 log = logging.getLogger(__name__)
@@ -190,20 +189,19 @@ class RequestReader:
     def _remember(self, data: bytes) -> None:
         """Remember the head of the request that was just read, if it was all of the data."""
         head = data[: data.find(b"\r\n\r\n") + 4]
-        lines, length = self._header_count + 2, _LENGTH.search(head)
         self._known = None
         self._tries -= 1
+        length = self._headers.get(b"content-length")
         if (
             length is not None
-            and len(head) + int(length[1]) == len(data)
-            and head.count(b"\r\n") == head.count(b"\n") == lines  # each is a field's, whose meaning is its own
-            and self._headers.get(b"content-length") == length[1]
+            and len(head) + int(length) == len(data)
+            and head.count(b"\r\n") == head.count(b"\n") == self._header_count + 2  # each is a field's, with its own meaning
+            and (found := fields_of(head, self._headers)) is not None
             and _UNLIKE_OTHERS.isdisjoint(self._headers)
             and not self._http_1_0
             and self.phase == IDLE
         ):
-            begin, end = head[: length.start(1)], head[length.end(1) :]
-            self._known = KnownHead(begin, end, self._method, self._target, head, len(data), self._headers)
+            self._known = KnownHead(*found, self._method, self._target, head, len(data), self._headers)
             self._heads.add(self._known)
 
     def filled(self, size: int) -> None:

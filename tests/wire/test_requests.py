@@ -118,12 +118,13 @@ def test_an_old_client_is_not_told_to_continue(version: bytes, told: int, connec
 _HEADS = [
     b"POST /v2/models/m/infer?a=1 HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX: y\r\n\r\n",
     b"POST http://t/x HTTP/1.1\r\ncontent-length:%d\r\nHost: t\r\n\r\n",
+    b"POST /x HTTP/1.1\r\nHost: t\r\nX-Request-Id: ID\r\nContent-Length: %d\r\ntraceparent:ID\r\n\r\n",
 ]
 _ODD = [
     b"\r\n", b"\n", b"\r", b"Content-Length: 3\r\n", b"\r\nContent-Length: 3",
     b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n",
     b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b" ", b"\t", b"0", b"+", b"\x00",
-    b"\r\n\r\n", b"X: z\r\n", b"HTTP/1.0", b"",
+    b"\r\n\r\n", b"X: z\r\n", b"HTTP/1.0", b"", b"x-request-id: a b\r\n", b"Traceparent: ab\r\n",
 ]  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def test_a_read_that_is_not_parsed_means_what_it_would_mean_parsed(monkeypatch: 
         head = draw.choice(_HEADS)
         for _ in range(draw.randrange(2, 6)):
             body = draw.choice((b"", b"abc", b'{"inputs": []}' * draw.randrange(9), b"\r\n\r\n", b"\r\n\r\nabc" * 3))
-            data = bytearray(head % len(body) + body)
+            data = bytearray((head % len(body)).replace(b"ID", b"%x" % draw.randrange(16, 260)) + body)
             if not draw.randrange(3):
                 at = draw.choice((draw.randrange(len(data)), data.index(b"\r\n") + 2, 0, len(data)))
                 data[at : at + draw.choice((0, 0, 1))] = draw.choice(_ODD)
@@ -166,6 +167,31 @@ def test_a_head_that_came_before_is_not_parsed_again() -> None:
     assert [request.body for request in told.requests] == [b"abc", b"{}", b"a longer one"]
     assert [request.headers[b"content-length"] for request in told.requests] == [b"3", b"2", b"12"]
     assert told.requests[0].headers.keys() - {b"x-of-handler"} == {b"host", b"content-type", b"content-length", b"x"}
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_head_with_other_ids_is_not_parsed_again(connections: int) -> None:
+    """As where a proxy numbers requests, and clients are traced."""
+    heads, told = KnownHeads(), Told()
+    for connection in range(connections):
+        reader = RequestReader(told, Limits(), heads)
+        for number in range(3):
+            if connection or number:
+                reader._parser = None  # type: ignore[assignment]  # nobody asks it
+            head = (
+                b"POST / HTTP/1.1\r\nhost: t\r\nX-Request-ID: %032x\r\ncontent-length: %d\r\nTraceparent: 00-%032x-01\r\n\r\n"
+            )
+            at = 3 * connection + number
+            data = head % (at, 1 + 9 * number, at + 100) + b"x" * (1 + 9 * number)
+            assert reader.feed(memoryview(data)) == len(data)
+    assert len(heads.by_head) == 1
+    for at, request in enumerate(told.requests):
+        number = at % 3
+        assert request.body == b"x" * (1 + 9 * number)
+        assert request.headers == {
+            b"host": b"t", b"x-request-id": b"%032x" % at, b"content-length": b"%d" % (1 + 9 * number),
+            b"traceparent": b"00-%032x-01" % (at + 100),
+        }  # fmt: skip
 
 
 def test_a_head_that_came_on_another_connection_is_not_parsed_again() -> None:
@@ -210,7 +236,7 @@ def test_heads_are_forgotten_when_there_are_many_and_long_ones_are_not_kept() ->
 def test_heads_that_never_come_again_are_soon_not_remembered() -> None:
     reader = RequestReader(Told(), Limits())
     for number in range(20):
-        reader.feed(memoryview(b"POST / HTTP/1.1\r\nHost: t\r\nX-Request-Id: %d\r\nContent-Length: 1\r\n\r\nx" % number))
+        reader.feed(memoryview(b"POST / HTTP/1.1\r\nHost: t\r\nX-Time: %d\r\nContent-Length: 1\r\n\r\nx" % number))
     assert reader._tries == 0
 
 

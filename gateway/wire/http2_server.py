@@ -321,7 +321,7 @@ class ServerConnection(BoundedHttp2Connection):
             self._look_at_room(stream)
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
-        headers = self._headers_of.known.get(block)
+        headers = self._headers_of.known.get(block) or self._headers_of.alike(block)
         long, refused = False, b""
         if headers is None:
             long = len(block) > LONGEST_REMEMBERED
@@ -329,7 +329,7 @@ class ServerConnection(BoundedHttp2Connection):
             headers = self._headers_of.read(block)
             refused = self._refusal_of(headers)
             if refused:
-                self._headers_of.known.pop(block, None)
+                self._headers_of.forget(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say
             if stream.ended or not ended:

@@ -11,20 +11,17 @@ from typing import Final
 
 import msgspec
 
+from gateway.wire.request_ids import OTHER_EACH_TIME
+
 _MOST: Final = 1024
 _MOST_BYTES: Final = 1 << 10  # of one
 _PLACES: Final = 4  # of heads with one first line
 _LONGEST_LENGTH: Final = 15  # digits
 _CONTENT_LENGTH: Final = b"content-length"
 _VALUE: Final = re.compile(rb"[!-~]+")
-# By W3C, Envoy, AWS, Zipkin, Google and Datadog; and what else is common.
-_OTHERS_EACH_TIME: Final = re.compile(
-    rb"\r\n(content-length|traceparent|x-request-id|x-correlation-id|x-amzn-trace-id|b3|x-b3-traceid|x-b3-spanid"
-    rb"|x-b3-parentspanid|x-cloud-trace-context|x-datadog-trace-id|x-datadog-parent-id): ?([!-~]+)(?=\r\n)",
-    re.IGNORECASE,
+_OTHER_EACH_TIME: Final = re.compile(
+    rb"\r\n(content-length|%b): ?([!-~]+)(?=\r\n)" % b"|".join(sorted(OTHER_EACH_TIME)), re.IGNORECASE
 )
-
-
 _Place = tuple[tuple[int, int], ...]
 """Of what is another each time: behind how many bytes, and its size, as `Field` has it."""
 
@@ -82,7 +79,7 @@ def fields_of(head: bytes, headers: dict[bytes, bytes]) -> tuple[tuple[Field, ..
     """What may be another in a head, and what is behind it; None: it has no length. headers: as they were read."""
     fields: list[Field] = []
     at = 0
-    for found in _OTHERS_EACH_TIME.finditer(head):
+    for found in _OTHER_EACH_TIME.finditer(head):
         name, value = found[1].lower(), found[2]
         if headers.get(name) == value:  # else it is there several times
             fields.append(Field(head[at : found.start(2)], name, 0 if name == _CONTENT_LENGTH else len(value)))

@@ -29,7 +29,7 @@ from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, sched
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
-from loadtest.measuring import looks
+from loadtest.measuring import children, looks
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Follower, Progress
@@ -376,23 +376,15 @@ class _LoadRun:
                 await asyncio.gather(ended, return_exceptions=True)
             return [report for task in tasks if not task.cancelled() and (report := task.result())]
         finally:
-            for worker in workers:
-                if worker.returncode is None:
-                    worker.kill()  # its report is in, or it is of no use
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_WORKER_END_S):
-                    for worker in workers:
-                        await worker.wait()
+            # Their reports are in, or they are of no use.
+            await asyncio.gather(*(children.end(worker) for worker in workers))
             self._cut_orphans()
 
     async def _start(self, workers: list[asyncio.subprocess.Process], jobs: list[SendingJob], fd: int) -> None:
         """Start the sending processes, each added to `workers` at once, and wait until all are ready."""
         for job in jobs:
-            spawning = asyncio.create_task(self._spawn(fd))
-            try:
-                worker = await asyncio.shield(spawning)
-            finally:  # also if we are cancelled meanwhile: it exists, and is to be ended
-                workers.append(await spawning)
+            worker = await children.begin(sys.executable, "-m", "loadtest.load.worker", str(fd), pass_fds=(fd,))
+            workers.append(worker)
             packed = msgspec.msgpack.encode(job)
             _input(worker).write(len(packed).to_bytes(8, "little") + packed)
         try:
@@ -420,13 +412,6 @@ class _LoadRun:
         """What a lost process has sent, and nobody waits for."""
         status = np.asarray(self.log.status)
         status[(status == PENDING) & (np.asarray(self.log.dispatched) > 0)] = CUT
-
-    async def _spawn(self, fd: int) -> asyncio.subprocess.Process:
-        # A session of its own: the terminal's Ctrl-C is for us, who then end the worker in order.
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest.load.worker", str(fd),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=(fd,), start_new_session=True,
-        )  # fmt: skip
 
     async def _close_inputs(self, workers: list[asyncio.subprocess.Process]) -> None:
         await self._halt.wait()

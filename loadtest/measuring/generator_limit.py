@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from loadtest.errors import LoadtestError
+from loadtest.measuring import children
 from loadtest.results import LoadSpec, Protocol, RunResult
 
 LEAST_LIMIT_RPS: Final = 5_000.0  # any machine that is not busy otherwise sends that from one process
@@ -94,14 +95,12 @@ async def _find_limit(protocol: Protocol) -> float:
 @asynccontextmanager
 async def _null_server_beside() -> AsyncIterator[NullServer]:
     """`null_server` that does not keep the event loop waiting, and ends when it is cancelled."""
-    process = await asyncio.create_subprocess_exec(*_NULL_SERVER, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+    process = await children.begin(*_NULL_SERVER)
     assert process.stdout is not None
     try:
         yield NullServer.told((await process.stdout.readline()).decode())
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await children.end(process)
 
 
 def keeps_up(result: RunResult) -> bool:

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final, Self
 import msgspec
 
 from loadtest.load.request_log import RequestLog
+from loadtest.measuring import children
 from loadtest.measuring.machine import RecordingFile
 from loadtest.results import LoadSpec
 from loadtest.verdict.analysis import decided
@@ -72,18 +73,14 @@ class Looker:
 
     async def __aenter__(self) -> Self:
         with contextlib.suppress(OSError):
-            # A session of its own: the terminal's Ctrl-C is for us. And so it is scheduled as a group of its own.
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadtest.measuring.looks", *map(str, self._files),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-                pass_fds=tuple(number for number in self._files if number >= 0),
-            )  # fmt: skip
+            # As a session of its own it is scheduled as a group of its own.
+            command = (sys.executable, "-m", "loadtest.measuring.looks", *map(str, self._files))
+            self._process = await children.begin(*command, pass_fds=tuple(number for number in self._files if number >= 0))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()  # it keeps nothing
-            await self._process.wait()
+        if self._process is not None:
+            await children.end(self._process)  # it keeps nothing
 
     async def prepare(self, job: LookingJob) -> None:
         """Say what it will be asked about, and wait until it is ready, for a few seconds at most."""

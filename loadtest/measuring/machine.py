@@ -14,7 +14,7 @@ from typing import IO, Final, Self
 import msgspec
 import psutil
 
-from loadtest.measuring import hiccups
+from loadtest.measuring import children, hiccups
 from loadtest.verdict.stalls import Recording, RecordingReader
 
 _READY_S: Final = 5.0
@@ -89,11 +89,8 @@ class Meter:
         record = self._file.fileno()
         try:
             watched = await asyncio.to_thread(watched_for, *self._address)
-            # A session of its own: the terminal's Ctrl-C is for us, who then end it in order.
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(Path(hiccups.__file__)), str(record),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, pass_fds=(record,), start_new_session=True,
-            )  # fmt: skip
+            command = (sys.executable, "-I", "-S", str(Path(hiccups.__file__)), str(record))
+            self._process = await children.begin(*command, pass_fds=(record,))
             assert self._process.stdin is not None
             assert self._process.stdout is not None
             self._process.stdin.write(msgspec.json.encode(watched) + b"\n")
@@ -117,17 +114,8 @@ class Meter:
 
     async def end(self) -> None:
         """Have it write down the rest and end. A second call does nothing."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_END_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        if self._process is not None:
+            await children.end(self._process, within_s=_END_S)
 
     def follow(self) -> None:
         """As `RecordingFile.follow`."""

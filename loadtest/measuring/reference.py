@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from loadtest.measuring import children
+
 _SIZE: Final = 256
 _ROUNDS: Final = 32  # of one timing: about 10 ms
 _TIMINGS: Final = 9
@@ -38,11 +40,10 @@ class ReferenceKernel:
 
     async def _ask(self, cpus: str) -> float:
         if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadtest.measuring.reference",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            self._process = await children.begin(
+                sys.executable, "-m", "loadtest.measuring.reference", env=os.environ | one_thread
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(cpus.encode() + b"\n")
@@ -51,9 +52,7 @@ class ReferenceKernel:
     async def close(self) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            if process.returncode is None:
-                process.kill()
-            await process.communicate()
+            await children.end(process)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -27,16 +26,12 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from tests.sockets import free_port
+
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
 SYNTHETIC = "models: [{name: m, max_rows: 4, backends: [{kind: synthetic, output: echo}]}]"
 REQUEST = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [*range(16)]}]}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture

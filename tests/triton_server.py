@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sockets import free_port
+
 VENV = Path(__file__).resolve().parent.parent / ".venv-triton"
 _START_TIMEOUT_S = 120.0
 _PR_SET_PDEATHSIG = 1
@@ -68,7 +70,7 @@ def triton_server(directory: Path, *, load: Sequence[str] = ("*",), options: tup
     libdir = subprocess.run(
         [VENV / "bin" / "python", "-c", find_libdir], check=True, capture_output=True, text=True, timeout=60
     ).stdout.strip()
-    http_port, grpc_port, metrics_port = _free_ports(3)
+    http_port, grpc_port, metrics_port = free_port(), free_port(), free_port()
     command = [
         str(site / "pytriton/tritonserver/bin/tritonserver"),
         f"--model-repository={directory / 'models'}",
@@ -108,15 +110,6 @@ def triton_server(directory: Path, *, load: Sequence[str] = ("*",), options: tup
             yield TritonServer(f"127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", process.pid)
         finally:
             _end(process)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

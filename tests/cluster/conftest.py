@@ -12,7 +12,6 @@ os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")  # by itse
 import functools
 import http.client
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from ray.serve.handle import DeploymentHandle
 from gateway.cluster import application
 from gateway.config import Config, parse_config
 from tests.cluster.load import infer_body
+from tests.sockets import free_port
 
 APPLICATION = "gateway"
 # Not 127.0.0.1: ray.init would take that for the address of the machine's network card.
@@ -65,12 +65,12 @@ class Gateway:
     """An application that is deployed, and what tests do to it."""
 
     def __init__(self, config: Config) -> None:
-        self.handle: DeploymentHandle[Any] = serve.run(application(config), name=APPLICATION, route_prefix=None)
+        self.handle = _run(config)
         self.http_port, self.grpc_port = self.handle.ports.remote().result(timeout_s=20)
 
     def upgrade(self, config: Config) -> None:
         """Deploy another configuration in its place; returns when that runs."""
-        serve.run(application(config), name=APPLICATION, route_prefix=None)
+        _run(config)
 
     def pids(self, deployment: str) -> list[int]:
         """Of the processes of a deployment's running replicas."""
@@ -80,6 +80,15 @@ class Gateway:
 
     def infer(self, model: str, rows: list[list[float]]) -> tuple[int, Any]:
         return request(self.http_port, "POST", f"/v2/models/{model}/infer", infer_body(rows))
+
+
+def _run(config: Config) -> DeploymentHandle[Any]:
+    try:
+        return serve.run(application(config), name=APPLICATION, route_prefix=None)
+    except RuntimeError as exc:  # which names the deployments that failed, not why
+        deployments = serve.status().applications[APPLICATION].deployments
+        exc.add_note("\n".join(f"{name}: {deployment.message}" for name, deployment in deployments.items()))
+        raise
 
 
 @functools.cache
@@ -136,11 +145,3 @@ def config(
         ],
     }
     return parse_config(document, source="test")
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -24,9 +24,10 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.engine.metrics import OPENMETRICS
-from tests.cluster.conftest import BUSY_MS, NODE, Gateway, config, free_port, request, usual
+from tests.cluster.conftest import BUSY_MS, NODE, Gateway, config, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
+from tests.sockets import free_port
 from tests.tracing.collector import CLIENT, SERVER, collecting
 
 pytestmark = [

@@ -21,8 +21,9 @@ from ray.cluster_utils import Cluster
 
 from gateway.cluster import application
 from gateway.config import parse_config
-from tests.cluster.conftest import Gateway, config, free_port, request
+from tests.cluster.conftest import Gateway, config, request
 from tests.cluster.load import infer_body
+from tests.sockets import free_port
 
 pytestmark = [
     pytest.mark.ray,

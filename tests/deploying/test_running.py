@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.cli import main
 from tests.containers.image import KSERVE, lacking, started
 from tests.containers.test_entry import ask
-from tests.served.test_cli import free_port
+from tests.sockets import free_port
 
 pytestmark = pytest.mark.slow
 

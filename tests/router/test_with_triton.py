@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from gateway.errors import GatewayError
 from gateway.ingress import Ingress
 from gateway.types import InferRequest, InferResponse
 from tests.backends.conftest import write_linear
+from tests.sockets import free_port
 from tests.triton_server import TritonServer, require_triton, triton_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.triton]
@@ -142,8 +142,7 @@ def test_a_server_that_is_killed_costs_no_request_and_is_back_within_ten_seconds
     require_triton()
     for name in ("first", "second"):
         write_linear(tmp_path / name)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
 
     def start(name: str) -> TritonServer:
         server = servers.enter_context(triton_server(tmp_path / name, options=(f"--grpc-port={port}",)))

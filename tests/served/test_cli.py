@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.served.gateway_process import ROOT, served
+from tests.sockets import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +27,6 @@ def written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     return str(path)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def test_ray_and_no_ray_exclude_each_other(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ _OTHER_EACH_TIME: Final = re.compile(
     rb"\r\n(content-length|%b): ?([!-~]+)(?=\r\n)" % b"|".join(sorted(OTHER_EACH_TIME)), re.IGNORECASE
 )
 _Place = tuple[tuple[int, int], ...]
-"""Of what is another each time: behind how many bytes, and its size, as `Field` has it."""
+"""Of what is another each time: behind how many bytes, and its size, as `Varying` has it."""
 
 
-class Field(msgspec.Struct, frozen=True):
-    """One whose value may be another. before: the bytes from the one before it. size: of the value; 0: of a number, any."""
+class Varying(msgspec.Struct, frozen=True):
+    """A field whose value may be another. before: the bytes from the one before it. size: of the value; 0: of a number, any."""
 
     before: bytes
     name: bytes
@@ -40,7 +40,7 @@ class KnownHead(msgspec.Struct, eq=False):
     head, headers, length: of the last one with that meaning, whose values may have been others; length with its body.
     """
 
-    fields: tuple[Field, ...]
+    fields: tuple[Varying, ...]
     end: bytes
     method: bytes
     target: bytes
@@ -75,14 +75,14 @@ class KnownHead(msgspec.Struct, eq=False):
         return body
 
 
-def fields_of(head: bytes, headers: dict[bytes, bytes]) -> tuple[tuple[Field, ...], bytes] | None:
+def fields_of(head: bytes, headers: dict[bytes, bytes]) -> tuple[tuple[Varying, ...], bytes] | None:
     """What may be another in a head, and what is behind it; None: it has no length. headers: as they were read."""
-    fields: list[Field] = []
+    fields: list[Varying] = []
     at = 0
     for found in _OTHER_EACH_TIME.finditer(head):
         name, value = found[1].lower(), found[2]
         if headers.get(name) == value:  # else it is there several times
-            fields.append(Field(head[at : found.start(2)], name, 0 if name == _CONTENT_LENGTH else len(value)))
+            fields.append(Varying(head[at : found.start(2)], name, 0 if name == _CONTENT_LENGTH else len(value)))
             at = found.end()
     return (tuple(fields), head[at:]) if any(not field.size for field in fields) else None
 

@@ -5,6 +5,7 @@
     python -m benchmarks.stations . --profile instances       # cProfile of one path
     python -m benchmarks.stations . --with neither ring traces both [--instructions]
     python -m benchmarks.stations ../before . --paths rest-json --connections 64 --models 200 --max-rows 1
+    python -m benchmarks.stations ../before . --paths rest-json grpc --connections 16 --ids
 
 Each run starts the ingress of one checkout in a process of its own, with the model `linear` in it, and hands the bytes of
 requests to real connections, which all ask again when all are answered. What is counted is the CPU time of the
@@ -14,6 +15,8 @@ turns, the median is told, and in brackets what a tenth of them stay below: that
 --with: `ring` is the example as it is, with the ring of `gateway why`; `neither` goes without, and `traces` and `both` trace
 exactly one request of a hundred, for a collector beside. What sends spans works once for many chunks: there the mean counts, of
 all chunks until all spans are sent, which is told last.
+
+--ids: each request has a `traceparent` of its own, which is not sampled, and an `x-request-id`, as behind a proxy.
 
 --models: so many times `linear`, which the connections ask in turn (`rest-json`, `rest-binary`, `grpc`). --max-rows: of a
 batch, 0 for as the example has it.
@@ -35,7 +38,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, cycle, product
+from itertools import count, cycle, product, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -76,6 +79,7 @@ REST: Final = {
 }  # fmt: skip
 PATHS: Final = (*REST, "grpc")
 WITH: Final = {"neither": (False, False), "ring": (True, False), "traces": (False, True), "both": (True, True)}
+_IDS: Final = 2000
 COUNTED: Final = 7200  # requests: of 72 of them the spans are as many as leave at once
 
 
@@ -130,13 +134,13 @@ class AskingGrpc(Asking):
     """One of gRPC. request: the message with its frame's head, which is every call's but for the stream's number."""
 
     number = -1
-    headers: bytes
+    headers: Iterator[bytes]
 
     def ask(self) -> None:
         self.number += 2
-        number, request = self.number.to_bytes(4), next(self.requests)
+        number, request, headers = self.number.to_bytes(4), next(self.requests), next(self.headers)
         call = (
-            len(self.headers).to_bytes(3), b"\x01\x04", number, self.headers,
+            len(headers).to_bytes(3), b"\x01\x04", number, headers,
             len(request).to_bytes(3), b"\x00\x01", number, request,
         )  # fmt: skip
         self.connection.data_received(b"".join(call))
@@ -217,7 +221,18 @@ def collecting() -> Iterator[str]:
     server.stop(None)
 
 
-def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking], None], models: int = 1) -> list[Asking]:
+def _ids(number: int) -> tuple[tuple[bytes, bytes], ...]:
+    return (b"traceparent", b"00-%032x-%016x-00" % (number, number)), (b"x-request-id", b"%032x" % number)
+
+
+def _with_ids(request: bytes, number: int) -> bytes:
+    lines = b"".join(b"%b: %b\r\n" % field for field in _ids(number))
+    return request.replace(b"Content-Length:", lines + b"Content-Length:", 1)
+
+
+def _connections(
+    ingress: Any, path: str, count: int, answered: Callable[[Asking], None], models: int = 1, *, ids: bool = False
+) -> list[Asking]:
     loop = asyncio.get_running_loop()
     asking: list[Asking] = []
     if path != "grpc":
@@ -225,6 +240,8 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
 
         server = ingress.rest_listener()
         requests = cycle([REST[path].replace(b"/linear/", f"/{name}/".encode()) for name in _names(models)])
+        if ids:
+            requests = cycle([_with_ids(next(requests), number) for number in range(1, _IDS)])
         for _ in range(count):
             transport = Asking(loop, requests, answered)
             transport.connection = HttpConnection(server, loop)
@@ -241,14 +258,15 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
         pb.ModelInferRequest(model_name=name, inputs=[tensor], raw_input_contents=[bytes(64)]).SerializeToString()
         for name in _names(models)
     ]
+    block = header_block(
+        (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
+        (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
+    )  # fmt: skip
     requests = cycle([b"\0" + len(message).to_bytes(4) + message for message in messages])
     listener = ingress.grpc_listener()
     for _ in range(count):
         call = AskingGrpc(loop, requests, answered)
-        call.headers = header_block(
-            (b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/inference.GRPCInferenceService/ModelInfer"),
-            (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers"),
-        )  # fmt: skip
+        call.headers = cycle([block + header_block(*_ids(number)) for number in range(1, _IDS)]) if ids else repeat(block)
         call.connection = listener._connect()
         call.connection.connection_made(call)
         call.connection.data_received(
@@ -259,7 +277,14 @@ def _connections(ingress: Any, path: str, count: int, answered: Callable[[Asking
 
 
 async def _drive(
-    ingress: Any, path: str, connections: int, requests: int, profile: cProfile.Profile | None = None, *, models: int = 1
+    ingress: Any,
+    path: str,
+    connections: int,
+    requests: int,
+    profile: cProfile.Profile | None = None,
+    *,
+    models: int = 1,
+    ids: bool = False,
 ) -> list[float]:
     """The CPU time of each chunk, in microseconds per request; last the mean of them all, until all spans are sent."""
     loop = asyncio.get_running_loop()
@@ -285,7 +310,7 @@ async def _drive(
         for each in asking:
             loop.call_soon(each.ask)
 
-    asking = _connections(ingress, path, connections, answered, models)
+    asking = _connections(ingress, path, connections, answered, models, ids=ids)
     begun_s = at_s = time.process_time()
     if profile is not None:
         profile.enable()
@@ -302,8 +327,10 @@ async def _drive(
 async def _measure(ingress: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for path, number in product(arguments.paths, arguments.connections):
-        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models)
-        found[f"{path} {number}"] = await _drive(ingress, path, number, arguments.requests, models=arguments.models)
+        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models, ids=arguments.ids)
+        found[f"{path} {number}"] = await _drive(
+            ingress, path, number, arguments.requests, models=arguments.models, ids=arguments.ids
+        )
     return found
 
 
@@ -311,9 +338,9 @@ async def _count(ingress: Any, arguments: argparse.Namespace) -> dict[str, list[
     counter = Counter(arguments.folder)
     found: dict[str, list[float]] = {}
     for path, number in product(arguments.paths, arguments.connections):
-        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models)
+        await _drive(ingress, path, number, _warming(arguments.models), models=arguments.models, ids=arguments.ids)
         counter.start()
-        await _drive(ingress, path, number, arguments.requests, models=arguments.models)
+        await _drive(ingress, path, number, arguments.requests, models=arguments.models, ids=arguments.ids)
         counter.stop()
         found[f"{path} {number}"] = [counter.told(f"{path} {number}") / arguments.requests]
     return found
@@ -361,7 +388,7 @@ class Column(NamedTuple):
         program = [
             sys.executable, __file__, "--here", "--requests", str(arguments.requests), "--with", self.which, "--collector",
             collector, "--paths", *arguments.paths, "--connections", *map(str, connections), "--models", str(arguments.models),
-            "--max-rows", str(arguments.max_rows),
+            "--max-rows", str(arguments.max_rows), *(["--ids"] if arguments.ids else []),
         ]  # fmt: skip
         if arguments.instructions:
             program = command(folder, [*program, "--instructions", "--folder", str(folder)])
@@ -379,6 +406,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--models", type=int, default=1)
     parser.add_argument("--max-rows", type=int, default=0)
+    parser.add_argument("--ids", action="store_true", help="each request has its own")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--with", dest="which", nargs="+", choices=WITH, default=["ring"])

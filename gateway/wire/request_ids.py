@@ -17,11 +17,11 @@ numbers: Final = itertools.count(1)
 
 OTHER_EACH_TIME: Final = frozenset(
     (
-        NAME, b"traceparent", b"x-correlation-id", b"x-amzn-trace-id", b"b3", b"x-b3-traceid", b"x-b3-spanid",
-        b"x-b3-parentspanid", b"x-cloud-trace-context", b"x-datadog-trace-id", b"x-datadog-parent-id",
+        NAME, b"traceparent", b"tracestate", b"x-correlation-id", b"x-amzn-trace-id", b"b3", b"x-b3-traceid", b"x-b3-spanid",
+        b"x-b3-parentspanid", b"x-cloud-trace-context", b"x-datadog-trace-id", b"x-datadog-parent-id", b"x-datadog-tags",
     )
 )  # fmt: skip
-"""Headers by which proxies and clients that are traced give each request another id, of one length: by W3C, Envoy, AWS, Zipkin,
+"""Headers by which proxies and clients that are traced tell each request's ids, mostly of one length: of W3C, Envoy, AWS, Zipkin,
 Google and Datadog."""
 
 _SANE: Final = re.compile(rb"[!-~]{1,128}")

@@ -21,8 +21,10 @@ OTHER_EACH_TIME: Final = frozenset(
         b"x-b3-parentspanid", b"x-cloud-trace-context", b"x-datadog-trace-id", b"x-datadog-parent-id", b"x-datadog-tags",
     )
 )  # fmt: skip
-"""Headers by which proxies and clients that are traced tell each request's ids, mostly of one length: of W3C, Envoy, AWS, Zipkin,
-Google and Datadog."""
+"""Headers in which proxies and clients that are traced tell each request's ids, mostly of one length.
+
+They are those of W3C, Envoy, AWS, Zipkin, Google and Datadog.
+"""
 
 _SANE: Final = re.compile(rb"[!-~]{1,128}")
 

@@ -5,7 +5,6 @@ import socket
 import struct
 from collections.abc import Iterator
 
-_kept: list[socket.socket] = []
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets
 
 
@@ -16,11 +15,11 @@ def free_port() -> int:
     This one is kept bound and not listened on: clients are refused until a server listens, with SO_REUSEADDR as all do.
     """
     kept = socket.socket()
-    _kept.append(kept)
     for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
         kept.setsockopt(socket.SOL_SOCKET, option, 1)
     kept.bind(("127.0.0.1", 0))
     port: int = kept.getsockname()[1]
+    kept.detach()  # open until the process ends
     return port
 
 

@@ -277,8 +277,8 @@ def test_a_deadline_that_passes_while_the_model_runs_is_504(served: Served) -> N
 
 def test_true_and_1_and_1_0_are_three_parameters_and_share_no_batch(served: Served) -> None:
     with ThreadPoolExecutor(8) as others:
-        busy = others.submit(ask, served, "POST", "/v2/models/says/infer", row(parameters={"sleep_s": 0.3}))
-        time.sleep(0.1)
+        busy = others.submit(ask, served, "POST", "/v2/models/says/infer", row(parameters={"sleep_s": 1.0}))
+        time.sleep(0.2)
         values = [True, 1, 1.0, True, 1, 1.0, 0.0]
         bodies = [row(parameters={"a": value}) for value in values]
         asked = [others.submit(ask, served, "POST", "/v2/models/says/infer", body) for body in bodies]

@@ -178,6 +178,7 @@ BENCHMARKS = (
     "python -m benchmarks.start --rounds 7 --environment ENV",
     "python -m benchmarks.stations ../before .",
     "python -m benchmarks.stations ../before . --paths rest-json --connections 1 16 --instructions --requests 3600",
+    "python -m benchmarks.stations ../before . --paths rest-json grpc --connections 16 --ids",
     "python -m benchmarks.stations . --with neither ring traces both --instructions",
     "python -m benchmarks.stations . --with neither both ring --instructions --paths rest-json --connections 16",
     "python -m benchmarks.switched --with neither again slowed both",

@@ -27,6 +27,7 @@ batch, 0 for as the example has it.
 import argparse
 import asyncio
 import cProfile
+import functools
 import json
 import os
 import pstats
@@ -38,7 +39,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count, cycle, product, repeat
+from itertools import chain, count, cycle, islice, product, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -225,9 +226,17 @@ def _ids(number: int) -> tuple[tuple[bytes, bytes], ...]:
     return (b"traceparent", b"00-%032x-%016x-00" % (number, number)), (b"x-request-id", b"%032x" % number)
 
 
-def _with_ids(request: bytes, number: int) -> bytes:
-    lines = b"".join(b"%b: %b\r\n" % field for field in _ids(number))
-    return request.replace(b"Content-Length:", lines + b"Content-Length:", 1)
+@functools.cache  # made while it warms up, and not counted
+def _with_ids(request: bytes) -> list[bytes]:
+    lines = [b"".join(b"%b: %b\r\n" % field for field in _ids(number)) for number in range(1, _IDS)]
+    return [request.replace(b"Content-Length:", line + b"Content-Length:", 1) for line in lines]
+
+
+@functools.cache
+def _blocks_with_ids(block: bytes) -> list[bytes]:
+    from gateway.wire.http2_headers import header_block
+
+    return [block + header_block(*_ids(number)) for number in range(1, _IDS)]
 
 
 def _connections(
@@ -241,7 +250,9 @@ def _connections(
         server = ingress.rest_listener()
         requests = cycle([REST[path].replace(b"/linear/", f"/{name}/".encode()) for name in _names(models)])
         if ids:
-            requests = cycle([_with_ids(next(requests), number) for number in range(1, _IDS)])
+            requests = chain.from_iterable(
+                zip(*[cycle(_with_ids(request)) for request in islice(requests, models)], strict=True)
+            )
         for _ in range(count):
             transport = Asking(loop, requests, answered)
             transport.connection = HttpConnection(server, loop)
@@ -266,7 +277,7 @@ def _connections(
     listener = ingress.grpc_listener()
     for _ in range(count):
         call = AskingGrpc(loop, requests, answered)
-        call.headers = cycle([block + header_block(*_ids(number)) for number in range(1, _IDS)]) if ids else repeat(block)
+        call.headers = cycle(_blocks_with_ids(block)) if ids else repeat(block)
         call.connection = listener._connect()
         call.connection.connection_made(call)
         call.connection.data_received(

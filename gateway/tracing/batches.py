@@ -6,23 +6,15 @@ from backends.base import TRACEPARENT, TRACESTATE
 from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
 from gateway.tracing.context import random_digits, read, trace_id_of, write
-from gateway.types import BatchEnd, BatchTrace, RequestTrace, SpanContext, TraceEnded
+from gateway.types import BatchEnd, BatchTrace, SpanContext, TraceEnded
 
 
 def batch_begun(batch: Batch, tells: bool) -> None:
     """A batch is closed: note it with its traced requests, if there are any. tells: whether its session is told of them."""
-    first: RequestTrace | None = None
-    others: list[RequestTrace] = []
-    for part in batch.parts:
-        trace = part.request.trace
-        if trace is None or trace is first:  # as parts of one request may be
-            continue
-        if first is None:
-            first = trace
-        elif trace not in others:
-            others.append(trace)
-    if first is None:
+    traced = [trace for part in batch.parts if (trace := part.request.trace) is not None]
+    if not traced:
         return
+    first, *others = dict.fromkeys(traced)  # parts of one request may share a batch
     batch.trace = noted = BatchTrace(first.own, first.state, None, "batch", batch.closed_ns)
     first.batches.append(noted)
     if others:  # their spans name those of the batch

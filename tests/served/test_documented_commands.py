@@ -182,7 +182,7 @@ BENCHMARKS = (
     "python -m benchmarks.stations . --with neither ring traces both --instructions",
     "python -m benchmarks.stations . --with neither both ring --instructions --paths rest-json --connections 16",
     "python -m benchmarks.switched --with neither again slowed both",
-    "python -m benchmarks.switched --with neither both --rounds 500",
+    "python -m benchmarks.switched --with neither both --rounds 1000 --processes 2",
     "python -m benchmarks.streams replicas",
     "python benchmarks/grpc_listener.py",
     "python benchmarks/hyper_h2.py",

@@ -5,6 +5,8 @@ loop that closes then leaves the rest open, and so does one whose caller is canc
 """
 
 import asyncio
+import os
+import signal
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 async def begin(*command: str, **options: Any) -> Process:
     """As `create_subprocess_exec`, by pipes if nothing else is said; `end` is to be called. Cancelled: there is no process.
 
-    In a session of its own: the terminal's Ctrl-C is for us, who then end it in order. Raises: OSError.
+    In a session of its own: the terminal's Ctrl-C is for us, who then end it in order, with what it started. Raises: OSError.
     """
     options = {"stdin": PIPE, "stdout": PIPE, "start_new_session": True} | options
     beginning = asyncio.create_task(asyncio.create_subprocess_exec(*command, **options))
@@ -29,7 +31,7 @@ async def begin(*command: str, **options: Any) -> Process:
 async def end(process: Process, *, within_s: float = 0.0) -> None:
     """Close its input, and return when it has ended, also if cancelled meanwhile. What has not within within_s is killed.
 
-    A second call does nothing.
+    So is what it started and what holds its output still. A second call does nothing.
     """
     await _until_done(asyncio.create_task(_end(process, within_s)))
 
@@ -41,8 +43,10 @@ async def _end(process: Process, within_s: float) -> None:
         async with asyncio.timeout(within_s):
             await process.communicate()
     except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
+        outputs = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        if process.returncode is None or not all(stream.at_eof() for stream in outputs):  # else its pid may be another's
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its session made its pid the group's id
         await process.communicate()
 
 

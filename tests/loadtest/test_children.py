@@ -2,20 +2,34 @@
 
 import asyncio
 import contextlib
+import sys
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import pytest
 import uvloop
 
+from loadtest.lab.generating import LoadJob
+from loadtest.lab.jobs import Order
+from loadtest.lab.launchers.aws.agent import Agent
+from loadtest.lab.launchers.aws.door import Aws, AwsRefused
+from loadtest.lab.launchers.aws.packing import packed
+from loadtest.lab.launchers.aws.post import Post
+from loadtest.lab.launchers.launcher import StartFailed
+from loadtest.lab.launchers.local import Local
 from loadtest.measuring import children
 from loadtest.measuring.generator_limit import _null_server_beside
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.reference import ReferenceKernel
+from loadtest.prices.catalogue import load_catalogue
+from loadtest.results import LoadSpec
+from tests.loadtest.examples import example_spec
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +44,45 @@ async def kernel() -> AsyncIterator[None]:
         await kernel.close()
 
 
+@asynccontextmanager
+async def candidate() -> AsyncIterator[None]:
+    ready = "import signal; print('gateway ready http=127.0.0.1:1', flush=True); signal.pause()"
+    launcher = Local(start_timeout_s=20, gateway=(sys.executable, "-c", ready))
+    running = await launcher.start(example_spec(load_catalogue()).candidates[0])
+    try:
+        yield
+    finally:
+        await running.stop()
+
+
+@asynccontextmanager
+async def packing() -> AsyncIterator[None]:
+    with TemporaryDirectory() as folder, contextlib.suppress(StartFailed):
+        await packed({"models": []}, Path(folder), "bucket")
+    yield
+
+
+def empty(service: str, operation: str, parameters: object) -> dict[str, Any]:
+    """A bucket with nothing in it."""
+    raise AwsRefused("not there", "NoSuchKey")
+
+
+@asynccontextmanager
+async def job() -> AsyncIterator[None]:
+    agent = Agent(Aws("", asked=empty), Post("bucket", "base"), command=(sys.executable, "-c", "input()"))
+    await agent._done(1, Order(LoadJob(LoadSpec("http://127.0.0.1:1")), 20, {}))
+    yield
+
+
+# What is begun, and is up; or has ended by then.
 BESIDE: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
+    "candidate": candidate,
+    "job": job,
     "kernel": kernel,
     "looker": lambda: Looker(-1, -1),
     "meter": lambda: Meter("127.0.0.1", 1),
     "null server": _null_server_beside,
+    "packing": packing,
 }
 STEPS = (*range(10), 1_000_000)  # of the event loop; past the last, it is up
 
@@ -80,6 +128,19 @@ def test_a_process_that_does_not_end_by_itself_in_time_is_killed() -> None:
         process = await children.begin("sleep", "60")
         await children.end(process, within_s=0.05)
         assert process.returncode == -9
+
+    assert left_open(scenario) == []
+
+
+def test_what_a_process_started_and_left_is_killed_with_it() -> None:
+    async def scenario() -> None:
+        process = await children.begin("sh", "-c", "sleep 60 & echo left", stdin=asyncio.subprocess.DEVNULL)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"left\n"
+        await process.wait()
+        async with asyncio.timeout(20):
+            await children.end(process)
+        assert process.stdout.at_eof()  # nobody holds it
 
     assert left_open(scenario) == []
 

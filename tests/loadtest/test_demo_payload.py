@@ -40,20 +40,30 @@ def test_there_are_enough_different_texts_of_mixed_lengths(sentences: list[Reque
     assert (filled[:4] > 0.1 * len(tokens)).all()  # of 16, 32, 64 and 128 tokens
 
 
+def answers(sentences: list[Request], precision: str) -> list[Tensors]:
+    """Of every twentieth."""
+    options = {"model": f"{EXAMPLE}:embedder", "precision": precision, "threads": 1}
+    declared = load_config(ROOT / "configs" / "examples" / "minilm.yaml").models[1].declared()
+    model = backends.load("torch", options, ModelSpec("", declared.inputs, declared.outputs, 32))
+    session = model.open_session(0)
+    try:
+        return [session.run(request.inputs, {}) for request in sentences[::20]]
+    finally:
+        session.close()
+        model.close()
+
+
+@pytest.fixture(scope="module")
+def full(sentences: list[Request]) -> list[Tensors]:
+    """The model's own answers."""
+    return answers(sentences, "fp32")
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")  # PyTorch's own, of its own code
 @pytest.mark.parametrize(("precision", "agrees"), [("bf16", True), ("int8", False)])
-def test_bf16_agrees_with_the_model_and_int8_does_not(sentences: list[Request], precision: str, agrees: bool) -> None:
-    def answers(precision: str) -> list[Tensors]:
-        options = {"model": f"{EXAMPLE}:embedder", "precision": precision, "threads": 1}
-        declared = load_config(ROOT / "configs" / "examples" / "minilm.yaml").models[1].declared()
-        model = backends.load("torch", options, ModelSpec("", declared.inputs, declared.outputs, 32))
-        session = model.open_session(0)
-        try:
-            return [session.run(request.inputs, {}) for request in sentences[::20]]
-        finally:
-            session.close()
-            model.close()
-
-    pairs = zip(answers("fp32"), answers(precision), strict=True)
+def test_bf16_agrees_with_the_model_and_int8_does_not(
+    sentences: list[Request], full: list[Tensors], precision: str, agrees: bool
+) -> None:
+    pairs = zip(full, answers(sentences, precision), strict=True)
     found = of_all([agreement(ours, theirs, rows=1, statistics={}) for ours, theirs in pairs])
     assert (found >= MIN_AGREEMENT) == agrees, found

@@ -35,6 +35,8 @@ SPEC = LoadSpec(
     slo=SloSpec.parse("p99<200ms,errors<1%"),
 )
 
+BUSY = ("the machine was busy with other work", "send lag p99 ", "only ", "requests waited ", "the generator took ")
+
 
 def run(
     spec: LoadSpec = SPEC, script: Callable[[ScriptedServer], None] | None = None, **options: Any
@@ -48,6 +50,13 @@ def run(
             return await measure(replace(spec, target=server.url), **options), server
 
     return uvloop.run(scenario())
+
+
+def missed(result: RunResult) -> bool:
+    """Whether it missed its SLO in all: a fail, or no verdict where the machine was too busy for one, which is then told."""
+    assert result.verdict == ("fail" if result.valid else None)
+    assert all(reason.startswith(BUSY) for reason in result.reasons)
+    return len(result.objectives) == 2 and all(each.attainment.estimate < each.required for each in result.objectives)
 
 
 def test_every_request_of_the_schedule_is_sent_and_answered() -> None:
@@ -99,7 +108,7 @@ def test_a_server_that_is_down_gives_refused_requests() -> None:
     result = uvloop.run(scenario(Path(__file__).parent / "payload.json"))
     assert result.errors == {"refused": 100}
     assert "refused" in result.error_samples
-    assert result.verdict == "fail"
+    assert missed(result)
     assert result.latency.count == 0
     assert any("no request succeeded" in warning for warning in result.warnings)
 
@@ -120,7 +129,7 @@ def test_errors_are_counted_by_kind_with_a_sample() -> None:
     assert result.errors == {"http 503": 100}
     assert "as scripted" in result.error_samples["http 503"]
     assert result.goodput_rps == 0
-    assert result.verdict == "fail"
+    assert missed(result)
 
 
 def test_a_server_that_disappears_fails_what_is_open_and_all_that_follows() -> None:
@@ -131,7 +140,7 @@ def test_a_server_that_disappears_fails_what_is_open_and_all_that_follows() -> N
     assert result.requests == 100
     assert 30 <= result.succeeded <= 60
     assert set(result.errors) <= {"reset", "refused"}
-    assert result.verdict == "fail"
+    assert missed(result)
 
 
 def test_a_server_that_never_answers_gives_timeouts_and_the_run_ends() -> None:

@@ -64,11 +64,12 @@ COMMANDS = multiprocessing.get_context("forkserver")
 
 
 class Target:
-    """Answers what is measured, of both protocols. taken: how many answers the run has read for sure; first: one of them."""
+    """Answers what is measured, of both protocols. asked: how many requests came. taken: how many answers the run has read for
+    sure; first: one of them."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
-        self.taken = 0
+        self.asked = self.taken = 0
         self.stalled = False
         self.connections: set[asyncio.Transport] = set()
         self._server: asyncio.Server
@@ -120,6 +121,7 @@ class _Http(asyncio.Protocol):
         if not data.startswith(b"POST /v2/models/m/infer"):
             self.transport.write(b"HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n")  # no statistics
             return
+        self.target.asked += 1
         if self.answered:
             self.target.took()
         self.answered = not self.target.stalled
@@ -154,7 +156,10 @@ class _Grpc(_Http):
             if kind == HEADERS and b"ModelStatistics" in payload:
                 self.unknown.add(stream)
                 self.transport.write(reset(stream, CANCEL))
-            elif kind == DATA and stream not in self.unknown and not self.target.stalled:
+            elif kind == DATA and stream not in self.unknown:
+                self.target.asked += 1
+                if self.target.stalled:
+                    continue
                 self.waiting.add(stream)
                 ping = frame(PING, 0, 0, stream.to_bytes(8, "big"))
                 self.transport.write(frame(HEADERS, END_HEADERS | END_STREAM, stream, OK_TAIL) + ping)
@@ -225,14 +230,16 @@ async def strike_target(moment: Moment, folder: Path) -> Ended:
     finally:
         first.cancel()
         target.close()
-    return Ended(struck, partial(_wrong_here, moment, target.taken, result))
+    return Ended(struck, partial(_wrong_here, moment, target.asked, target.taken, result))
 
 
-def _wrong_here(moment: Moment, taken: int, result: RunResult) -> str:
+def _wrong_here(moment: Moment, asked: int, taken: int, result: RunResult) -> str:
     wanted = {"timeout"} if moment.kind == "stall" else {"reset", "refused"}
-    # On a busy machine some are late, all if it is struck early, or not sent at all; none may be anything else.
-    if result.partial or not result.requests or result.requests > 200 or set(result.errors) - wanted - {"timeout"}:
-        return f"{result.partial}, {result.succeeded} of {result.requests}, {result.errors}"
+    # On a busy machine some are late, all if it is struck early, or not sent at all; none may be anything else. All that came
+    # are told, and where none did, that.
+    told = asked <= result.requests <= 200 and (result.requests > 0 or not result.valid)
+    if result.partial or not told or set(result.errors) - wanted - {"timeout"}:
+        return f"{result.partial}, {result.succeeded} of {result.requests}, {asked} came, {result.errors}, {result.reasons}"
     return _lost(result, taken)
 
 

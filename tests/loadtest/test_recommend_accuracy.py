@@ -5,6 +5,7 @@ import http.server
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import yaml
 from loadtest.cli import main
 from loadtest.lab.launchers.local import Local
 from loadtest.lab.recommender import Lab, price_by_metadata, question_of
+from loadtest.measuring import generator
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.spec import parse_search_spec
+from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import EXPECTED, Agree, Agreed
+from tests.loadtest.made_results import run_result
 
 pytestmark = pytest.mark.slow
 
@@ -114,14 +118,29 @@ def test_expected_answers_are_compared_with(tmp_path: Path) -> None:
     assert turned.agreement == pytest.approx(0.94, abs=1e-4)
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles are measured, briefly. What is served under load is made up: 150 requests/s are met, on a busy machine too."""
+    real = generator.measure
+
+    async def measure(spec: LoadSpec, **options: Any) -> RunResult:
+        if spec.slo is None:
+            return await real(replace(spec, duration_s=min(spec.duration_s, 0.5)), **options)
+        good = spec.rate_rps <= 150
+        told: dict[str, Any] = {"verdict": "pass"} if good else {"verdict": "fail", "met_share": 0.5}
+        return run_result(spec, succeeded=round(spec.rate_rps * 20), service_ms=5, **told)
+
+    monkeypatch.setattr(generator, "measure", measure)
+
+
+@pytest.mark.usefixtures("brief")
 def test_a_candidate_twice_as_fast_that_agrees_at_094_is_never_loaded_nor_wins(tmp_path: Path) -> None:
-    # Whether the other wins depends on the machine, which may be too busy for a valid run: the simulated searches tell that.
     path = tmp_path / "spec.yaml"
     wanted = document(tmp_path, {}, {"cosine": 0.94})
-    wanted["model"]["max_rows"] = 1  # a profile of one size, which takes a busy machine seconds, too
-    wanted["budget"] = {"minutes": 0.4}  # a busy machine starts and profiles the first for 20 s
+    wanted["model"]["max_rows"] = 1  # a profile of one size
+    wanted["budget"] = {"minutes": 10}  # of the clock: a busy machine starts the first for 20 s
     path.write_text(yaml.safe_dump(wanted))
-    assert main(["recommend", str(path), "--out", str(tmp_path / "results")]) in (0, 1, 3)
+    assert main(["recommend", str(path), "--out", str(tmp_path / "results")]) == 0
     found = json.loads((tmp_path / "results" / "report.json").read_text())
     assert (found["min_agreement"], found["reference"]) == (0.999, "c7i.large a")
     exact, fast = (next(c for c in found["candidates"] if c["backend"] == name) for name in "ab")
@@ -132,7 +151,7 @@ def test_a_candidate_twice_as_fast_that_agrees_at_094_is_never_loaded_nor_wins(t
     assert (fast["status"], fast["out"]) == ("rejected", "agrees 0.94 with the reference, 0.999 is asked")
     assert not fast["timings"]
     assert not fast["runs"]
-    assert found["winner"] != fast["name"]
+    assert found["winner"] == exact["name"]
 
 
 def test_a_reference_keeps_its_place_when_its_instance_type_is_asked_from_it(tmp_path: Path) -> None:

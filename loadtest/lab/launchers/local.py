@@ -16,6 +16,7 @@ import yaml
 from loadtest.errors import UsageError
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
+from loadtest.measuring import children
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
@@ -82,15 +83,13 @@ class Local:
         config, errors = Path(folder.name) / "gateway.yaml", Path(folder.name) / "stderr"
         config.write_text(yaml.safe_dump(candidate.document, sort_keys=False))
         enter = (sys.executable, "-c", _ENTER, ",".join(map(str, candidate.cpus)), str(self._nice))
-        with errors.open("wb") as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *enter,
-                *(*self._gateway, str(config), "--http-port", "0", "--grpc-port", "0"),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,  # a group of its own: stopped with all its children
-            )
+        command = (*self._gateway, str(config), "--http-port", "0", "--grpc-port", "0")
+        try:
+            with errors.open("wb") as stderr:
+                process = await children.begin(*enter, *command, stdin=asyncio.subprocess.DEVNULL, stderr=stderr)
+        except BaseException:
+            folder.cleanup()
+            raise
         running = RunningLocal(process, candidate, errors, folder)
         running.favour_generator()
         try:
@@ -187,16 +186,9 @@ class RunningLocal:
             return
         self._stopped = True
         try:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                try:
-                    os.killpg(self._process.pid, number)  # start_new_session made its pid the group's id
-                except ProcessLookupError:
-                    break
-                try:
-                    async with asyncio.timeout(STOP_TIMEOUT_S):
-                        await self._process.communicate()
-                except TimeoutError:
-                    continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)  # all that it started; its session made its pid the group's id
+            await children.end(self._process, within_s=STOP_TIMEOUT_S)
         finally:
             os.sched_setaffinity(0, self._own_cores)
             with contextlib.suppress(PermissionError):

@@ -21,6 +21,7 @@ from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.jobs import Order, moved, read, told_error, told_lost, written
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 from loadtest.lab.launchers.aws.post import STOP, Post
+from loadtest.measuring import children
 
 _POLL_S: Final = 1.0
 _END_S: Final = 5.0  # of a job's process that was told to end
@@ -29,13 +30,16 @@ _TAKEN: Final = "PreconditionFailed"
 
 @dataclass(slots=True)
 class _Working:
-    """A job's process. outcome: what it told at last."""
+    """A job's process, which is read from at once. outcome: what it told at last."""
 
     process: asyncio.subprocess.Process
     progress: bytes = b""
     outcome: bytes = b""
     stopped: bool = False
-    reading: "asyncio.Task[None] | None" = field(default=None)
+    reading: "asyncio.Task[None]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reading = asyncio.create_task(self.read())
 
     async def read(self) -> None:
         assert self.process.stdout is not None
@@ -115,11 +119,8 @@ class Agent:
         return replace(order, job=moved(order.job, places), files={})
 
     async def _done(self, number: int, order: Order) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 28
-        )
+        process = await children.begin(*self._command, limit=1 << 28)
         working = _Working(process)
-        working.reading = asyncio.create_task(working.read())
         try:
             assert process.stdin is not None
             process.stdin.write(written(order) + b"\n")
@@ -167,18 +168,10 @@ class Agent:
 
 
 async def _ended(working: _Working) -> None:
-    process = working.process
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_END_S):
-                await process.wait()
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if working.reading is not None:
-        working.reading.cancel()
-        with suppress(asyncio.CancelledError, LoadtestError, msgspec.MsgspecError):
-            await working.reading
+    reading = working.reading
+    reading.cancel()  # at once: two cannot read its output, and it ends once that is read
+    with suppress(ProcessLookupError):
+        working.process.terminate()
+    await children.end(working.process, within_s=_END_S)
+    with suppress(asyncio.CancelledError, LoadtestError, msgspec.MsgspecError):
+        await reading

@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import yaml
 
 from gateway.deploying.sagemaker import PackedModel
 from loadtest.lab.launchers.launcher import StartFailed
+from loadtest.measuring import children
 
 Pack = Callable[[Mapping[str, Any], Path, str], Awaitable[PackedModel]]
 _PACK_S: Final = 600.0
@@ -22,17 +23,14 @@ async def packed(document: Mapping[str, Any], folder: Path, bucket: str) -> Pack
     config, archive = folder / "gateway.yaml", folder / "model.tar.gz"
     config.write_text(yaml.safe_dump(dict(document), sort_keys=False))
     command = (sys.executable, "-m", "gateway", "package", str(config), "--out", str(archive))
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
-    )
+    process = await children.begin(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
     try:
         async with asyncio.timeout(_PACK_S):
             _, said = await process.communicate()
     except TimeoutError as exc:
         raise StartFailed(f"was not packed within {_PACK_S:g} s") from exc
     finally:
-        with suppress(ProcessLookupError):
-            process.kill()
+        await children.end(process)
     if process.returncode:
         raise StartFailed(f"cannot be packed: {' '.join(said.decode(errors='replace').split())}")
     digest = await asyncio.to_thread(_digest, archive)

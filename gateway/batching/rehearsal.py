@@ -7,7 +7,8 @@ at every real one, so none of those waits for long.
 
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
-planned one must be better by half the error of the mean, and by a hundredth of what comes.
+planned one must be better by half the error of the mean, and by a hundredth of what comes. Until then the stance is followed
+that was told where things were least unlike.
 """
 
 from bisect import bisect_right
@@ -307,7 +308,7 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.stance: Stance = PLANNED
-        self.until_look = _SEEN
+        self.until_look = _LOOK
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
         self._under_way: _Comparison | None = None
@@ -332,10 +333,13 @@ class Rehearsal:
         if slo_ns > _TIGHT * time_ns:
             self.stance = PLANNED
             return
-        came = sum([len(stream.arrivals) for stream in streams.values()])
-        if came < _SEEN or len(next(iter(streams.values())).curve.ratios) < _BATCHES or self._under_way is not None:
+        if self._under_way is not None:
             return
         now = _Memory(streams, time_ns, workers, now_ns)
+        came = sum([len(stream.arrivals) for stream in streams.values()])
+        if came < _SEEN or len(next(iter(streams.values())).curve.ratios) < _BATCHES:
+            self.stance = self._nearest(now)
+            return
         found = next((memory for memory in self._memories if memory.like(now)), None)
         if found is None:
             found = now
@@ -357,13 +361,11 @@ class Rehearsal:
         self._under_way = None
 
     def _nearest(self, now: _Memory) -> Stance:
-        """What to do until it is rehearsed: of lengths, as where things were least unlike; one worker begins at once."""
-        if not now.lengths:
-            return PLANNED
-        known = [memory for memory in self._memories if memory.unlike(now) < inf]
-        if known:
-            return min(known, key=now.unlike).stance
-        return AT_ONCE if now.workers == 1 else PLANNED
+        """What to do until it is rehearsed: as where things were least unlike; one worker begins at once, if it may be best."""
+        told = [memory for memory in self._memories if memory.often and memory.unlike(now) < inf]
+        if told:
+            return min(told, key=now.unlike).stance
+        return AT_ONCE if now.workers == 1 and AT_ONCE in now.stances() else PLANNED
 
 
 def _plain(gains: Sequence[float]) -> bool:

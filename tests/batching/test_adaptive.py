@@ -10,6 +10,7 @@ import pytest
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
+from gateway.batching.stances import Stance
 from gateway.config import Ragged
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
@@ -36,8 +37,9 @@ def batcher_of(
     slo_ms: float | None = 100,
     max_rows: int = 32,
     row_sizes: tuple[int, ...] = (),
+    stance: Stance | None = None,
 ) -> Batcher:
-    policy = Adaptive()
+    policy = Adaptive(stance)
     batcher = Batcher(
         policy,
         max_rows=max_rows,

@@ -1,4 +1,4 @@
-"""Whatever comes, the adaptive policy decides as its rules say; `adaptive_rules` works them out the slow way."""
+"""Whatever comes, the adaptive policy decides as its planned rule says; `adaptive_rules` works it out the slow way."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.queue import BatchLimits, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.stances import PLANNED
 from gateway.types import InferRequest
 from tests.batching.adaptive_rules import Known, Rules
 from tests.batching.curves import MS, kept_curve, kept_model
@@ -31,7 +32,7 @@ class Bench:
         workers: int,
     ) -> None:
         """curves: fixed and row, in ms."""
-        self.policy = Adaptive()
+        self.policy = Adaptive(PLANNED)
         self.slo_ns = None if slo_ms is None else round(slo_ms * MS)
         self.policy.bind(BatchLimits(max_rows, row_sizes, self.slo_ns))
         self.policy.service.restore(

@@ -8,6 +8,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.overload import plan
 from gateway.batching.service_model import ServiceCurve, size_grid
+from gateway.batching.stances import PLANNED
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from loadtest.search.simulator import SHED, Affine, simulate
@@ -155,7 +156,7 @@ def test_of_sizes_far_apart_one_that_is_not_filled_is_planned_where_it_gets_more
 
 def test_a_request_that_may_be_late_runs_while_little_else_comes() -> None:
     for gap_ms, tried in ((100, True), (9.5, False)):
-        batcher = batcher_of(slo_ms=20)  # 10 ms alone, and by luck 7 to 14
+        batcher = batcher_of(slo_ms=20, stance=PLANNED)  # 10 ms alone, and by luck 7 to 14
         now_ms = 0.0
         for i in range(160):
             now_ms = gap_ms * i

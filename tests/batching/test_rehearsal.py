@@ -10,7 +10,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import replay
-from gateway.batching.stances import PLANNED, Stance
+from gateway.batching.stances import AT_ONCE, PLANNED, Stance
 from gateway.types import InferRequest
 from loadtest.search.simulator import Affine, Simulated, simulate
 from tests.batching.test_recording import read, same
@@ -45,6 +45,37 @@ def test_where_another_rule_does_better_it_is_followed() -> None:
     planned = served(PLANNED, slo_ns, 1800)
     rehearsed = served(None, slo_ns, 1800)
     assert rehearsed.attainment(slo_ns) > planned.attainment(slo_ns) + 0.05
+
+
+def followed(runs: Noisy | Affine, workers: int, came_ns: np.ndarray) -> list[Stance]:
+    """The stance that each request finds followed."""
+    policy = Adaptive()
+    batcher = Batcher(policy, max_rows=32, workers=workers, slo_ns=18 * MS)
+    for rows in batcher.probe_rows:
+        policy.service.probe(None, rows, [round((7 + 0.2 * rows) * MS)] * 2)
+    found: list[Stance] = []
+
+    def asked(_: int, arrival_ns: int) -> InferRequest:
+        found.append(policy.stance)
+        return InferRequest("m", "1", "", {}, 1, arrival_ns)
+
+    simulate(batcher, came_ns, runs, workers=workers, request_of=asked)
+    return found
+
+
+def test_until_a_rehearsal_has_told_one_worker_whose_times_scatter_goes_at_once() -> None:
+    came_ns = arrivals_ns(1800, 200)  # too few to have told anything
+    assert followed(Noisy(), 1, came_ns)[100:] == [AT_ONCE] * 100
+    assert set(followed(Affine(7 * MS, MS // 5), 1, came_ns)) == {PLANNED}
+    assert set(followed(Noisy(), 2, came_ns)) == {PLANNED}
+
+
+def test_a_load_that_was_not_rehearsed_finds_the_stance_of_the_least_unlike() -> None:
+    usual_ns = arrivals_ns(1800, 4000)
+    more_ns = usual_ns[-1] + arrivals_ns(3600, 200)
+    stances = followed(Noisy(), 2, np.concatenate([usual_ns, more_ns]))
+    assert stances[4000] != PLANNED
+    assert set(stances[4000:]) == {stances[4000]}
 
 
 def test_without_luck_several_workers_hold_until_the_last_moment_where_that_serves_more() -> None:

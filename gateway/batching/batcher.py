@@ -22,7 +22,18 @@ from gateway.batching.forecast import Forecast, first_free_ns, forecast
 from gateway.batching.groups import Groups
 from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
-from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Queue, State, class_of, deadline_of, virtual_deadline
+from gateway.batching.queue import (
+    NEVER,
+    PATIENCE_NS,
+    BatchLimits,
+    Entry,
+    LengthGroup,
+    Queue,
+    State,
+    class_of,
+    deadline_of,
+    virtual_deadline,
+)
 from gateway.batching.refusals import displaced, no_room, too_large, too_late
 from gateway.batching.service_model import ServiceModel
 from gateway.batching.telling import NOWHERE, Untold
@@ -193,13 +204,13 @@ class Batcher(Untold):
                 raise too_late(request, deadline_ns, now_ns)
             if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
                 raise no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
-            # The shortest way for what nearly all are: alike in shape, with a deadline, of the default class.
+            # The shortest way for what nearly all are: alike in shape, and of the default class.
             group = self._groups.of(request) if self._by_length else request.shape_key
             queue = state.queues.get(group)
             if queue is None:
                 queue = state.new_queue(group)
-            key = deadline_ns
-            if request.priority or deadline_ns == NEVER:
+            key = deadline_ns if deadline_ns != NEVER else request.arrival_ns + PATIENCE_NS  # as `virtual_deadline` has it
+            if request.priority:
                 key = state.classed(request, deadline_ns, now_ns)
             if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
                 self._policy.arrived(queue, state, rows, now_ns)

@@ -31,23 +31,23 @@ async def begin(*command: str, **options: Any) -> Process:
 async def end(process: Process, *, within_s: float = 0.0) -> None:
     """Close its input, and return when it has ended, also if cancelled meanwhile. What has not within within_s is killed.
 
-    So is what it started and what holds its output still. A second call does nothing.
+    So is what it started and left, unless it had ended before and nothing holds its output. A second call does nothing.
     """
     await _until_done(asyncio.create_task(_end(process, within_s)))
 
 
 async def _end(process: Process, within_s: float) -> None:
+    outputs = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+    gone = process.returncode is not None and all(stream.at_eof() for stream in outputs)
     if process.stdin is not None:
         process.stdin.close()
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await process.communicate()
-    except TimeoutError:
-        outputs = [stream for stream in (process.stdout, process.stderr) if stream is not None]
-        if process.returncode is None or not all(stream.at_eof() for stream in outputs):  # else its pid may be another's
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its session made its pid the group's id
-        await process.communicate()
+    if not gone:  # else its pid may be another's
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its session made its pid the group's id
+    await process.communicate()
 
 
 async def _until_done(task: "asyncio.Task[Any]") -> None:

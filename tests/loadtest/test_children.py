@@ -145,6 +145,20 @@ def test_what_a_process_started_and_left_is_killed_with_it() -> None:
     assert left_open(scenario) == []
 
 
+def test_what_a_process_started_and_left_is_killed_also_where_it_holds_no_output() -> None:
+    leaves = "import subprocess as s; print(s.Popen(['sleep', '60'], stdout=s.DEVNULL).pid, flush=True); input()"
+
+    async def scenario() -> None:
+        process = await children.begin(sys.executable, "-c", leaves)
+        assert process.stdout is not None
+        left = psutil.Process(int(await process.stdout.readline()))
+        await children.end(process, within_s=20)
+        assert process.returncode == 1  # by itself, at the end of its input
+        left.wait(20)
+
+    assert left_open(scenario) == []
+
+
 def test_a_process_that_cannot_begin_is_told() -> None:
     with pytest.raises(FileNotFoundError):
         uvloop.run(children.begin("/nowhere/at/all"))

@@ -74,9 +74,16 @@ class Gateway:
 
     def pids(self, deployment: str) -> list[int]:
         """Of the processes of a deployment's running replicas."""
+        return [replica["pid"] for replica in self._replicas(deployment) if replica["state"] == "RUNNING"]
+
+    def settled(self, deployment: str, replicas: int) -> bool:
+        """Whether it has as many, all running: none of before is ending."""
+        return [replica["state"] for replica in self._replicas(deployment)] == ["RUNNING"] * replicas
+
+    def _replicas(self, deployment: str) -> list[dict[str, Any]]:
         details = _get_global_client().get_serve_details()
-        replicas = details["applications"][APPLICATION]["deployments"][deployment]["replicas"]
-        return [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
+        replicas: list[dict[str, Any]] = details["applications"][APPLICATION]["deployments"][deployment]["replicas"]
+        return replicas
 
     def infer(self, model: str, rows: list[list[float]]) -> tuple[int, Any]:
         return request(self.http_port, "POST", f"/v2/models/{model}/infer", infer_body(rows))

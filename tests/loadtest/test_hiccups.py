@@ -49,7 +49,8 @@ asyncio.run(main())
 
 @contextmanager
 def running(code: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-I", "-S", "-c", code]
+    # Behind a shell: a child of this process, which is the generator, is taken for a worker until it has a command of its own.
+    command = ["sh", "-c", '"$@"; exit', "sh", sys.executable, "-I", "-S", "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

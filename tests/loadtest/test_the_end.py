@@ -32,7 +32,8 @@ pytestmark = pytest.mark.slow
 
 SPEC = LoadSpec("", model="null", rate_rps=200, duration_s=0.5, timeout_s=1.0, warmup_s=0.0, slo=SloSpec.parse("p99<200ms"))
 TOO_MUCH_RPS = 400_000
-GRACE_S = 5.0  # questions, set-up, processes: on a busy machine
+# Questions, set-up, processes: three times as long on a busy machine. What does not end takes a minute.
+GRACE_S = 10.0
 
 
 @pytest.fixture(scope="module")

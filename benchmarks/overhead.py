@@ -12,6 +12,7 @@ Servers, one after the other on this machine, each doing Linear(16, 4) by the v2
     replicas    gateway serve, placement: replicas: one frame on a channel per batch
     serve       FastAPI ingress and @serve.batch on Serve's own proxies (benchmarks/serve_peer.py)
     triton      a real Triton (`make triton`) with its python backend and its dynamic batcher; not among the default
+    embedded-2, triton-2    with two ingress processes, with two instances of the model: one a core; not among the default
 
 The servers take turns in every round; of several rounds the ratios are medians. Loads: wrk (REST) and h2load (gRPC), closed
 loop, the same for all. Client and server share the machine, so only ratios within a run mean something. Needs `wrk` and
@@ -110,8 +111,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(name: str, directory: Path) -> Iterator[Server]:
     """Start one of the servers, and end it and all it started."""
-    if name == "triton":
-        with triton(directory) as server:
+    if name in ("triton", "triton-2"):
+        with triton(name, directory) as server:
             yield server
         return
     http, grpc = free_port(), free_port()
@@ -125,11 +126,14 @@ def running(name: str, directory: Path) -> Iterator[Server]:
             command = [*gateway, "configs/examples/linear.yaml", "--no-ray", *ports]
         case "embedded":
             command = [*gateway, "configs/examples/linear.yaml", *ports, *own_ray]
-        case "replicas":
+        case "replicas" | "embedded-2":
             example = Path("configs/examples/linear.yaml").absolute()
             config = located(yaml.safe_load(example.read_text()), example.parent)
-            config["models"][0]["backends"][0]["placement"] = "replicas"
-            path = directory / "replicas.yaml"
+            if name == "replicas":
+                config["models"][0]["backends"][0]["placement"] = "replicas"
+            else:
+                config["server"] = {"ingress_replicas": 2}
+            path = directory / f"{name}.yaml"
             path.write_text(yaml.safe_dump(config))
             command = [*gateway, str(path), *ports, *own_ray]
         case "serve":
@@ -159,7 +163,7 @@ def running(name: str, directory: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def triton(directory: Path) -> Iterator[Server]:
+def triton(name: str, directory: Path) -> Iterator[Server]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession("models/linear.onnx")
@@ -167,12 +171,13 @@ def triton(directory: Path) -> Iterator[Server]:
     weight = session.run(None, {"INPUT0": np.eye(16, dtype=np.float32)})[0] - bias
     with tempfile.TemporaryDirectory(dir=directory) as fresh:
         folder = Path(fresh)
-        write_model(folder / "models", "linear", TRITON_CONFIG, TRITON_MODEL)
+        instances = "instance_group [{ count: 2 kind: KIND_CPU }]\n" if name == "triton-2" else ""
+        write_model(folder / "models", "linear", TRITON_CONFIG + instances, TRITON_MODEL)
         np.savez(folder / "models" / "linear" / "weights.npz", weight=weight, bias=bias)
         with triton_server(folder) as found:
             root = psutil.Process(found.pid)
             ports = [int(url.rpartition(":")[2]) for url in (found.http_url, found.grpc_url)]
-            yield Server("triton", ports[0], ports[1], [root, *root.children(recursive=True)])
+            yield Server(name, ports[0], ports[1], [root, *root.children(recursive=True)])
 
 
 def serves(process: psutil.Process) -> bool:

@@ -6,10 +6,10 @@
     python -m benchmarks.peers --models minilm --rounds 3 --until 280 --parts closed open
     python -m benchmarks.peers --models minilm --proof plain=150      loadtest's sequential test of that rate
 
-linear: embedded, plain, serve and triton are those of benchmarks/overhead.py, the others those of benchmarks/peer_servers.py,
-each in an environment of its own under --environments. Every server's answer is checked before it is measured. Loads: wrk
-(REST) and h2load (gRPC), closed loop. minilm: see benchmarks/peers_minilm.py. The servers take turns in each round, started
-anew, and each round begins with another.
+linear: embedded, plain, serve and triton are those of benchmarks/overhead.py, as are embedded-2 and triton-2, and the others
+those of benchmarks/peer_servers.py, each in an environment of its own under --environments. Every server's answer is checked
+before it is measured. Loads: wrk (REST) and h2load (gRPC), closed loop. minilm: see benchmarks/peers_minilm.py. The servers
+take turns in each round, started anew, and each round begins with another.
 
 What was measured is kept in the folder --results after every server, and a later command goes on from there: so a run can be
 made in pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts, and the least and the most
@@ -48,14 +48,16 @@ from benchmarks.peer_tables import ratio
 from benchmarks.peers_minilm import FIRST, USERS, Measuring, Part, Run
 from tests.triton_server import VENV
 
-OURS: Final = "embedded"
 BUILT_IN: Final = {
     "plain": "as it comes, without Ray",
     "embedded": "as it comes, on Ray Serve",
+    "embedded-2": "the same with `server.ingress_replicas: 2`, which is a process for each core, with the model in both",
     "serve": "`@serve.batch` of 64, wait 0, FastAPI ingress (Ray Serve: dynamic request batching)",
     "triton": "python backend, `dynamic_batching {}` to 32 (Triton: model configuration)",
+    "triton-2": "the same with two instances of the model, one for each core (`instance_group`)",
 }
-PEERS: Final = ("plain", "embedded", "serve", "triton", *INSTALLED)
+OURS: Final = ("embedded", "embedded-2", "plain")
+PEERS: Final = (*BUILT_IN, *INSTALLED)
 LOADS: Final = (("rest-json", 1), ("rest-json", 8), ("rest-json", 64), ("rest-binary", 64), ("grpc", 64))
 PARTS: Final[tuple[Part, ...]] = ("bare", "tune", "closed", "open", "turns")
 SPEAKS: Final = {"serve": ("rest-json", "grpc"), **dict.fromkeys(INSTALLED, ("rest-json",))}
@@ -68,14 +70,14 @@ class Measured:
     figure: Figure
 
 
-def table(measured: Sequence[Measured]) -> str:
-    """In Markdown: medians of each server and load, and how many times its rate the gateway's on Ray is."""
+def table(measured: Sequence[Measured], ours: str) -> str:
+    """In Markdown: medians of each server and load, and how many times its rate ours is."""
     runs: dict[tuple[str, int], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in measured:
         runs[each.figure.protocol, each.figure.connections][each.figure.server].append(each)
     lines = [
         "| protocol | connections | server | requests/s | p50 ms | p99 ms | µs CPU | errors "
-        f"| rate of {OURS}, times | p50 of {OURS}, times |",
+        f"| rate of {ours}, times | p50 of {ours}, times |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (protocol, connections), servers in runs.items():
@@ -85,7 +87,7 @@ def table(measured: Sequence[Measured]) -> str:
                 key: statistics.median(getattr(each, key) for each in figures) for key in ("rps", "p50_ms", "p99_ms", "cpu_us")
             }
             ratios = [
-                "" if name == OURS else str(ratio(by_round(servers.get(OURS, []), key), by_round(rounds, key)) or "")
+                "" if name == ours else str(ratio(by_round(servers.get(ours, []), key), by_round(rounds, key)) or "")
                 for key in ("rps", "p50_ms")
             ]
             cells = [protocol, connections, name, f"{middle['rps']:.0f}", f"{middle['p50_ms']:.2f}", f"{middle['p99_ms']:.2f}"]
@@ -186,7 +188,7 @@ def stopped(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through the blocks that end what was started
 
 
-def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path, ends: float, kept: Path) -> str:
+def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path, ends: float, kept: Path, ours: str) -> str:
     """Measure what is not in `kept` yet, and give the tables. ends: by time.monotonic(), nothing is started after it."""
     measured: list[Measured] = []
     if kept.exists():
@@ -201,7 +203,7 @@ def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path
             kept.write_text(json.dumps([asdict(each) for each in measured], indent=1))
             for each in figures:
                 print(f"{number + 1} {name:9} {each.protocol:12} {each.connections:3}: {each.rps:8.0f}/s", flush=True)
-    return f"{settings(names)}\n\n{table(measured)}"
+    return f"{settings(names)}\n\n{table(measured, ours)}"
 
 
 def minilm(
@@ -282,6 +284,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers"))
     parser.add_argument("--models", nargs="+", choices=("linear", "minilm"), default=["linear", "minilm"])
     parser.add_argument("--peers", nargs="+", choices=sorted({*PEERS, *NAMES}), default=[*dict.fromkeys((*PEERS, *NAMES))])
+    parser.add_argument("--ours", choices=OURS, default=OURS[0], help="of linear: whose figures are told as times the others'")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:-1], help="of minilm; turns: only if asked")
     parser.add_argument(
         "--proof", nargs="+", default=[], metavar="SERVER=RATE", help="rates of minilm to prove, after all else"
@@ -313,7 +316,9 @@ def main() -> int:
     if "linear" in arguments.models:
         names = [name for name in PEERS if name in present]
         kept = arguments.results / "linear.json"
-        written["linear.md"] = linear(names, rounds, arguments.seconds or 3.0, arguments.environments, ends, kept)
+        written["linear.md"] = linear(
+            names, rounds, arguments.seconds or 3.0, arguments.environments, ends, kept, arguments.ours
+        )
     if "minilm" in arguments.models:
         names = [name for name in NAMES if name in present]
         kept = arguments.results / "minilm.json"

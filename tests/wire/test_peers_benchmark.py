@@ -27,7 +27,8 @@ def test_a_ratio_is_of_rounds_that_both_have() -> None:
 def test_the_table_has_medians_and_what_the_gateway_does_beside_each() -> None:
     rows = table(
         measured("embedded", {0: 1000.0, 1: 3000.0, 2: 2000.0})
-        + measured("triton", {0: 1000.0, 1: 1000.0, 2: 1000.0}, errors=2)
+        + measured("triton", {0: 1000.0, 1: 1000.0, 2: 1000.0}, errors=2),
+        "embedded",
     ).splitlines()
     assert rows[2] == "| rest-json | 64 | embedded | 2000 | 32.00 | 9.00 | 500 | 0 |  |  |"
     assert rows[3] == (
@@ -36,12 +37,14 @@ def test_the_table_has_medians_and_what_the_gateway_does_beside_each() -> None:
 
 
 def test_a_peer_that_wins_is_shown_winning_and_one_round_has_no_interval() -> None:
-    text = table(measured("embedded", {0: 1000.0}) + measured("triton", {0: 2000.0}))
+    text = table(measured("embedded", {0: 1000.0}) + measured("triton", {0: 2000.0}), "embedded")
     assert text.endswith("| 0 | 0.50 | 2.00 |")
 
 
-def test_a_table_without_the_gateway_on_ray_has_no_ratios() -> None:
-    assert table(measured("triton", {0: 1000.0})).endswith("| 0 |  |  |")
+def test_a_table_is_of_the_gateway_that_is_named_and_without_it_has_no_ratios() -> None:
+    several = measured("embedded", {0: 1000.0}) + measured("embedded-2", {0: 2000.0})
+    assert table(several, "embedded-2").splitlines()[2].endswith("| 0 | 2.00 | 0.50 |")
+    assert table(measured("triton", {0: 1000.0}), "embedded").endswith("| 0 |  |  |")
 
 
 def test_each_server_has_its_settings_and_each_that_is_not_run_its_reason() -> None:

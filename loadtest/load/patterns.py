@@ -33,7 +33,7 @@ import numpy as np
 
 from loadtest.errors import UsageError
 
-MAX_REQUESTS: Final = 20_000_000  # of one run: 34 bytes each are kept in memory
+MAX_REQUESTS: Final = 20_000_000  # of one run: 38 bytes each are kept (`request_log.REQUEST_BYTES`)
 
 # Streams of randomness: one per dimension, so that changing one leaves the others as they were.
 _ARRIVALS, _PAYLOADS, _THINKING = range(3)

@@ -71,7 +71,7 @@ class Measured:
 
 
 def table(measured: Sequence[Measured], ours: str) -> str:
-    """In Markdown: medians of each server and load, and how many times its rate ours is."""
+    """In Markdown: medians of each server and load, and how many times its rate the server `ours` does."""
     runs: dict[tuple[str, int], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in measured:
         runs[each.figure.protocol, each.figure.connections][each.figure.server].append(each)
@@ -189,7 +189,10 @@ def stopped(number: int, frame: FrameType | None) -> None:
 
 
 def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path, ends: float, kept: Path, ours: str) -> str:
-    """Measure what is not in `kept` yet, and give the tables. ends: by time.monotonic(), nothing is started after it."""
+    """Measure what is not in `kept` yet, and give the tables. ends: by time.monotonic(), nothing is started after it.
+
+    ours: whose figures are divided by the others'.
+    """
     measured: list[Measured] = []
     if kept.exists():
         measured = [Measured(each["round"], Figure(**each["figure"])) for each in json.loads(kept.read_text())]

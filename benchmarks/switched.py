@@ -232,9 +232,10 @@ def _print(what: str, kinds: list[str], costs: np.ndarray) -> None:
     print(f"{what}: {rounds} blocks of each; {kinds[0]} {base:.2f} us a request", flush=True)
     for index, kind in enumerate(kinds[1:], 1):
         more = costs[:, index] - costs[:, 0]
+        middle = _middle(more)
         least, most = np.percentile([_middle(more[one]) for one in drawn], (2.5, 97.5))
         print(
-            f"  {kind:8} more by {_middle(more):.2f} us, 95 % interval {least:.2f} to {most:.2f}: {_middle(more) / base:.1%} "
+            f"  {kind:8} more by {middle:.2f} us, 95 % interval {least:.2f} to {most:.2f}: {middle / base:.1%} "
             f"({least / base:.1%} to {most / base:.1%}); of it on other threads {_others(more):.2f} us",
             flush=True,
         )

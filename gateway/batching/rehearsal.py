@@ -28,6 +28,7 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 _TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
+_TIGHTEST: Final = 3.0  # the same, where one worker begins at once until a rehearsal has told
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
 _BLOCK: Final = 64  # arrivals whose answers are one figure
 _BLOCKS: Final = 16  # of them: so chance decides little
@@ -338,12 +339,12 @@ class Rehearsal:
         now = _Memory(streams, time_ns, workers, now_ns)
         came = sum([len(stream.arrivals) for stream in streams.values()])
         if came < _SEEN or len(next(iter(streams.values())).curve.ratios) < _BATCHES:
-            self.stance = self._nearest(now)
+            self.stance = self._nearest(now, slo_ns)
             return
         found = next((memory for memory in self._memories if memory.like(now)), None)
         if found is None:
             found = now
-            found.stance = self._nearest(now)
+            found.stance = self._nearest(now, slo_ns)
             self._memories = [found, *self._memories[: _MEMORIES - 1]]
         self.stance = found.stance
         found.wait -= seen
@@ -360,12 +361,13 @@ class Rehearsal:
         """Break off what is rehearsed: lanes are too much for a recording to begin with."""
         self._under_way = None
 
-    def _nearest(self, now: _Memory) -> Stance:
+    def _nearest(self, now: _Memory, slo_ns: int) -> Stance:
         """What to do until it is rehearsed: as where things were least unlike; one worker begins at once, if it may be best."""
         told = [memory for memory in self._memories if memory.often and memory.unlike(now) < inf]
         if told:
             return min(told, key=now.unlike).stance
-        return AT_ONCE if now.workers == 1 and AT_ONCE in now.stances() else PLANNED
+        at_once = now.workers == 1 and AT_ONCE in now.stances() and (now.lengths or slo_ns <= _TIGHTEST * now._time_ns)
+        return AT_ONCE if at_once else PLANNED
 
 
 def _plain(gains: Sequence[float]) -> bool:

@@ -47,10 +47,10 @@ def test_where_another_rule_does_better_it_is_followed() -> None:
     assert rehearsed.attainment(slo_ns) > planned.attainment(slo_ns) + 0.05
 
 
-def followed(runs: Noisy | Affine, workers: int, came_ns: np.ndarray) -> list[Stance]:
+def followed(runs: Noisy | Affine, workers: int, came_ns: np.ndarray, slo_ns: int = 18 * MS) -> list[Stance]:
     """The stance that each request finds followed."""
     policy = Adaptive()
-    batcher = Batcher(policy, max_rows=32, workers=workers, slo_ns=18 * MS)
+    batcher = Batcher(policy, max_rows=32, workers=workers, slo_ns=slo_ns)
     for rows in batcher.probe_rows:
         policy.service.probe(None, rows, [round((7 + 0.2 * rows) * MS)] * 2)
     found: list[Stance] = []
@@ -68,6 +68,7 @@ def test_until_a_rehearsal_has_told_one_worker_whose_times_scatter_goes_at_once(
     assert followed(Noisy(), 1, came_ns)[100:] == [AT_ONCE] * 100
     assert set(followed(Affine(7 * MS, MS // 5), 1, came_ns)) == {PLANNED}
     assert set(followed(Noisy(), 2, came_ns)) == {PLANNED}
+    assert set(followed(Noisy(), 1, came_ns, 30 * MS)) == {PLANNED}  # there is time to collect while a batch runs
 
 
 def test_a_load_that_was_not_rehearsed_finds_the_stance_of_the_least_unlike() -> None:

@@ -8,7 +8,7 @@
     python -m benchmarks.batching --plot FILE     draw goodput by load, as one HTML file; alone or after tables chosen by --only
 
 Each number is the mean over seeds with its 95 % interval; every rule sees the same arrivals (paired seeds). Efficiencies are
-shares of limits that no rule can pass: see docs/batching.md.
+shares of limits that no rule can pass: see docs/batching-figures.md.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
 from gateway.batching.service_model import ServiceCurve
 
 # Times what the first has waited: by so much later may have come a request that is worth 1/e of what it else were.
-_PASSES: Final = 5.0
+_PASSES: Final = 4.0
 
 
 class Moment(Protocol):

@@ -276,7 +276,7 @@ class Rules:
                 if len(parts) > 1 and until_ns != NEVER and now_ns + expected(sum(parts)) * known.spread > until_ns:
                     break
                 # Below zero, to be added up as they are there: of two that are equal it matters which is a bit more.
-                least = max(least, -(expected(part) / part) * exp(min(0.0, (first[0] - entry[0]) / (5.0 * waited_ns))))
+                least = max(least, -(expected(part) / part) * exp(min(0.0, (first[0] - entry[0]) / (4.0 * waited_ns))))
                 worth += least * part
                 before, value = value, worth / expected(sum(parts))
                 if len(parts) > 1 and value > before and not self.row_sizes:

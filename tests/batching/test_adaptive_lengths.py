@@ -287,8 +287,8 @@ STEEP = {SHORT: (2.0, 0.15 * SHORT), LONG: (2.0, 0.15 * LONG)}
 @pytest.mark.parametrize(
     ("fixed_ms", "later_ms", "passing"),
     [
-        (2.0, 80, 9),  # 11.6 ms alone, and 9.6 more in a batch: 11.6 · exp(-80 / 500) > 9.6
-        (0.5, 20, 9),  # 10.1 · exp(-20 / 500) > 9.6 > 10.1 · exp(-30 / 500)
+        (2.0, 70, 9),  # 11.6 ms alone, and 9.6 more in a batch: 11.6 · exp(-70 / 400) > 9.6
+        (0.5, 15, 9),  # 10.1 · exp(-15 / 400) > 9.6 > 10.1 · exp(-30 / 400)
         (0.5, 30, 0),
         (0.1, 20, 0),
     ],

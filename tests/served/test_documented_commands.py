@@ -137,7 +137,7 @@ BENCHMARKS = (
     "python -m benchmarks.image build/image",
     "python -m benchmarks.hostile",
     "python -m benchmarks.lengths --before ../before --rounds 3 --seconds 7",
-    "python -m benchmarks.lengths --triton --rounds 3 --seconds 7",
+    "python -m benchmarks.lengths --triton --variants shipped --rounds 3 --seconds 6 --warm-up 2",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
     "python -m benchmarks.many_models --models 1 200 --connections 64 4096 --max-rows 64 1 --rounds 3 --seconds 3",

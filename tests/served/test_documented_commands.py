@@ -150,7 +150,6 @@ BENCHMARKS = (
     "python -m benchmarks.peers --models linear --rounds 3 --peers embedded embedded-2 triton triton-2 --seconds 2 "
     "--ours embedded-2",
     "python -m benchmarks.peers --models linear --rounds 3 --peers embedded serve --seconds 2",
-    "python -m benchmarks.peers --models linear --rounds 3 --peers plain embedded triton --seconds 2",
     "python -m benchmarks.peers --models linear --rounds 3 --peers embedded triton serve --seconds 2",
     "python -m benchmarks.peers --models minilm --parts open --peers plain triton --rounds 4",
     "python -m benchmarks.peers --models minilm --parts tune open --rounds 3 --peers plain triton litserve --seconds 4",

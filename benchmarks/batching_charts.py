@@ -21,8 +21,8 @@ def page(cases: Mapping[str, Curves], foot: str) -> str:
         for name, curves in cases.items()
     )
     notes = (
-        "<p>z is the fluid capacity without a miss, c the ceiling that no rule can pass (docs/batching.md). Every rule sees the"
-        " same arrivals. Its marks tell their numbers when pointed at.</p>"
+        "<p>z is the fluid capacity without a miss, c the ceiling that no rule can pass (docs/batching-figures.md). Every rule"
+        " sees the same arrivals. Its marks tell their numbers when pointed at.</p>"
     )
     frame = pages.render("page.html", title="batching rules in simulation", foot=foot)
     return frame.replace("<footer>", f'<p>{legend}</p><div class="charts">{charts}</div>{notes}<footer>', 1)

@@ -1,6 +1,6 @@
 """The policy that needs no setting but the SLO: `adaptive`.
 
-Theory of operation (derivation and figures: docs/batching.md). T(n) is the expected and Q(n) the pessimistic service
+Theory of operation (docs/batching.md; figures: docs/batching-figures.md). T(n) is the expected and Q(n) the pessimistic service
 time of n rows, D the SLO, λ the arrival rate, k the workers, d_1 the deadline of the first in the queue. Q(1) is .85 D at most,
 and all Q(n) by so much less, but no less than T.
 

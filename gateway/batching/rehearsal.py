@@ -8,8 +8,8 @@ at every real one, so none of those waits for long.
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
 planned one must be better by half the error of the mean, and by a hundredth of what comes. Until then the stance is followed
-that was told where things were least unlike; and before any was, one worker whose times scatter begins "at once", but where
-an SLO leaves time to collect a batch while another runs.
+that was told where things were least unlike. Before any was, one worker begins "at once" where that is rehearsed, if lengths
+differ, or if the SLO leaves no time to collect a batch while another runs.
 """
 
 from bisect import bisect_right

@@ -16,9 +16,9 @@ import numpy as np
 
 from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
+from backends.cuda_graphs import recorded_rows
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
-from backends.onnxruntime_cuda import GraphRuns
 from backends.regular_file import ABSENT, special
 
 _DATATYPES = {
@@ -56,7 +56,7 @@ def load(
     session = _open(model, threads, device, cuda_graphs)
     inputs = _tensors(model, session.get_inputs(), "input")
     outputs = _tensors(model, session.get_outputs(), "output")
-    row_sizes = declared.row_sizes
+    row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:
         firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
         if firsts == {declared.max_rows}:
@@ -196,7 +196,11 @@ class OnnxRuntimeSession:
         # 1 % of a lone request of `linear`. Where a release has it otherwise, all of it is called.
         self._bare = getattr(session, "_sess", session) if only_cpu else session
         self._names = [tensor.name for tensor in spec.outputs]
-        self._graphs = GraphRuns(session, self._names) if cuda_graphs else None
+        self._graphs = None
+        if cuda_graphs:
+            from backends.onnxruntime_cuda import GraphRuns
+
+            self._graphs = GraphRuns(session, self._names)
         self._string_inputs = [tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES"]
         self._string_outputs = [tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"]
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from backends.base import Tensors
+from backends.cuda_graphs import MOST_GRAPHS
 
-_MOST_GRAPHS: Final = 64  # shapes beyond these run unrecorded
 _UNRECORDED: Final = -1
 
 
@@ -37,13 +37,14 @@ class GraphRuns:
         self._unrecorded = _options(_UNRECORDED)
 
     def run(self, feeds: Tensors) -> list[np.ndarray]:
-        """The outputs in order of their names. The second run of a shape records it. Raises: what ONNX Runtime raises."""
+        """The outputs in order of their names. The first run of a shape records it. Raises: what ONNX Runtime raises."""
         shapes = tuple((name, array.shape) for name, array in sorted(feeds.items()))
         graph = self._graphs.get(shapes)
         if graph is None:
             results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
-            if len(self._graphs) < _MOST_GRAPHS:
-                self._graphs[shapes] = self._bind(feeds, results)
+            if len(self._graphs) < MOST_GRAPHS:
+                graph = self._graphs[shapes] = self._bind(feeds, results)
+                self._session.run_with_iobinding(graph.binding, graph.options)
             return results
         for name, array in feeds.items():
             graph.inputs[name].update_inplace(np.ascontiguousarray(array))

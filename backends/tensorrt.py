@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
+from backends.cuda_graphs import MOST_GRAPHS, recorded_rows
 from backends.regular_file import ABSENT, special
 
-_MOST_GRAPHS: Final = 64
 _DATATYPES: Final = {
     "FLOAT": "FP32", "HALF": "FP16", "BF16": "BF16", "INT8": "INT8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
     "UINT8": "UINT8",
@@ -66,7 +66,7 @@ def load(
         narrowed(inputs, declared.inputs, f"{model}: input"),
         narrowed(outputs, declared.outputs, f"{model}: output"),
         declared.max_rows,
-        declared.row_sizes,
+        declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ()),
         reads_parameters=False,
     )
     return TensorRtModel(spec, engine, runtime, device, cuda_graphs)
@@ -238,14 +238,14 @@ class TensorRtSession:
             results[tensor.name] = torch.empty(shape, dtype=_torch_dtype(tensor.datatype), device=device)
         bound = _Bound(given, results, None)
         self._point(bound)
-        if self._cuda_graphs and len(self._bound) < _MOST_GRAPHS:
+        if self._cuda_graphs and len(self._bound) < MOST_GRAPHS:
             self._execute(bound)  # TensorRT allocates at the first run of a shape, which cannot be recorded
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._execute(bound)
             bound = _Bound(given, results, graph)
-        if len(self._bound) < _MOST_GRAPHS:
+        if len(self._bound) < MOST_GRAPHS:
             self._bound[key] = bound
         return bound
 

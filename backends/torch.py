@@ -27,6 +27,7 @@ from backends.base import (
     SessionLost,
     Tensors,
 )
+from backends.cuda_graphs import recorded_rows
 from backends.onnx_file import AGAIN
 from backends.regular_file import ABSENT, special
 from backends.source import is_source, made_from
@@ -72,7 +73,8 @@ def load(
     call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
     if compile:
         call = torch.compile(call, dynamic=True)
-    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, declared.row_sizes, reads_parameters=False)
+    row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
+    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, row_sizes, reads_parameters=False)
     return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
 
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
+from backends.cuda_graphs import MOST_GRAPHS
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
-_MOST_GRAPHS: Final = 64  # a session's; batch shapes beyond run kernel by kernel
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded
 
 _capturing = threading.Lock()  # one capture at a time in a process
@@ -95,7 +95,7 @@ class CudaSession:
         key = tuple(None if tensor is None else tensor.shape for tensor in staged)
         recorded = self._graphs.get(key)
         if recorded is None:
-            if len(self._graphs) == _MOST_GRAPHS:
+            if len(self._graphs) == MOST_GRAPHS:
                 return self._called(self._call, staged)
             recorded = self._graphs[key] = self._recorded(self._call, staged)
         for argument, tensor in zip(recorded.arguments, staged, strict=True):

@@ -67,6 +67,13 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             f"models: [{{name: a, ragged: {{pad: {{x: 0}}, buckets: [4, 2]}}, {BACKEND}}}]",
             "x.yaml: models[0].ragged.buckets: [4, 2]: expected ascending lengths without repetition; write [2, 4]",
         ),
+        (
+            "models: [{name: a, ragged: {pad: {x: 0}}, backends: [{kind: onnxruntime, model: a.onnx, device: cuda, "
+            "cuda_graphs: true}]}]",
+            "x.yaml: models[0].backends[0].cuda_graphs: true: each length would be recorded for itself, and most batches run "
+            "unrecorded, expected ragged.buckets, the lengths to record, beside it; write `buckets: [16, 32, 64, 128]`, up to "
+            "the longest that the model takes",
+        ),
     ],
 )
 def test_a_fault_is_one_line_that_says_where_and_what(text: str, expected: str) -> None:

@@ -91,6 +91,11 @@ class Backend(Strict):
         return False
 
     @property
+    def records(self) -> bool:
+        """Whether it was asked to record a launch of each batch shape, so that there must be few."""
+        return False
+
+    @property
     def label(self) -> str:
         """The lane's name in metrics and messages."""
         return self.name or self.kind  # type: ignore[attr-defined]  # every kind adds its literal
@@ -172,6 +177,10 @@ class Torch(Backend):
     def any_length(self) -> bool:
         return self.device == "cpu" and not self.compile
 
+    @property
+    def records(self) -> bool:
+        return self.cuda_graphs
+
 
 class OnnxRuntime(Backend):
     """An ONNX file."""
@@ -187,6 +196,10 @@ class OnnxRuntime(Backend):
     @property
     def any_length(self) -> bool:
         return self.device == "cpu"
+
+    @property
+    def records(self) -> bool:
+        return self.cuda_graphs
 
 
 class Python(Backend):

@@ -154,6 +154,7 @@ class ModelSection(Strict):
             self._unknown_equivalents(),
             *(self._same_tensors(key, listed) for key, listed in tensors),
             self._padding_without_batches(),
+            self._recorded_lengths(),
             self._unknown_tensors(("ragged", "pad"), "an input of the model", self.inputs),
             self._unknown_tensors(("ragged", "crop"), "an output of the model", self.outputs),
         )
@@ -206,6 +207,17 @@ class ModelSection(Strict):
         if self.max_rows == 0 and self.ragged is not None:
             found = "requests are padded to share a batch, but max_rows 0 says that there is none"
             yield Unfit(found, remedy="remove `ragged`, or set max_rows", at=("ragged",))
+
+    def _recorded_lengths(self) -> Iterator[Unfit]:
+        for index, backend in enumerate(self.backends):
+            with contextlib.suppress(NotKnown):
+                if self.ragged is not None and not self.ragged.buckets and backend.records:
+                    yield Unfit(
+                        "each length would be recorded for itself, and most batches run unrecorded",
+                        expected="ragged.buckets, the lengths to record, beside it",
+                        remedy="write `buckets: [16, 32, 64, 128]`, up to the longest that the model takes",
+                        at=("backends", index, "cuda_graphs"),
+                    )
 
     def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[DeclaredTensor, ...] | None) -> Iterator[Unfit]:
         """at: of names of tensors, which must be among these, if there are any."""

@@ -3,6 +3,7 @@
 Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
 requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
+Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it.
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -49,6 +50,7 @@ async def probe(
         return True
     until_ns = clock.now_ns() + budget_ns
     sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    others = tuple(size for size in batcher.service.sizes if size not in sizes) if spec.row_sizes else ()
     well = False
     while sizes:
         for request in _requests(spec, ragged, sizes, every_length=every_length):
@@ -69,6 +71,8 @@ async def probe(
             curve = batcher.service.curve(batch.group)
             curve.probe(batch.padded_rows, [time_ns - execution.streamed_ns])
         sizes = curve.telling_rows  # none, once these have run
+        if not sizes:
+            sizes, others = others, ()
     return True
 
 

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gateway.batching.service_model import ServiceCurve
+from gateway.config import ModelSection
 from gateway.errors import BackendFailed, Code, GatewayError
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest, InferResponse
@@ -92,6 +94,22 @@ def test_a_model_that_takes_far_longer_for_two_rows_than_for_one_runs_more_sizes
     monkeypatch.setattr(ServiceCurve, "probe", noted)
     load(tmp_path, "import time; time.sleep(0.015 * (1 if len(x) == 1 else 4 if len(x) <= 4 else 8)); return {'OUTPUT0': x}")
     assert ran == [1, 8, 2, 2, 4, 5, 8, 4, 5]
+
+
+def test_of_a_model_that_runs_few_sizes_each_runs_in_every_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = ModelSection.declared
+    monkeypatch.setattr(ModelSection, "declared", lambda model: replace(declared(model), row_sizes=(1, 2, 4, 8)))
+    ran = tmp_path / "ran"
+
+    async def main() -> None:
+        text = models(tmp_path, f"with open('{ran}', 'a') as file: print(len(x), file=file)\n        return {{'OUTPUT0': x}}")
+        async with repository_of(text.replace("isolation", "sessions: 2, isolation"), tmp_path):
+            pass
+
+    asyncio.run(main())
+    sizes = ran.read_text().split()
+    assert {size: sizes.count(size) for size in ("1", "8", "2", "4")} == dict.fromkeys("1824", 3)  # both, and one alone
+    assert sizes.index("8") < sizes.index("4")
 
 
 def test_a_model_that_insists_on_its_content_is_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

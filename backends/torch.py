@@ -50,7 +50,8 @@ def load(
 ) -> "TorchModel":
     """model: a path, or `module:factory` / `path/to/file.py:factory`, called with factory_options, which returns an nn.Module.
 
-    precision: bf16 runs under autocast; int8 quantises the Linear layers of a factory's module dynamically (CPU).
+    precision: bf16 runs under autocast, with a factory's weights cast once; int8 quantises the Linear layers of a factory's
+    module dynamically (CPU).
     compile: torch.compile with dynamic shapes; the first runs, at warm-up, take up to a minute.
     cuda_graphs: record and replay one launch per batch shape on a CUDA device.
     """
@@ -93,6 +94,10 @@ def load_callable(
         module = module.eval().requires_grad_(False)
         if precision == "int8":
             module = _int8(torch, module)
+        if precision == "bf16":
+            from backends.torch_autocast import cast_once
+
+            cast_once(module)
         return module.to(device), "pytorch", _weight_bytes(module)
     if precision == "int8":
         raise LoadFailed(

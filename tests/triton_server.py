@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.sockets import free_port
 
 VENV = Path(__file__).resolve().parent.parent / ".venv-triton"
@@ -36,6 +34,8 @@ class TritonServer:
 
 def require_triton() -> None:
     """Skip the calling test where no tritonserver is installed."""
+    import pytest  # here: benchmarks start this server where no tests are installed
+
     if not (VENV / "bin" / "python").exists():
         pytest.skip("no Triton server in .venv-triton: run `make triton` (linux x86_64)")
 

@@ -87,7 +87,7 @@ def _onnxruntime_cuda(wanted: Wanted) -> Iterator[Mistake]:
         from backends.onnxruntime import without_cuda
 
         if lacks := without_cuda():
-            yield Mistake(("device",), lacks, remedy="pip install onnxruntime-gpu, or set device: cpu")
+            yield Mistake(("device",), lacks, remedy="pip install 'onnxruntime-gpu[cuda,cudnn]', or set device: cpu")
 
 
 def _onnx(wanted: Wanted) -> Iterator[Mistake]:

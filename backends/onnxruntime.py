@@ -50,7 +50,9 @@ def load(
     if not Path(model).is_file():
         raise LoadFailed(f"{model}: {special(model) or ABSENT}; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and (lacks := without_cuda()):
-        raise LoadFailed(f"device 'cuda': {lacks}: install onnxruntime-gpu")
+        from backends.onnxruntime_libraries import WITH_CUDA
+
+        raise LoadFailed(f"device 'cuda': {lacks}: {WITH_CUDA}")
     if cuda_graphs and device != "cuda":
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
@@ -122,16 +124,19 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
     providers: list[Any] = ["CPUExecutionProvider"]
     disabled = _SLOWER_FUSED
     if device == "cuda":
+        from backends.onnxruntime_libraries import preload, why_not_cuda
+
         disabled = []
         # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
         cuda = {"cudnn_conv_algo_search": "HEURISTIC", "enable_cuda_graph": "1" if cuda_graphs else "0"}
         providers.insert(0, ("CUDAExecutionProvider", cuda))
+        preload(onnxruntime)
     try:
         session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
     except Exception as exc:
         raise LoadFailed(f"{Path(model).absolute()}: {_why_not(Path(model), str(exc))}") from exc
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
-        raise LoadFailed(f"{model}: ONNX Runtime fell back to the CPU; its log says which CUDA library it missed")
+        raise LoadFailed(f"{model}: ONNX Runtime fell back to the CPU: {why_not_cuda(onnxruntime)}")
     return session
 
 

@@ -1,5 +1,7 @@
 """What the ONNX backend reads from files, refuses, and exports."""
 
+import ctypes
+import functools
 import sys
 import time
 from pathlib import Path
@@ -311,3 +313,80 @@ def test_graphs_are_refused_where_they_cannot_be(tmp_path: Path) -> None:
     path = identity(tmp_path / "f.onnx", onnx.TensorProto.FLOAT, ["n", 3])
     with pytest.raises(LoadFailed, match="cuda_graphs: expected false where device is 'cpu'"):
         backends.load("onnxruntime", {"model": path, "cuda_graphs": True}, unstated(8))
+
+
+class Fallen:
+    """A session that was to be on CUDA, as ONNX Runtime gives it where that cannot be loaded."""
+
+    def __init__(self, *_: Any, providers: list[Any], **__: Any) -> None:
+        self.asked = providers
+
+    def get_providers(self) -> list[str]:
+        return ["CPUExecutionProvider"]
+
+
+@pytest.fixture
+def with_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """ONNX Runtime as its build for CUDA is where no CUDA is. Gives what was called of it, in order."""
+    import onnxruntime
+
+    from backends import onnxruntime_libraries
+
+    calls: list[str] = []
+
+    def preload() -> None:
+        calls.append("preload")
+        print("Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such file or directory")
+
+    def opened(*given: Any, **options: Any) -> Fallen:
+        calls.append("open")
+        return Fallen(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", opened)
+    # Anew, as in a process that has loaded nothing, and again as it was.
+    monkeypatch.setattr(onnxruntime_libraries, "_preload", functools.cache(onnxruntime_libraries._preload.__wrapped__))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "libcublasLt.so.13: cannot open shared object file: No such file or directory",
+            r"m\.onnx: ONNX Runtime fell back to the CPU: libcublasLt\.so\.13 is missing: "
+            r"pip install 'onnxruntime-gpu\[cuda,cudnn\]'$",
+        ),
+        (
+            "libcuda.so.1: cannot open shared object file: No such file or directory",
+            r"libcuda\.so\.1 of the NVIDIA driver is missing: run it where a GPU is",
+        ),
+        ("/x/libonnxruntime_providers_cuda.so: undefined symbol: Provider_GetHost", "standard error has what it said; "),
+    ],
+)
+def test_a_session_that_fell_back_from_cuda_says_what_it_missed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    with_cuda: list[str],
+    said: str,
+    message: str,
+) -> None:
+    def refused(path: str) -> None:
+        raise OSError(said)
+
+    monkeypatch.setattr(ctypes, "CDLL", refused)
+    (tmp_path / "m.onnx").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(LoadFailed, match=message):
+            backends.load("onnxruntime", {"model": str(tmp_path / "m.onnx"), "device": "cuda"}, unstated(8))
+    assert with_cuda == ["preload", "open", "open"]
+    assert capfd.readouterr().out == ""
+
+
+def test_cudas_libraries_are_left_alone_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: pytest.fail("loaded"))
+    backends.load("onnxruntime", {"model": identity(tmp_path / "m.onnx", onnx.TensorProto.FLOAT, ["n", 3])}, unstated(8))

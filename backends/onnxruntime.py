@@ -5,21 +5,25 @@ more, an InferenceSession has a thread pool of its own and k sessions would queu
 The pool's threads do not spin between runs, since sessions share the cores with the listeners and with each other.
 """
 
+import contextlib
 import re
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
-from backends.cuda_graphs import recorded_rows
+from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
 from backends.regular_file import ABSENT, special
+
+if TYPE_CHECKING:
+    from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
 _DATATYPES = {
     "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
@@ -128,11 +132,15 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
 
         disabled = []
         # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
-        cuda = {"cudnn_conv_algo_search": "HEURISTIC", "enable_cuda_graph": "1" if cuda_graphs else "0"}
+        # Products in TF32, its default, have ten bits: what is exported in fp32 would differ from the CPU's by up to 1e-3.
+        cuda = {
+            "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0", "enable_cuda_graph": "1" if cuda_graphs else "0",
+        }  # fmt: skip
         providers.insert(0, ("CUDAExecutionProvider", cuda))
         preload(onnxruntime)
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
+        with running() if device == "cuda" else contextlib.nullcontext():
+            session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
     except Exception as exc:
         raise LoadFailed(f"{Path(model).absolute()}: {_why_not(Path(model), str(exc))}") from exc
     if device == "cuda" and session.get_providers()[0] != "CUDAExecutionProvider":
@@ -199,13 +207,14 @@ class OnnxRuntimeSession:
         self._session = session
         # Its Python part looks at the inputs' names, which are checked before, and at CUDA's graphs: a fifth of a short run,
         # 1 % of a lone request of `linear`. Where a release has it otherwise, all of it is called.
-        self._bare = getattr(session, "_sess", session) if only_cpu else session
+        self._bare = getattr(session, "_sess", session)
         self._names = [tensor.name for tensor in spec.outputs]
-        self._graphs = None
-        if cuda_graphs:
-            from backends.onnxruntime_cuda import GraphRuns
+        self._on_cuda: GraphRuns | PlainRuns | None = None
+        if not only_cpu:
+            from backends import onnxruntime_cuda
 
-            self._graphs = GraphRuns(session, self._names)
+            runs = onnxruntime_cuda.GraphRuns if cuda_graphs else onnxruntime_cuda.PlainRuns
+            self._on_cuda = runs(session, self._names)
         self._string_inputs = [tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES"]
         self._string_outputs = [tensor.name for tensor in spec.outputs if tensor.datatype == "BYTES"]
 
@@ -216,7 +225,7 @@ class OnnxRuntimeSession:
         if self._string_inputs:
             feeds = inputs | {name: _decoded(name, inputs[name]) for name in self._string_inputs if name in inputs}
         try:
-            results = self._graphs.run(feeds) if self._graphs is not None else self._bare.run(self._names, feeds, None)
+            results = self._bare.run(self._names, feeds, None) if self._on_cuda is None else self._on_cuda.run(feeds)
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
             if isinstance(exc, MemoryError) or any(fault in message for fault in _MEMORY_FAULTS):
@@ -229,7 +238,8 @@ class OnnxRuntimeSession:
         return outputs
 
     def close(self) -> None:
-        self._session = self._bare = self._graphs = None
+        with running() if self._on_cuda is not None else contextlib.nullcontext():
+            self._session = self._bare = self._on_cuda = None
 
 
 def _decoded(name: str, array: np.ndarray) -> np.ndarray:

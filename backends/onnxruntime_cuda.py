@@ -1,4 +1,4 @@
-"""Runs of an ONNX Runtime session as recorded CUDA graphs: one per batch shape, over tensors that stay where they are.
+"""Runs of an ONNX Runtime session on CUDA: plain, or as recorded CUDA graphs, one per batch shape over tensors that stay.
 
 Source: ONNX Runtime's documentation of its CUDA execution provider (`enable_cuda_graph`, the run option `gpu_graph_id`).
 """
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from backends.base import Tensors
-from backends.cuda_graphs import MOST_GRAPHS
+from backends.cuda_graphs import MOST_GRAPHS, recording, running
 
 _UNRECORDED: Final = -1
 
@@ -23,6 +23,21 @@ class _BoundGraph:
     inputs: dict[str, Any]
     outputs: list[Any]
     options: Any
+
+
+class PlainRuns:
+    """In place of `InferenceSession.run`, for one session."""
+
+    def __init__(self, session: Any, names: list[str]) -> None:
+        """names: of the outputs."""
+        self._session = session
+        self._names = names
+
+    def run(self, feeds: Tensors) -> list[np.ndarray]:
+        """The outputs in order of their names. Raises: what ONNX Runtime raises."""
+        with running():
+            results: list[np.ndarray] = self._session.run(self._names, feeds)
+            return results
 
 
 class GraphRuns:
@@ -41,15 +56,19 @@ class GraphRuns:
         shapes = tuple((name, array.shape) for name, array in sorted(feeds.items()))
         graph = self._graphs.get(shapes)
         if graph is None:
-            results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
+            with running():
+                results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
             if len(self._graphs) < MOST_GRAPHS:
-                graph = self._graphs[shapes] = self._bind(feeds, results)
-                self._session.run_with_iobinding(graph.binding, graph.options)
+                with recording():
+                    graph = self._bind(feeds, results)
+                    self._session.run_with_iobinding(graph.binding, graph.options)
+                self._graphs[shapes] = graph
             return results
-        for name, array in feeds.items():
-            graph.inputs[name].update_inplace(np.ascontiguousarray(array))
-        self._session.run_with_iobinding(graph.binding, graph.options)
-        return [value.numpy() for value in graph.outputs]
+        with running():
+            for name, array in feeds.items():
+                graph.inputs[name].update_inplace(np.ascontiguousarray(array))
+            self._session.run_with_iobinding(graph.binding, graph.options)
+            return [value.numpy() for value in graph.outputs]
 
     def _bind(self, feeds: Tensors, results: list[np.ndarray]) -> _BoundGraph:
         from onnxruntime import OrtValue

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
-from backends.cuda_graphs import MOST_GRAPHS, recorded_rows
+from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
 from backends.regular_file import ABSENT, special
 
 _DATATYPES: Final = {
@@ -58,7 +58,7 @@ def load(
     logger = tensorrt.Logger(tensorrt.Logger.WARNING)
     runtime = tensorrt.Runtime(logger)
     kept = Path(engines) if engines else Path(model).parent / "engines"
-    with torch.cuda.device(device), _building:
+    with running(), torch.cuda.device(device), _building:
         engine = _engine(tensorrt, runtime, Path(model), kept, _Profile(declared.max_rows, longest, workspace_mb))
     inputs, outputs = _tensors(tensorrt, engine)
     spec = ModelSpec(
@@ -154,7 +154,7 @@ class TensorRtModel:
     def open_session(self, index: int) -> "TensorRtSession":
         import torch
 
-        with torch.cuda.device(self.device.index):
+        with running(), torch.cuda.device(self.device.index):
             context = self._engine.create_execution_context()
         if context is None:
             raise LoadFailed(f"session {index}: no execution context, the GPU's memory is full")
@@ -192,7 +192,7 @@ class TensorRtSession:
         if self._context is None:
             raise SessionLost("the session is closed")
         try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode():
+            with running(), torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode():
                 sources = {tensor.name: to_tensor(inputs[tensor.name]) for tensor in self._spec.inputs}
                 bound = self._bind(sources)
                 for name, source in sources.items():
@@ -212,8 +212,9 @@ class TensorRtSession:
             raise mapped(exc) from exc
 
     def close(self) -> None:
-        self._context = None
-        self._bound.clear()
+        with running():
+            self._context = None
+            self._bound.clear()
 
     def _bind(self, sources: dict[str, Any]) -> _Bound:
         """The tensors for these shapes: those of the last time, or new ones."""

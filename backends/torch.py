@@ -27,7 +27,7 @@ from backends.base import (
     SessionLost,
     Tensors,
 )
-from backends.cuda_graphs import recorded_rows
+from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
 from backends.regular_file import ABSENT, special
 from backends.source import is_source, made_from
@@ -71,7 +71,8 @@ def load(
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
-    call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
+    with running() if target.type == "cuda" else contextlib.nullcontext():
+        call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
     if compile:
         call = torch.compile(call, dynamic=True)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
@@ -181,7 +182,8 @@ class TorchModel:
         if self._device.type == "cuda":
             from backends.torch_cuda import CudaSession
 
-            return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
+            with running():
+                return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
         torch.get_num_threads()  # see Threads, above
         torch.set_num_threads(self._threads)
         return CpuSession(self.spec, self._call, self._autocast)

@@ -27,16 +27,16 @@ _READS: Final = re.compile(r"\.(?:weight|bias)\b(?!\.(?:dtype|device|shape)\b)|\
 
 def cast_once(module: nn.Module) -> None:
     """Turn to bf16, in place, the weights and biases that autocast turns to it in every run."""
-    held = Counter(id(tensor) for each in module.modules() for tensor in each._parameters.values())
+    held = Counter(id(tensor) for each in module.modules() for tensor in each.parameters(recurse=False))
     parents = [each for each in module.modules() if type(each) not in _LAYERS and any(True for _ in each.children())]
     readers = {kind for kind in {type(parent) for parent in parents} if _may_read(kind)}
     kept = {each for parent in parents if type(parent) in readers or "forward" in vars(parent) for each in parent.modules()}
     for layer in module.modules():
         if type(layer) not in _LAYERS or layer in kept or "forward" in vars(layer):
             continue
-        for name, tensor in layer._parameters.items():
+        for name, tensor in list(layer.named_parameters(recurse=False)):
             if type(tensor) is nn.Parameter and tensor.dtype == torch.float32 and held[id(tensor)] == 1:
-                layer._parameters[name] = nn.Parameter(tensor.detach().bfloat16(), requires_grad=False)
+                layer.register_parameter(name, nn.Parameter(tensor.detach().bfloat16(), requires_grad=False))
 
 
 def _may_read(kind: type[nn.Module]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
-from backends.cuda_graphs import MOST_GRAPHS
+from backends.cuda_graphs import MOST_GRAPHS, running
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded
@@ -55,7 +55,7 @@ class CudaSession:
             else contextlib.nullcontext()
         )
         try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode(), precision:
+            with running(), torch.cuda.device(self._device), torch.cuda.stream(self._stream), torch.inference_mode(), precision:
                 staged = [self._staged(tensor.name, inputs.get(tensor.name)) for tensor in self._spec.inputs]
                 results = self._replayed(staged) if self._records else self._called(self._call, staged)
                 pinned = [torch.empty(result.shape, dtype=result.dtype, pin_memory=True) for result in results]
@@ -69,9 +69,10 @@ class CudaSession:
             raise mapped(exc) from exc
 
     def close(self) -> None:
-        self._call = None
-        self._graphs.clear()
-        self._staging.clear()
+        with running():
+            self._call = None
+            self._graphs.clear()
+            self._staging.clear()
 
     def _staged(self, name: str, array: Any) -> torch.Tensor | None:
         """The array in pinned memory. The buffer is free again once the stream was waited for, which every run does."""

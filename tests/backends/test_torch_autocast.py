@@ -176,7 +176,7 @@ def test_a_model_casts_its_weights_at_load() -> None:
     assert 0.4 * full.memory_bytes < model.memory_bytes < 0.6 * full.memory_bytes
     session = model.open_session(0)
     x = np.random.default_rng(0).standard_normal((3, 64), np.float32)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         found = session.run({"x": x}, {})["y"]
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         expected = convolutional().eval()(torch.from_numpy(x))

@@ -197,6 +197,8 @@ BENCHMARKS = (
     "python -m benchmarks.overhead --seconds 3",
     "python -m benchmarks.overhead --seconds 3 --connections 64 --only replicas,embedded,serve",
     "python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml",
+    "python benchmarks/sessions.py configs/examples/minilm-cuda.yaml",
+    "python -m benchmarks.gpu --seconds 2 --variants ort triton-ort",
     "python -m benchmarks.stalls attribution",
     "python -m benchmarks.triton_calls",
     "python -m benchmarks.why",
@@ -273,6 +275,12 @@ NOT_RUN = {
     "is the set-up without which this is skipped": ("make models/.ready",),
     "runs these tests": ("make test", ".ci/run"),
     "needs what this machine may lack: a C++ compiler; over a minute": ("gateway compile configs/examples/minilm-cpu.yaml",),
+    "needs a GPU": (
+        'pip uninstall onnxruntime && pip install "onnxruntime-gpu[cuda,cudnn]"',
+        "pip install 'onnxruntime-gpu[cuda,cudnn]'",
+        "gateway compile configs/examples/minilm-cuda.yaml",
+        "gateway serve configs/examples/minilm-cuda.yaml",
+    ),
     "needs a Triton server and NeuronCores": (
         "gateway compile configs/examples/fleet.yaml",
         "gateway serve configs/examples/fleet.yaml",

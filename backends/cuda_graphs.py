@@ -7,15 +7,21 @@ recorded is spoiled and its session lost. So all that a backend does on CUDA is 
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final
 
 MOST_GRAPHS: Final = 128
 """A session's; batch shapes beyond run unrecorded."""
 
+_PATIENCE_S: Final = 2.0  # of who would record
+_PAUSE_S: Final = 30.0
+
+_thread: Final = threading.local()  # runs: whether it is within `running`
 _changed: Final = threading.Condition()
 _at_work = 0  # threads within `running`; -1: one is within `recording`
 _to_record = 0  # threads that wait for that, and go first: else runs that follow each other would keep them out
+_not_before_s = 0.0  # time.monotonic: when the next may try to record
 
 
 def recorded_rows(max_rows: int) -> tuple[int, ...]:
@@ -34,14 +40,19 @@ def recorded_rows(max_rows: int) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def running() -> Iterator[None]:
-    """Around work on CUDA. Not within itself or `recording`: that may wait for ever."""
+    """Around work on CUDA. Within itself it does nothing."""
     global _at_work
+    if getattr(_thread, "runs", False):
+        yield
+        return
     with _changed:
         _changed.wait_for(lambda: _at_work >= 0 and not _to_record)
         _at_work += 1
+    _thread.runs = True
     try:
         yield
     finally:
+        _thread.runs = False
         with _changed:
             _at_work -= 1
             if not _at_work:
@@ -49,17 +60,26 @@ def running() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[None]:
-    """Around a recording in CUDA's global mode: alone in the process."""
-    global _at_work, _to_record
+def recording() -> Iterator[bool]:
+    """Around a recording in CUDA's global mode, not within `running`. Gives whether it is alone in the process.
+
+    If not, some work on CUDA takes long, or hangs, and all else would wait for it: nothing is recorded for a while.
+    """
+    global _at_work, _to_record, _not_before_s
     with _changed:
-        _to_record += 1
-        _changed.wait_for(lambda: not _at_work)
-        _to_record -= 1
-        _at_work = -1
+        if alone := time.monotonic() >= _not_before_s:
+            _to_record += 1
+            alone = _changed.wait_for(lambda: not _at_work, _PATIENCE_S)
+            _to_record -= 1
+            if alone:
+                _at_work = -1
+            else:
+                _not_before_s = time.monotonic() + _PAUSE_S
+                _changed.notify_all()
     try:
-        yield
+        yield alone
     finally:
-        with _changed:
-            _at_work = 0
-            _changed.notify_all()
+        if alone:
+            with _changed:
+                _at_work = 0
+                _changed.notify_all()

@@ -59,10 +59,11 @@ class GraphRuns:
             with running():
                 results: list[np.ndarray] = self._session.run(self._names, feeds, self._unrecorded)
             if len(self._graphs) < MOST_GRAPHS:
-                with recording():
-                    graph = self._bind(feeds, results)
-                    self._session.run_with_iobinding(graph.binding, graph.options)
-                self._graphs[shapes] = graph
+                with recording() as alone:
+                    if alone:
+                        graph = self._bind(feeds, results)
+                        self._session.run_with_iobinding(graph.binding, graph.options)
+                        self._graphs[shapes] = graph
             return results
         with running():
             for name, array in feeds.items():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends import cuda_graphs
 from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, recording, running
 from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
@@ -121,13 +122,55 @@ def test_who_records_is_not_kept_out_by_runs_that_follow_each_other() -> None:
 
 
 def thread_waits() -> bool:
-    from backends import cuda_graphs
-
     return cuda_graphs._to_record > 0
 
 
 def enter_and_leave() -> None:
     with running():
+        pass
+
+
+def test_who_would_record_beside_work_that_hangs_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(cuda_graphs, "_not_before_s", 0.0)
+    given: list[bool] = []
+
+    def record() -> None:
+        with recording() as alone:
+            given.append(alone)
+
+    with running():  # and does not end
+        for _ in range(2):
+            thread = threading.Thread(target=record)
+            thread.start()
+            thread.join(10)
+        began_s = time.monotonic()
+        later = threading.Thread(target=enter_and_leave)
+        later.start()
+        later.join(10)
+        assert not later.is_alive()
+    record()  # not yet again
+    assert given == [False, False, False]
+    assert time.monotonic() - began_s < cuda_graphs._PAUSE_S
+    monkeypatch.setattr(cuda_graphs, "_not_before_s", 0.0)
+    record()
+    assert given[3:] == [True]
+
+
+def test_work_within_work_waits_for_nobody() -> None:
+    with running():
+        thread = threading.Thread(target=record_once)
+        thread.start()
+        while not thread_waits():
+            time.sleep(1e-3)
+        with running():
+            pass
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def record_once() -> None:
+    with recording():
         pass
 
 

@@ -149,7 +149,10 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Padding:
-    """The bytes that a batch of ragged requests is padded with, while it is formed: bounded, whatever lengths come together."""
+    """The bytes that a batch of ragged requests is padded with, while it is formed: bounded, whatever lengths come together.
+
+    Requests in one bucket of lengths need none: they are padded by no more than the model's buckets ask for.
+    """
 
     def __init__(self, ragged: Ragged, parts: list[Part]) -> None:
         """parts: what is in the batch already."""

@@ -399,10 +399,12 @@ class Batcher(Untold):
         parts: list[Part] = []
         limit, reason, _, _, expected_ns, fill, _ = decision
         most = self._max_rows
-        rows = self._take(queue, limit if limit < most else most, parts) if limit else 0
+        padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
+        rows = self._take(queue, limit if limit < most else most, parts, padding) if limit else 0
         group = queue.group if rows else next(more.queue.group for more in fill if more.rows)
         for more in [each for each in fill if each.rows]:
-            rows += self._take(more.queue, min(more.rows, most - rows), parts)
+            padding = padding or (None if self._ragged is None else Padding(self._ragged, parts))
+            rows += self._take(more.queue, min(more.rows, most - rows), parts, padding)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
                 group = other  # the longest: what the model will see
@@ -410,11 +412,9 @@ class Batcher(Untold):
         reason = "full" if rows >= most and reason == "idle" else reason
         self._dispatch(parts, rows, reason, now_ns, group, expected_ns, batches)
 
-    def _take(self, queue: Queue, limit: int, parts: list[Part]) -> int:
+    def _take(self, queue: Queue, limit: int, parts: list[Part], padding: Padding | None) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
         entries, state = queue.entries, self._state
-        # Of requests in one bucket of lengths, none is padded by more than the model's buckets ask for.
-        padding = Padding(self._ragged, parts) if self._ragged is not None and (parts or not self._by_length) else None
         if queue.rows == len(entries) and self._batched and padding is None:  # one row each, as mostly
             taken = queue.pop_many(limit) if len(entries) > 1 else (queue.pop(),)
             for _, _, _, _, request in taken:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.batching.adaptive import Adaptive
+from gateway.batching.batch import Padding
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Greedy
 from gateway.batching.policy import Policy
@@ -75,6 +76,20 @@ def closed_loop(
     warm = ended[REQUESTS // 4 : REQUESTS]
     rate = len(warm) / ((warm[-1][0] - warm[0][0]) / MS)
     return Served(rate, float(np.percentile([taken_ns / MS for _, taken_ns in warm], 99)))
+
+
+def test_each_request_of_a_batch_of_many_lengths_is_looked_at_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    look = Padding._with
+
+    def counted(padding: Padding, request: InferRequest, rows: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(padding, request, rows)
+
+    monkeypatch.setattr(Padding, "_with", counted)
+    closed_loop(Adaptive(), by_shape=False, fixed_ms=20.0, cell_ms=0.005, more_ms=0.0, noise=0.15)
+    assert looks < 1.2 * (REQUESTS + CONNECTIONS)
 
 
 @pytest.mark.parametrize(

@@ -132,12 +132,9 @@ def gateway(name: str, device: str, sessions: int, slo_ms: float, folder: Path) 
     file.write_text(yaml.safe_dump(configuration(name, device, sessions, slo_ms)))
     command = [sys.executable, "-m", "gateway", "serve", str(file), "--no-ray", "--quiet"]
     command += ["--http-port", "0", "--grpc-port", "0"]
-    cuda = [str(path) for place in sys.path for path in sorted(Path(place).glob("nvidia/*/lib"))]
-    libraries = ":".join(filter(None, [*cuda, os.environ.get("LD_LIBRARY_PATH", "")]))
-    environment = os.environ | ({"LD_LIBRARY_PATH": libraries} if device != "cpu" and libraries else {})
     with log.open("w") as said:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True
+            command, cwd=ROOT, stdout=said, stderr=said, stdin=subprocess.DEVNULL, start_new_session=True
         )
     try:
         until = time.monotonic() + START_S

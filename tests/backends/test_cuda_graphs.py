@@ -12,6 +12,13 @@ from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, recording, running
 from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
 
+@pytest.fixture(autouse=True)
+def in_no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is at the moment, nobody gives up a recording by that."""
+    monkeypatch.setattr(cuda_graphs, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(cuda_graphs, "_not_before_s", 0.0)
+
+
 def test_few_sizes_hold_every_batch_and_pad_it_by_less_than_as_much_again() -> None:
     for max_rows in range(1, 513):
         sizes = recorded_rows(max_rows)
@@ -31,21 +38,26 @@ class Driver:
 
     def __init__(self) -> None:
         self.works, self.records, self.spoiled, self.recorded = 0, 0, 0, 0
+        self._counting = threading.Lock()
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray], options: object = None) -> list[np.ndarray]:
-        self.works += 1
-        self.spoiled += self.records
+        with self._counting:
+            self.works += 1
+            self.spoiled += self.records
         time.sleep(1e-4)
-        self.works -= 1
+        with self._counting:
+            self.works -= 1
         return [feeds["x"]]
 
     def record(self) -> None:
-        self.records += 1
-        self.spoiled += self.works + self.records - 1
+        with self._counting:
+            self.records += 1
+            self.spoiled += self.works + self.records - 1
         time.sleep(1e-3)
-        self.recorded += 1
-        self.spoiled += self.works
-        self.records -= 1
+        with self._counting:
+            self.recorded += 1
+            self.spoiled += self.works
+            self.records -= 1
 
 
 class Session:
@@ -132,7 +144,6 @@ def enter_and_leave() -> None:
 
 def test_who_would_record_beside_work_that_hangs_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "_PATIENCE_S", 0.05)
-    monkeypatch.setattr(cuda_graphs, "_not_before_s", 0.0)
     given: list[bool] = []
 
     def record() -> None:

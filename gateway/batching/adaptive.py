@@ -57,13 +57,13 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.choosing import decide_among
 from gateway.batching.holding import THINNED, hold, pace
-from gateway.batching.inflow import ARRIVALS, CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
+from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
 from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, missing_ns, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
-from gateway.batching.rehearsal import Rehearsal, Streams
+from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
 from gateway.batching.service_model import ServiceCurve, ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
@@ -95,9 +95,9 @@ class Adaptive:
 
     def __init__(self, stance: Stance | None = None) -> None:
         """stance: always this one; None: the one that by rehearsal does best."""
-        self._stance = stance
-        self._rehearsal = Rehearsal()
+        self._rehearsal = Rehearsal(stance)
         self._limits = BatchLimits(1)
+        self._slo_ns: int | None = None
         self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
@@ -106,25 +106,27 @@ class Adaptive:
     @property
     def stance(self) -> Stance:
         """The one that is followed now."""
-        return self._stance or self._rehearsal.stance
+        return self._rehearsal.stance
 
     def bind(self, limits: BatchLimits) -> None:
-        self._limits = limits
+        self._limits, self._slo_ns = limits, limits.slo_ns
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)
 
     def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None:
-        group = queue.group
-        stream = self._streams.get(group) or self._stream(group)
-        arrivals = stream.arrivals
-        stream.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
-        arrivals.append((now_ns, rows))
-        if (slo_ns := self._limits.slo_ns) is None:
+        streams, group = self._streams, queue.group
+        stream = streams.get(group) or self._stream(group)
+        came_rows = stream.came_rows  # as `Inflow.came`, without a call
+        stream.arrivals.append((now_ns, came_rows))
+        stream.came_rows = came_rows + rows
+        if (slo_ns := self._slo_ns) is None:
             return
-        if len(self._streams) > 1:
+        if len(streams) > 1:
             self._line.came(rows, now_ns)
-        if self._stance is None:
-            self._rehearsal.arrived()
-        if queue.outlook is None and queue.rows // _MANY > (queue.rows - rows) // _MANY:
+        rehearsal = self._rehearsal
+        rehearsal.until_look -= 1
+        if rehearsal.under_way is not None:
+            rehearsal.go_on()
+        if (waiting := queue.rows) >= _MANY and queue.outlook is None and waiting // _MANY > (waiting - rows) // _MANY:
             self._foresee(queue, stream, state, slo_ns, now_ns)
 
     def settle(self) -> None:
@@ -139,31 +141,36 @@ class Adaptive:
         if batch.reason == "probe":
             self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
-            group = batch.group
-            stream = self._streams[group] if group in self._streams else self._stream(group)
+            stream = self._streams.get(batch.group) or self._stream(batch.group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
             stream.learned_ns = self._line.stream.learned_ns = now_ns
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        group = queue.group
-        stream = self._streams[group] if group in self._streams else self._stream(group)
-        if not stream.curve.current().ready:
+        stream = self._streams.get(queue.group) or self._stream(queue.group)
+        if not (stream.curve.current() if stream.curve.shares else stream.curve).ready:
             return Decision(self._limits.max_rows, "idle")
-        slo_ns = self._limits.slo_ns
+        slo_ns = self._slo_ns
         if len(state.queues) == 1:
-            if slo_ns is None and state.requests == 1 and stream.held is NOT_HELD:  # `_decide` would come to it as well
-                busy = len(state.in_flight)
-                if free_slots > 1 or not busy:
-                    lone = self._lone(queue.entries[0], stream, busy, free_slots, state, now_ns)
-                    if lone is not None:
-                        return lone
+            rehearsal, busy, held = self._rehearsal, len(state.in_flight), stream.held
+            asks = rehearsal.until_look <= 0 or rehearsal.stance != PLANNED
+            if slo_ns is not None and asks and not queue.has_lower_class:
+                stance = self._stance_for(state, now_ns, slo_ns)
+                if stance != PLANNED:
+                    decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
+                    if decision is not None:
+                        return decision
+            if held is not NOT_HELD:  # `_decide` would come to it as well
+                if held.view is None and held.keeps(queue, busy, now_ns):
+                    return Decision(0, "hold", held.until_ns)
+            elif state.requests == 1 and (free_slots > 1 or not busy):
+                lone = self._lone(queue.entries[0], stream, busy, free_slots, state, now_ns)
+                if lone is not None:
+                    return lone
             return self._decide(queue, stream, state, now_ns, free_slots, True)
-        if slo_ns is not None:
-            stance = self._stance_for(state, now_ns, slo_ns)
-            if stance != PLANNED:
-                decision = decide_among(stance, queue, state, self._stream, now_ns, free_slots, slo_ns)
-                if decision is not None:
-                    return decision
+        if slo_ns is not None and (stance := self._stance_for(state, now_ns, slo_ns)) != PLANNED:
+            decision = decide_among(stance, queue, state, self._stream, now_ns, free_slots, slo_ns)
+            if decision is not None:
+                return decision
         if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
@@ -173,8 +180,7 @@ class Adaptive:
         workers, known = len(state.in_flight), stream.curve.current().ready
         if len(state.queues) > 1 or not 0 < workers >= state.workers or self.stance != PLANNED or not known:
             return
-        view = View(stream, workers - 1, now_ns, 1)
-        view.rely_on(_FRESH * slo_ns)
+        view = View(stream, workers - 1, now_ns, 1, _FRESH * slo_ns)
         margin = stream.margin
         _, foreseen = self._fresh(queue, stream, view, slo_ns, state, True)
         if foreseen is None or not missing_ns(foreseen, queue, state, NEVER, now_ns + slo_ns, now_ns):
@@ -208,15 +214,8 @@ class Adaptive:
         """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
         first = entries[0]
-        slo_ns = self._limits.slo_ns
-        if slo_ns is not None and len(state.queues) == 1 and not queue.has_lower_class:
-            stance = self._stance_for(state, now_ns, slo_ns)
-            if stance != PLANNED:
-                decision = decide_in(stance, queue, View(stream, busy, now_ns, free_slots), slo_ns)
-                if decision is not None:
-                    return decision
-        held = stream.held
-        if held.first is first and now_ns < held.until_ns and waiting < held.rows and busy == held.busy:
+        slo_ns, held = self._slo_ns, stream.held
+        if held is not NOT_HELD and held.keeps(queue, busy, now_ns):
             if held.view is None:
                 return Decision(0, "hold", held.until_ns)
             held.view.now_ns, held.view.rate = now_ns, stream.rate(now_ns)
@@ -227,9 +226,7 @@ class Adaptive:
             lone = self._lone(first, stream, busy, free_slots, state, now_ns)
             if lone is not None:
                 return lone
-        view = View(stream, busy, now_ns, free_slots)
-        if slo_ns is not None:
-            view.rely_on(_FRESH * slo_ns)
+        view = View(stream, busy, now_ns, free_slots, None if slo_ns is None else _FRESH * slo_ns)
         last = len(view.sizes) - 1
         shed: list[Entry] = []
         if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.margin:
@@ -326,11 +323,15 @@ class Adaptive:
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
     def _stance_for(self, state: State, now_ns: int, slo_ns: int) -> Stance:
-        if self._stance is not None:
-            return self._stance
         rehearsal = self._rehearsal
         if rehearsal.until_look <= 0:
-            if len(state.queues) > 1 and self._longest(state.queues) is None:  # who may not share a batch
+            left_ns = slo_ns - state.reserved_ns
+            if len(state.queues) == 1:
+                curve = self._stream(next(iter(state.queues))).curve
+                needless = left_ns > TIGHT * curve.shape[0] * curve.level(state.workers)  # as `look` would find, sooner
+            else:
+                needless = self._longest(state.queues) is None  # who may not share a batch
+            if needless:
                 rehearsal.keep()
                 return PLANNED
             streams = {group: self._stream(group) for group in state.queues}
@@ -343,7 +344,6 @@ class Adaptive:
                 policy._rehearse(streams, self._line.stream)
                 return found
 
-            left_ns = slo_ns - state.reserved_ns
             rehearsal.look(streams, state.workers, left_ns, now_ns, lane)
         return rehearsal.stance
 

@@ -34,11 +34,11 @@ from gateway.batching.queue import (
     deadline_of,
     virtual_deadline,
 )
-from gateway.batching.refusals import displaced, no_room, too_large, too_late
+from gateway.batching.refusals import displaced, hopeless, no_room, too_large, too_late
 from gateway.batching.service_model import ServiceModel
 from gateway.batching.telling import NOWHERE, Untold
 from gateway.config import Ragged
-from gateway.errors import GatewayError, Overloaded
+from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 
@@ -64,7 +64,6 @@ class Step(msgspec.Struct):
 
 
 NOTHING: Final = Step([], [], None)
-_HOPELESS: Final = "overloaded, the request would have been answered after its deadline"
 
 
 class Batcher(Untold):
@@ -188,46 +187,43 @@ class Batcher(Untold):
         If the queue has no room for it, whole requests of lower classes make room: the next step has them shed.
         Raises: Overloaded, if they would not do or it would be late; DeadlineExceeded; TooLarge, for too many rows in one.
         """
-        try:
-            rows = request.rows if self._batched else 1
-            if rows > self._max_request_rows:
-                raise too_large(request, rows, self._max_request_rows, self._max_queue_rows)
-            state = self._state
-            slo_ns = self._slo_ns
-            if slo_ns is None and request.deadline_ns is None:
-                deadline_ns = NEVER
-            elif slo_ns is None or request.deadline_ns is not None:
-                deadline_ns = deadline_of(request, slo_ns, reserved_ns)
-            else:
-                deadline_ns = request.arrival_ns + slo_ns - reserved_ns
-            if deadline_ns < now_ns:
-                raise too_late(request, deadline_ns, now_ns)
-            if state.rows + rows > self._max_queue_rows and state.rows and not self._displace(request, rows):
-                raise no_room(request, state.rows, rows, self._max_queue_rows, self._retry_after_s())
-            # The shortest way for what nearly all are: alike in shape, and of the default class.
-            group = self._groups.of(request) if self._by_length else request.shape_key
-            queue = state.queues.get(group)
-            if queue is None:
-                queue = state.new_queue(group)
-            key = deadline_ns if deadline_ns != NEVER else request.arrival_ns + PATIENCE_NS  # as `virtual_deadline` has it
-            if request.priority:
-                key = state.classed(request, deadline_ns, now_ns)
-            if queue.outlook is not None and (late_ns := missing_ns(queue.outlook, queue, state, key, deadline_ns, now_ns)):
-                self._policy.arrived(queue, state, rows, now_ns)
-                raise Overloaded(f"model '{request.model}': {_HOPELESS}", late_ns / 1e9)
-            self._sequence = sequence = self._sequence + 1
-            queue.push((key, sequence, deadline_ns, rows, request))
-            if deadline_ns < self._expires_ns:
-                self._expires_ns = deadline_ns
-            state.rows += rows
-            if reserved_ns != state.reserved_ns:
-                state.reserved_ns = reserved_ns
-                self._reserves(reserved_ns)
-            state.requests += 1
+        rows, most = request.rows if self._batched else 1, self._max_queue_rows
+        if rows > self._max_request_rows:
+            raise self._refused(request, now_ns, reserved_ns, too_large(request, rows, self._max_request_rows, most))
+        state = self._state
+        slo_ns = self._slo_ns
+        # The shortest way for what nearly all are: without a deadline of their own, alike in shape, and of the default class.
+        if request.deadline_ns is not None:
+            key = deadline_ns = deadline_of(request, slo_ns, reserved_ns)
+        elif slo_ns is not None:
+            key = deadline_ns = request.arrival_ns + slo_ns - reserved_ns
+        else:
+            key, deadline_ns = request.arrival_ns + PATIENCE_NS, NEVER  # as `virtual_deadline` has it
+        if deadline_ns < now_ns:
+            raise self._refused(request, now_ns, reserved_ns, too_late(request, deadline_ns, now_ns))
+        if state.rows + rows > most and state.rows and not self._displace(request, rows):
+            error = no_room(request, state.rows, rows, most, self._retry_after_s())
+            raise self._refused(request, now_ns, reserved_ns, error)
+        group = self._groups.of(request) if self._by_length else request.shape_key
+        queue = state.queues.get(group)
+        if queue is None:
+            queue = state.new_queue(group)
+        if request.priority:
+            key = state.classed(request, deadline_ns, now_ns)
+        outlook = queue.outlook
+        if outlook is not None and (late_ns := missing_ns(outlook, queue, state, key, deadline_ns, now_ns)):
             self._policy.arrived(queue, state, rows, now_ns)
-        except GatewayError as exc:
-            self._refused(request, now_ns, reserved_ns, exc)
-            raise
+            raise self._refused(request, now_ns, reserved_ns, hopeless(request, late_ns / 1e9))
+        self._sequence = sequence = self._sequence + 1
+        queue.push(key, sequence, deadline_ns, rows, request)
+        if deadline_ns < self._expires_ns:
+            self._expires_ns = deadline_ns
+        state.rows += rows
+        if reserved_ns != state.reserved_ns:
+            state.reserved_ns = reserved_ns
+            self._reserves(reserved_ns)
+        state.requests += 1
+        self._policy.arrived(queue, state, rows, now_ns)
         if (events := self._events) is not NOWHERE:  # here, as a call where it is recorded would cost as much as all the rest
             if request.plain:
                 events.append(now_ns)
@@ -262,19 +258,29 @@ class Batcher(Untold):
         """Decide what runs now. free_slots: batches that can start at once."""
         state = self._state
         decision: Decision | None = None
-        if state.requests == 1 and free_slots > 0 and len(state.queues) == 1 and not (self._retries or self._displaced):
-            if self._expires_ns >= now_ns:  # one alone: as below, at half the price
+        if not (self._retries or self._displaced):
+            if not state.requests:
+                return NOTHING
+            expires_ns = self._expires_ns
+            if free_slots <= 0 and expires_ns >= now_ns:  # as below, in the shortest way for what nearly always is
+                return Step([], [], expires_ns + 1 if expires_ns < NEVER else None)
+            if len(state.queues) == 1 and expires_ns >= now_ns:
                 (queue,) = state.queues.values()
                 decision = self._policy.decide(queue, state, now_ns, free_slots)
-                if self._ragged is None and (batch := close_alone(queue, state, self._limits, decision, now_ns, self._batched)):
-                    self._expires_ns = NEVER
-                    return Step([batch], [], None)
-        elif not state.requests and not self._retries and not self._displaced:
-            return NOTHING
+                if state.requests == 1 and self._ragged is None:
+                    batch = close_alone(queue, state, self._limits, decision, now_ns, self._batched)
+                    if batch is not None:
+                        self._expires_ns = NEVER
+                        return Step([batch], [], None)
+                rows, _, wake_at_ns, late, _, fill, outlook = decision
+                if not (rows or late or fill):
+                    queue.outlook = outlook
+                    if wake_at_ns is None or wake_at_ns > expires_ns:
+                        wake_at_ns = expires_ns + 1
+                    return Step([], [], wake_at_ns if wake_at_ns < NEVER else None)
         batches: list[Batch] = []
         shed: list[Shed] = []
-        if self._displaced:
-            shed, self._displaced = self._displaced, shed
+        shed, self._displaced = self._displaced, shed
         if self._expires_ns < now_ns:
             self._expire(now_ns, shed)
         wake_at_ns = NEVER
@@ -310,9 +316,9 @@ class Batcher(Untold):
             if not queue.entries:  # they were shed with another's
                 continue
             decision = made or self._policy.decide(queue, state, now_ns, free_slots)
-            rows, _, ask_at_ns, hopeless, _, fill, queue.outlook = decision
-            if hopeless:
-                self._shed(queue, hopeless, shed)
+            rows, _, ask_at_ns, late, _, fill, queue.outlook = decision
+            if late:
+                self._shed(queue, late, shed)
             for more in fill:
                 self._shed(more.queue, more.shed, shed)
             if (rows and queue.entries) or any(more.rows for more in fill):
@@ -326,8 +332,8 @@ class Batcher(Untold):
         """Take a batch off the running ones. compute_ns: execution alone; ok: False if it failed or was lost."""
         self._state.in_flight.pop(batch, None)
         if ok:
-            row_ns = compute_ns / batch.rows
-            self._row_ns += 0.1 * (row_ns - self._row_ns) if self._row_ns else row_ns
+            row_ns, before_ns = compute_ns / batch.rows, self._row_ns
+            self._row_ns = before_ns + 0.1 * (row_ns - before_ns) if before_ns else row_ns
             if self._own_service is not None:
                 time_ns = max(compute_ns, now_ns - batch.closed_ns)
                 self._own_service.curve(batch.group).observe(batch.padded_rows, batch.busy, time_ns)
@@ -351,13 +357,7 @@ class Batcher(Untold):
             for part in islice(self._retries, most)
             if (part.whole or not self._batched) and deadline_of(part.request, self._slo_ns) < when_ns
         ]
-        for queue in self._state.queues.values():
-            for _, _, deadline_ns, rows, request in queue.entries:
-                if deadline_ns >= when_ns or len(found) >= most:
-                    break
-                if rows == request.rows or not self._batched:
-                    found.append(request)
-        return found
+        return found + self._state.whole_before(when_ns, most - len(found), self._batched)
 
     def _expire(self, now_ns: int, shed: list[Shed]) -> None:
         for _, _, deadline_ns, _, request in self._state.take_expired(now_ns):
@@ -376,7 +376,7 @@ class Batcher(Untold):
         retry_after_s = self._retry_after_s()
         for entry in entries:
             self._state.drop(queue, entry)
-            shed.append(Shed(entry[4], Overloaded(f"model '{entry[4].model}': {_HOPELESS}", retry_after_s)))
+            shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         """Make room for so many rows of a request among those of lower classes, first where it is last in line.
@@ -417,8 +417,7 @@ class Batcher(Untold):
         entries, state = queue.entries, self._state
         if queue.rows == len(entries) and self._batched and padding is None:  # one row each, as mostly
             taken = queue.pop_many(limit) if len(entries) > 1 else (queue.pop(),)
-            for _, _, _, _, request in taken:
-                parts.append(Part(request, request.rows - 1, 1))
+            parts += [Part(entry[4], entry[4].rows - 1, 1) for entry in taken]
             state.requests -= len(taken)
             return len(taken)
         rows = 0

@@ -139,6 +139,7 @@ def _foresee(
         if crowd > OVERLOADED:
             ahead = outlook(curve, level, Plan(at, 1.0), workers, crowd, together=True)
             ahead.full_ns = ahead.least_ns = slo_ns
+            ahead.due_ns = ahead.pace.margin * slo_ns
     for each in state.queues.values():
         each.outlook = ahead if each.group > longest else None  # type: ignore[operator]  # as above
 

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from gateway.batching.policy import WAIT
-from gateway.batching.queue import Entry
+from gateway.batching.queue import Entry, Queue
 from gateway.batching.service_model import ServiceCurve
 
 ARRIVALS: Final = 128
@@ -32,6 +32,10 @@ class Held(NamedTuple):
     busy: int
     view: "View | None" = None
 
+    def keeps(self, queue: Queue, busy: int, now_ns: int) -> bool:
+        """Whether it waits on."""
+        return self.first is queue.entries[0] and now_ns < self.until_ns and queue.rows < self.rows and busy == self.busy
+
 
 NOT_HELD: Final = Held(None, 0, 0, 0)
 
@@ -39,12 +43,13 @@ NOT_HELD: Final = Held(None, 0, 0, 0)
 class Inflow:
     """The requests of one queue: how fast they come and how long they take.
 
-    arrivals: the last so many, as (when, rows). rows: theirs together. lone: the last decision on a request alone, taken again
-    while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended. margin: under overload, what
-    takes the place of the curve's spread; 0: there is none. usual: index of the batch that is collected, beside other queues.
+    arrivals: the last so many, as (when, rows that had come before). came_rows: all that have come. lone: the last decision on
+    a request alone, taken again while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended.
+    margin: under overload, what takes the place of the curve's spread; 0: there is none. usual: index of the batch that is
+    collected, beside other queues.
     """
 
-    __slots__ = ("arrivals", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "rows", "usual")
+    __slots__ = ("arrivals", "came_rows", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "usual")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
@@ -55,31 +60,36 @@ class Inflow:
         self.margin = 0.0
         self.usual = -1
         self.arrivals: deque[tuple[int, int]] = deque(maxlen=ARRIVALS)
-        self.rows = 0
+        self.came_rows = 0
 
     def came(self, rows: int, now_ns: int) -> None:
         """Count an arrival."""
-        arrivals = self.arrivals
-        self.rows += rows - arrivals[0][1] if len(arrivals) == ARRIVALS else rows
-        arrivals.append((now_ns, rows))
+        before = self.came_rows
+        self.arrivals.append((now_ns, before))
+        self.came_rows = before + rows
 
     def like(self) -> "Inflow":
         """Another that has seen the same."""
         found = Inflow(self.curve)
-        found.arrivals, found.rows, found.usual = self.arrivals.copy(), self.rows, self.usual
+        found.arrivals, found.came_rows, found.usual = self.arrivals.copy(), self.came_rows, self.usual
         return found
 
     def rate(self, now_ns: int) -> float:
         """Rows per nanosecond over the last arrivals, the current gap included; or as few as the latest of them say."""
         arrivals = self.arrivals
         count = len(arrivals)
-        span: float = now_ns - arrivals[0][0] if count else 0
+        if not count:
+            return 0.0
+        first_ns, before = arrivals[0]
+        span: float = now_ns - first_ns
         if span <= 0:
             return 0.0
         if count > _LATEST:
             # After a flood the rate is soon a small one. Of steady arrivals so few come so slowly once in a hundred times.
-            span = max(span, (now_ns - arrivals[-_LATEST][0]) * count / (2 * _LATEST))
-        return self.rows / span
+            lately = (now_ns - arrivals[-_LATEST][0]) * count / (2 * _LATEST)
+            if lately > span:
+                span = lately
+        return (self.came_rows - before) / span
 
     def work(self, now_ns: int) -> float:
         """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""
@@ -88,11 +98,14 @@ class Inflow:
 
 
 class View:
-    """What one decision looks at: a queue's curve at the moment's speed. margin: Q(n) = T(n) · margin."""
+    """What one decision looks at: a queue's curve at the moment's speed. margin: Q(n) = T(n) · margin. lone_ns: T(1).
 
-    __slots__ = ("busy", "curve", "level", "margin", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
+    most_ns: that Q(1) is at most, if T(1) is not more.
+    """
 
-    def __init__(self, stream: Inflow, busy: int, now_ns: int, free_slots: int) -> None:
+    __slots__ = ("busy", "curve", "level", "lone_ns", "margin", "now_ns", "quantile", "rate", "shape", "sizes", "workers")
+
+    def __init__(self, stream: Inflow, busy: int, now_ns: int, free_slots: int, most_ns: float | None = None) -> None:
         self.curve = curve = stream.curve
         self.now_ns = now_ns
         self.sizes = curve.sizes
@@ -101,15 +114,12 @@ class View:
         self.workers = busy + free_slots
         self.rate = stream.rate(now_ns)
         self.level = level = curve.level(busy + 1)  # T = shape · level
-        self.margin = margin = stream.margin or curve.spread
+        self.lone_ns = lone_ns = curve.shape[0] * level
+        margin = stream.margin or curve.spread
+        if most_ns is not None and lone_ns * margin > most_ns:
+            margin = min(margin, max(1.0, most_ns / lone_ns))
+        self.margin = margin
         self.quantile = level * margin  # Q = shape · quantile
-
-    def rely_on(self, most_ns: float) -> None:
-        """Let Q(1) be no longer than this, nor shorter than T(1)."""
-        least_ns = self.shape[0] * self.level
-        if least_ns * self.margin > most_ns:
-            self.margin = min(self.margin, max(1.0, most_ns / least_ns))
-            self.quantile = self.level * self.margin
 
     def expected_ns(self, rows: float) -> float:
         """T(rows)."""
@@ -126,12 +136,12 @@ class View:
 
     def sustains(self, share: float, slo_ns: int | None) -> int:
         """Index of the smallest size that keeps up with the arrivals on a share of the workers; beyond the last: none does."""
-        level = self.curve.level(self.workers)
+        level = self.level if self.workers == self.busy + 1 else self.curve.level(self.workers)
         busy = UTILISATION
         if slo_ns is not None and self.workers > 1:
             # Who finds all workers busy waits for one, and has little time for that: so they are to be busy less, by larger
             # batches. But who is held for these until the last moment is late if the batch then has bad luck.
-            ease = slo_ns / (_AT_EASE * self.shape[0] * self.level)
+            ease = slo_ns / (_AT_EASE * self.lone_ns)
             if ease < busy:
                 least = _QUIET + _SCATTER * (self.curve.spread - 1)
                 busy = max(ease, min(UTILISATION_AT_LEAST, least))

@@ -82,11 +82,13 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
     busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
     pace = Expected(curve, level, planned.margin)
+    full_ns = curve.shape[planned.at] * level
     return Outlook(
         workers=workers,
         rows=rows,
         busy=busy,
-        full_ns=curve.shape[planned.at] * level,
+        full_ns=full_ns,
+        due_ns=planned.margin * full_ns,
         least_ns=planned.margin * curve.shape[curve.at(max(1, int(rows - sqrt(rows))))] * level,
         pace=pace,
         together=together,
@@ -113,12 +115,13 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     several = len(state.queues) > 1
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
-    rows, busy, full_ns = ahead.rows, ahead.busy, ahead.full_ns
-    due_ns = ahead.pace.margin * full_ns
+    rows, busy, due_ns = ahead.rows, ahead.busy, ahead.due_ns
     waiting = state.rows
-    free = [batch.closed_ns + busy * batch.expected_ns for batch in running]
-    if len(free) > 1:
-        free.sort()
+    if len(running) == 1:  # in the shortest way: it is asked for each that is refused
+        (batch,) = running
+        free = [batch.closed_ns + busy * batch.expected_ns]
+    else:
+        free = sorted([batch.closed_ns + busy * batch.expected_ns for batch in running])
     soonest_ns = free[0] if free[0] > now_ns else now_ns
     if waiting >= rows:
         # Who stands first but will have too little left makes room.
@@ -131,7 +134,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     before = waiting // rows
     if before:
         rounds, place = divmod(before, len(free))
-        soonest_ns = max(now_ns, free[place]) + rounds * full_ns
+        soonest_ns = max(now_ns, free[place]) + rounds * ahead.full_ns
     if several or now_ns < state.mixed_until_ns:
         due_ns = ahead.least_ns  # the batch may be without the longest, or smaller, as lower classes make room
     late_ns = soonest_ns + due_ns - deadline_ns

@@ -102,14 +102,15 @@ class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
 
     workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. least_ns: so long before the deadline of its first a batch must start, where it may be
-    smaller. together: whether all queues stand in one line.
+    full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that must start; least_ns: the same of
+    one that may be smaller. together: whether all queues stand in one line.
     """
 
     workers: int
     rows: int
     busy: float
     full_ns: float
+    due_ns: float
     least_ns: float
     pace: Expected
     together: bool
@@ -148,8 +149,10 @@ class Queue:
         line._low_ns = min([queue._low_ns for queue in queues])
         return line
 
-    def push(self, entry: Entry) -> None:
+    def push(self, key: int, sequence: int, deadline_ns: int, rows: int, request: InferRequest) -> None:
+        """Add what `Entry` says."""
         entries = self.entries
+        entry = (key, sequence, deadline_ns, rows, request)
         if not entries:
             if not (self._plain and self._in_order):  # what stood here before says nothing of what will
                 self._in_order = self._plain = True
@@ -161,15 +164,13 @@ class Queue:
         else:
             self._in_order = False
             insort(entries, entry)
-        self.rows += entry[3]
-        deadline_ns = entry[2]
-        if entry[0] != deadline_ns:
+        self.rows += rows
+        if key != deadline_ns:
             self._plain = False
-            given = entry[4].priority
-            lowest = class_of(entry[4]) if given else _DEFAULT_PRIORITY
+            lowest = class_of(request) if request.priority else _DEFAULT_PRIORITY
             if lowest > self._lowest:
                 self._lowest = lowest
-            if entry[0] > deadline_ns and deadline_ns < self._low_ns:
+            if key > deadline_ns and deadline_ns < self._low_ns:
                 self._low_ns = deadline_ns
         elif self._lowest < _DEFAULT_PRIORITY:
             self._lowest = _DEFAULT_PRIORITY
@@ -202,7 +203,7 @@ class Queue:
             self.rows -= rows
         else:
             self.pop()
-            self.push((max(key, entries[-1][0]), last, deadline_ns, waiting - rows, request))
+            self.push(max(key, entries[-1][0]), last, deadline_ns, waiting - rows, request)
             self._in_order = False
 
     def remove(self, request: InferRequest, key: int | None) -> int:
@@ -372,6 +373,17 @@ class State:
                 if rows <= 0:
                     return found
         return []
+
+    def whole_before(self, when_ns: int, most: int, batched: bool) -> list[InferRequest]:
+        """Those whose deadline is before that, at most so many, and none that has begun to run."""
+        found: list[InferRequest] = []
+        for queue in self.queues.values():
+            for _, _, deadline_ns, rows, request in queue.entries:
+                if deadline_ns >= when_ns or len(found) >= most:
+                    break
+                if rows == request.rows or not batched:
+                    found.append(request)
+        return found
 
     @property
     def least_deadline_ns(self) -> int:

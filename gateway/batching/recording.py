@@ -29,7 +29,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 9
+FORMAT: Final = 10
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 512  # values and events at once: less than 0.1 ms
@@ -281,9 +281,10 @@ class RecordedBatcher(Recorded, Batcher):
         else:
             self._events.append(self._arrival(_ADDED, request, now_ns, reserved_ns))
 
-    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None:
+    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> GatewayError:
         self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(error).__name__))
         self._room()
+        return error
 
     def _reserves(self, reserved_ns: int) -> None:
         self._events.append((int(Event.RESERVED), reserved_ns))

@@ -30,6 +30,12 @@ def no_room(request: InferRequest, waiting: int, more: int, most: int, retry_aft
     return Overloaded(text, retry_after_s)
 
 
+def hopeless(request: InferRequest, retry_after_s: float | None) -> Overloaded:
+    """It would have been late."""
+    text = f"model '{request.model}': overloaded, the request would have been answered after its deadline"
+    return Overloaded(text, retry_after_s)
+
+
 def displaced(request: InferRequest, retry_after_s: float | None) -> Overloaded:
     """It was in the queue, and is no more."""
     text = f"model '{request.model}': overloaded, the request made room in the queue for one of a higher class"

@@ -28,8 +28,9 @@ from gateway.batching.stances import AT_ONCE, LAST, LATE, PLANNED, Stance
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-_TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
+TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
 _TIGHTEST: Final = 3.0  # the same, where one worker begins at once until a rehearsal has told
+_NEVER_LOOK: Final = 1 << 62
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
 _BLOCK: Final = 64  # arrivals whose answers are one figure
 _BLOCKS: Final = 16  # of them: so chance decides little
@@ -304,38 +305,41 @@ class _Comparison:
 
 
 class Rehearsal:
-    """See the module. stance: what did best where things were as they are now. until_look: arrivals until `look` is due."""
+    """See the module.
 
-    __slots__ = ("_memories", "_of", "_under_way", "stance", "until_look")
+    stance: what did best where things were as they are now. until_look: arrivals until `look` is due; who asks counts them.
+    under_way: to `go_on` with at each; None: nothing is rehearsed.
+    """
 
-    def __init__(self) -> None:
-        self.stance: Stance = PLANNED
-        self.until_look = _LOOK
+    __slots__ = ("_memories", "_of", "stance", "under_way", "until_look")
+
+    def __init__(self, stance: Stance | None = None) -> None:
+        """stance: always this one."""
+        self.stance: Stance = stance or PLANNED
+        self.until_look = _NEVER_LOOK if stance else _LOOK
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
-        self._under_way: _Comparison | None = None
+        self.under_way: _Comparison | None = None
 
-    def arrived(self) -> None:
-        """Go on by some arrivals for a real one."""
-        self.until_look -= 1
-        if self._under_way is None:
-            return
-        gains = self._under_way.go_on()
+    def go_on(self) -> None:
+        """Let some more arrive in what is rehearsed, for a real arrival."""
+        assert self.under_way is not None
+        gains = self.under_way.go_on()
         if gains is not None:
             assert self._of is not None
             self._of.learn(gains)
             self.stance = self._of.stance
-            self._under_way = None
+            self.under_way = None
 
     def look(self, streams: Streams, workers: int, slo_ns: int, now_ns: int, lane: Callable[[Stance], Batcher]) -> None:
         """Choose the stance, and begin a rehearsal if one is due. lane: a batcher that knows the last arrivals."""
         seen = _LOOK - self.until_look
         self.until_look = _LOOK
         time_ns = _lone_ns(streams, workers, now_ns)
-        if slo_ns > _TIGHT * time_ns:
+        if slo_ns > TIGHT * time_ns:
             self.stance = PLANNED
             return
-        if self._under_way is not None:
+        if self.under_way is not None:
             return
         now = _Memory(streams, time_ns, workers, now_ns)
         came = sum([len(stream.arrivals) for stream in streams.values()])
@@ -351,7 +355,7 @@ class Rehearsal:
         found.wait -= seen
         if found.wait <= 0 and (stances := found.stances()):
             lanes = {stance: lane(stance) for stance in (PLANNED, *stances)}
-            self._of, self._under_way = found, _Comparison(lanes, streams, found.often, now_ns)
+            self._of, self.under_way = found, _Comparison(lanes, streams, found.often, now_ns)
 
     def keep(self) -> None:
         """Follow the planned rule, until the next look."""
@@ -360,7 +364,7 @@ class Rehearsal:
 
     def settle(self) -> None:
         """Break off what is rehearsed: lanes are too much for a recording to begin with."""
-        self._under_way = None
+        self.under_way = None
 
     def _nearest(self, now: _Memory, slo_ns: int) -> Stance:
         """What to do until it is rehearsed."""
@@ -395,5 +399,7 @@ def _latest(streams: Streams) -> list[_Arrival]:
 
 
 def _backwards(group: Hashable, stream: Inflow) -> Iterator[_Arrival]:
-    for at_ns, rows in reversed(stream.arrivals):
-        yield at_ns, rows, group
+    behind = stream.came_rows
+    for at_ns, before in reversed(stream.arrivals):
+        yield at_ns, behind - before, group
+        behind = before

@@ -21,9 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.queue import LengthGroup
-from gateway.batching.smoothing import SeenSize, line_through, smoothed
+from gateway.batching.smoothing import SeenSize, Sums, line_of, line_through, smoothed, sums_of
 from gateway.batching.speed import Change
-from gateway.batching.steps import Finder, Point, Steps, pooled, telling
+from gateway.batching.steps import STEPS_AFTER, Finder, Point, Steps, pooled, telling
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
@@ -75,18 +75,18 @@ class ServiceCurve:
     """
 
     __slots__ = ("_finder", "_length", "_seen", "_speed", "_stale", "_sums", "_surface", "_version", "line_ns",
-                 "rates", "ready", "resets", "shape", "sizes", "spread")  # fmt: skip
+                 "rates", "ready", "resets", "shape", "shares", "sizes", "spread")  # fmt: skip
 
     def __init__(self, sizes: tuple[int, ...], length: int = 0, surface: Surface | None = None) -> None:
         """length: of its bucket. surface: which it shares; None: none."""
         self.sizes = sizes
         self._length = length
+        self.shares = length > 0
         self._surface = surface or Surface()
         self._speed = self._surface.speed
         self._version = 0, 0
         self._seen: dict[int, SeenSize] = {}
-        # weighted sums of the line: weight, x, y, xx, xy
-        self._sums = (0.0,) * 5
+        self._sums: Sums = (0.0,) * 5
         self._stale = True
         self._finder = Finder()
         self.ready = False
@@ -180,7 +180,8 @@ class ServiceCurve:
 
     def observe(self, rows: int, busy: int, time_ns: int) -> None:
         """Learn from a batch of so many padded rows that began with so many workers busy, itself included."""
-        if self._length:
+        length, surface = self._length, self._surface
+        if length:
             self.current()
         speed = self._speed
         levels = speed.levels
@@ -196,28 +197,32 @@ class ServiceCurve:
         at_level_one = self.shape[seen.at if seen is not None else self.at(rows)]
         clipped = ratio = time_ns / (at_level_one * level) if at_level_one > 0 else 1.0
         known = seen is not None and seen.count >= 2  # of a size hardly seen the prediction may be what is wrong
-        if not self._length or self._surface.tells:
+        if not length or surface.tells:
             speed.ratios.append(ratio)
-        if self._surface.settled if self._length else known:
+        if surface.settled if length else known:
             speed.latest.append((at_level_one - speed.delay_ns, busy, time_ns))
-        speed.until_ranked -= 1
         if known:
             if ratio > _CLIP:
                 clipped = _CLIP
-            rate = _RATE / (1.0 + (speed.deviation / _QUIET) ** 2)
-            levels[busy] = level * (1.0 + rate * (clipped - 1.0))
+            off = speed.deviation / _QUIET
+            levels[busy] = level * (1.0 + _RATE / (1.0 + off * off) * (clipped - 1.0))
         elif busy not in levels:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
-        if self._finder.due():
+        finder = self._finder
+        finder.batches = batches = finder.batches + 1
+        if batches >= finder.due_at:
+            finder.due_at += min(batches, STEPS_AFTER)
             self._find_steps()
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)
         elif speed.run:
             speed.run.clear()
-        if speed.until_ranked <= 0:
+        speed.until_ranked = until_ranked = speed.until_ranked - 1
+        if until_ranked <= 0:
             self._explain()
-        if moved or speed.until_ranked <= 0:
+            self._refresh()
+        elif moved:
             self._refresh()
 
     def doubt(self) -> None:
@@ -235,13 +240,7 @@ class ServiceCurve:
         fixed, slope = other.line_ns
         fixed -= delay_ns
         points = [(rows, fixed + slope * rows) for rows in self._seen]
-        self._sums = (
-            len(points),
-            sum(rows for rows, _ in points),
-            sum(time_ns for _, time_ns in points),
-            sum(rows * rows for rows, _ in points),
-            sum(rows * time_ns for rows, time_ns in points),
-        )
+        self._sums = sums_of(points)
         self._speed.levels.update(other._speed.levels)
         self._speed.delay_ns = delay_ns
         self._stale = True
@@ -300,28 +299,28 @@ class ServiceCurve:
 
     def _learn(self, rows: int, seen: SeenSize | None, at_level_one: float) -> bool:
         """Whether the tables are to be built again at once."""
-        delay_ns, share = self._speed.delay_ns, 1.0
+        speed = self._speed
+        delay_ns, share = speed.delay_ns, 1.0
         if delay_ns:
             shape_ns = self.shape[self.at(rows)] - delay_ns
             at_level_one = max(at_level_one - delay_ns, _LEAST_OF_SHAPE * shape_ns)
             share = (shape_ns / (shape_ns + delay_ns)) ** 2  # what scatters is mostly the delay
         if seen is None:
             seen = self._seen[rows] = SeenSize(self.at(rows), at_level_one, 0)
-        count = seen.count
-        if count >= _SURFACE_COUNT and self._speed.run:
-            share /= 1 + len(self._speed.run)  # the more in a row are off, the less it is this size
+        if speed.run and seen.count >= _SURFACE_COUNT:
+            share /= 1 + len(speed.run)  # the more in a row are off, the less it is this size
         if self._length:
             about_ns = self.shape[seen.at] - delay_ns if self.ready else at_level_one
             self._surface.learn(rows, self._length, at_level_one, about_ns, share)
-        seen.count = count + 1
-        mean_ns = seen.mean_ns
-        mean_ns += share * (_SHAPE_RATE if count >= _SHAPE_COUNT else 1.0 / (count + 1)) * (at_level_one - mean_ns)
-        seen.mean_ns = mean_ns
-        moved_ns = abs(mean_ns - seen.built_ns)
-        if moved_ns > _REFRESH_AT * seen.built_ns:
+        seen.count = count = seen.count + 1
+        before_ns, built_ns = seen.mean_ns, seen.built_ns
+        rate = _SHAPE_RATE if count > _SHAPE_COUNT else 1.0 / count
+        seen.mean_ns = mean_ns = before_ns + share * rate * (at_level_one - before_ns)
+        moved_ns = mean_ns - built_ns if mean_ns > built_ns else built_ns - mean_ns
+        if moved_ns > _REFRESH_AT * built_ns:
             self._stale = True
         weight, x, y, xx, xy = self._sums
-        forget, rows_share = 1.0 - share * (1.0 - _FORGET), share * rows
+        forget, rows_share = _FORGET if share == 1.0 else 1.0 - share * (1.0 - _FORGET), share * rows
         self._sums = (
             weight * forget + share,
             x * forget + rows_share,
@@ -329,7 +328,7 @@ class ServiceCurve:
             xx * forget + rows_share * rows,
             xy * forget + rows_share * at_level_one,
         )
-        return moved_ns > _REFRESH_AT_ONCE * seen.built_ns
+        return moved_ns > _REFRESH_AT_ONCE * built_ns
 
     def _watch_drift(self, ratio: float) -> None:
         run = self._speed.run
@@ -351,17 +350,6 @@ class ServiceCurve:
             self._stale = True
             self.resets += 1
         return change
-
-    def _line(self) -> tuple[float, float]:
-        weight, x, y, xx, xy = self._sums
-        if not weight:
-            return 0.0, 0.0
-        spread = weight * xx - x * x
-        if spread <= 1e-9 * weight * xx:
-            return 0.0, y / x  # one size seen: more rows may cost in proportion, never more
-        slope = max(0.0, (weight * xy - x * y) / spread)
-        fixed = (y - slope * x) / weight
-        return (fixed, slope) if fixed >= 0 else (0.0, y / x)
 
     def _shared_ns(self, seen: SeenSize, surface_ns: float) -> float:
         """Of a size that was seen, by the surface as well while that was not often."""
@@ -389,7 +377,10 @@ class ServiceCurve:
         grid = _grid(self.sizes, steps)
         if steps is not None:
             points = pooled(points, steps)
-        fixed, slope = surface.line_ns(self._length) if shared else self._line() if steps is None else line_through(points)
+        if shared:
+            fixed, slope = surface.line_ns(self._length)
+        else:
+            fixed, slope = line_of(self._sums) if steps is None else line_through(points)
         about = np.array([*map(surface.times(self._length), self.sizes)]) if shared else fixed + slope * grid
         delay_ns = self._speed.delay_ns
         self.line_ns = fixed + delay_ns, slope

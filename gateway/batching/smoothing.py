@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from gateway.batching.steps import Point
 
+Sums = tuple[float, ...]
+"""Of batches: their weight, and weighted by it rows, time, rows · rows and rows · time."""
+
 
 class SeenSize:
     """A size that has run. at: its place in the curve's sizes. mean_ns: at level 1. built_ns: mean when the shape was built."""
@@ -37,6 +40,30 @@ def _rising(times: list[float], counts: list[int]) -> list[float]:
             weight, sizes = weight + before, sizes + more
         pools.append((time_ns, weight, sizes))
     return [time_ns for time_ns, _, sizes in pools for _ in range(sizes)]
+
+
+def sums_of(points: Sequence[tuple[int, float]]) -> Sums:
+    """Of rows and time, one batch each."""
+    return (
+        len(points),
+        sum([rows for rows, _ in points]),
+        sum([time_ns for _, time_ns in points]),
+        sum([rows * rows for rows, _ in points]),
+        sum([rows * time_ns for rows, time_ns in points]),
+    )
+
+
+def line_of(sums: Sums) -> tuple[float, float]:
+    """(a, b) of a + b·rows, both not below zero, by least squares; of one size alone, all in proportion."""
+    weight, x, y, xx, xy = sums
+    if not weight:
+        return 0.0, 0.0
+    spread = weight * xx - x * x
+    if spread <= 1e-9 * weight * xx:
+        return 0.0, y / x  # more rows may cost in proportion, never more
+    slope = max(0.0, (weight * xy - x * y) / spread)
+    fixed = (y - slope * x) / weight
+    return (fixed, slope) if fixed >= 0 else (0.0, y / x)
 
 
 def line_through(points: Sequence[Point]) -> tuple[float, float]:

@@ -11,8 +11,11 @@ and whenever the spread is ranked: so a device that was slow for a while leaves 
 """
 
 from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
+from functools import lru_cache
 from math import log
+from operator import itemgetter
 from typing import Final
 
 _RATIOS: Final = 128
@@ -76,11 +79,12 @@ class Speed:
     def rank(self) -> None:
         """Take the spread of the ratios anew, if it is time."""
         if self.until_ranked <= 0 and self.ratios:
-            ranked = sorted(self.ratios)
+            ratios = list(self.ratios)
+            ranked = sorted(ratios)
             count = len(ranked)
             self.spread = max(1.0, ranked[min(count - 1, int(_QUANTILE * count))])
-            lately = sorted(list(self.ratios)[-_LUCK:])
-            self.luck = (*[lately[int((i + 0.5) / 8 * len(lately))] for i in range(8)], lately[-1])
+            lately = sorted(ratios[-_LUCK:])
+            self.luck = _eighths(len(lately))(lately)
             if count >= 2 * _RANKED_AFTER:  # of fewer a change would hide itself, as what it has left wrong counts as usual
                 self.deviation = log(ranked[count - 1 - count // 4] / ranked[count // 4]) / _QUARTILES
             self.until_ranked = min(_RANKED_AFTER, count)
@@ -89,9 +93,11 @@ class Speed:
         """What the latest batches tell. If it is a change of speed, level and delay are now what explains them best."""
         if len(self.latest) < _LATEST:
             return Change.SHAPE
+        unusual = _UNUSUAL * _LATEST * max(_LEAST_DEVIATION, self.deviation) ** 2
+        if self._differ_less(unusual):
+            return Change.NONE
         batches = [(self.levels[busy] * time_ns, self.levels[busy], float(took_ns)) for time_ns, busy, took_ns in self.latest]
         before = _errors(batches, 1.0, self.delay_ns)
-        unusual = _UNUSUAL * _LATEST * max(_LEAST_DEVIATION, self.deviation) ** 2
         if before < unusual:
             return Change.NONE
         left, level, delay_ns = min(
@@ -110,6 +116,15 @@ class Speed:
             self.version += 1
         return Change.SPEED
 
+    def _differ_less(self, most: float) -> bool:
+        """Whether it is plain, without logarithms, that the squared errors of the latest batches are less than that."""
+        levels, delay_ns = self.levels, self.delay_ns
+        for time_ns, busy, took_ns in self.latest:
+            about_ns = levels[busy] * (time_ns + delay_ns)
+            off = took_ns / about_ns - 1.0 if took_ns > about_ns else about_ns / took_ns - 1.0  # the logarithm's is less
+            most -= off * off
+        return most > 0.0
+
     def move(self, factor: float) -> None:
         """It has changed: every level by this factor, and how it scatters is not known."""
         for busy in self.levels:
@@ -117,6 +132,12 @@ class Speed:
         self.run.clear()
         self.ratios.clear()
         self.until_ranked = 0
+
+
+@lru_cache
+def _eighths(count: int) -> Callable[[list[float]], tuple[float, ...]]:
+    """What takes from so many, in order, the middle of each eighth, and the last."""
+    return itemgetter(*[int((i + 0.5) / 8 * count) for i in range(8)], count - 1)
 
 
 def _errors(batches: _Batches, level: float, delay_ns: float) -> float:

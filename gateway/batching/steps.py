@@ -15,7 +15,7 @@ _LEAST_SIZES: Final = 4
 _MISFIT: Final = 0.05  # by how much, as a share, a size usually is off what is right
 _UNKNOWN: Final = 0.1  # the scatter of batches, while it is not known
 _CLEAR: Final = 9.0  # by how much the misfit must be less than that of a line: three standard deviations
-_AFTER: Final = 64  # batches, until it is looked for steps again; of fewer, whenever they have doubled
+STEPS_AFTER: Final = 64  # batches, until it is looked for steps again; of fewer, whenever they have doubled
 _AGAIN: Final = 3  # runs before traffic of sizes that had run, from which their scatter is known
 _JUMP: Final = 1.2  # times what the line through one row and the most tells of two: they are padded
 
@@ -37,24 +37,23 @@ class Steps(NamedTuple):
 
 
 class Finder:
-    """Looks for steps in what one curve learns. steps: which are believed; None: none are."""
+    """Looks for steps in what one curve learns. steps: which are believed; None: none are.
 
-    __slots__ = ("_again", "_batches", "steps")
+    batches: that it has counted. due_at: so many, until it is time to look again.
+    """
+
+    __slots__ = ("_again", "batches", "due_at", "steps")
 
     def __init__(self) -> None:
         self.steps: Steps | None = None
         self._again = 0, 0.0  # runs of sizes that had run; squares of what they were off by, as logarithms
-        self._batches = 0
+        self.batches = 0
+        self.due_at = 1
 
     def ran_again(self, time_ns: float, mean_ns: float, count: int) -> None:
         """Learn how runs before traffic scatter. mean_ns, count: of the size's runs before."""
         often, squares = self._again
         self._again = often + 1, squares + log(time_ns / mean_ns) ** 2 * count / (count + 1)
-
-    def due(self) -> bool:
-        """Count a batch. Whether it is time to look again."""
-        self._batches = batches = self._batches + 1
-        return not batches & (batches - 1) or not batches % _AFTER
 
     def look(self, points: Sequence[Point], deviation: float) -> bool:
         """Whether other steps are believed than before. points: ascending. deviation: of log t; 0: unknown."""

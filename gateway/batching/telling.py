@@ -23,6 +23,8 @@ class Untold:
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None: ...
 
-    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> None: ...
+    def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> GatewayError:
+        """The error, to be raised."""
+        return error
 
     def _reserves(self, reserved_ns: int) -> None: ...

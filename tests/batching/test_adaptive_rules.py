@@ -64,7 +64,7 @@ class Bench:
         self.sequence += 1
         entry = (virtual_deadline(asked, deadline_ns), self.sequence, deadline_ns, rows, asked)
         queue = self.state.queues.setdefault(group, Queue(group))
-        queue.push(entry)
+        queue.push(*entry)
         self.state.rows += rows
         self.policy.arrived(queue, self.state, rows, self.now_ns)
         self.rules.arrivals.setdefault(group, []).append((self.now_ns, rows))

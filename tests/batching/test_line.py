@@ -101,7 +101,7 @@ def queues(*entries: list[Entry]) -> list[Queue]:
     for length, each in enumerate(entries):
         queue = Queue(LengthGroup("k", length))
         for one in each:
-            queue.push(one)
+            queue.push(*one)
         made.append(queue)
     return made
 

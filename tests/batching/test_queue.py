@@ -23,7 +23,7 @@ def entry(sequence: int, asked: InferRequest, rows: int = 1) -> Entry:
 
 def pushed(queue: Queue, *asked: InferRequest) -> None:
     for sequence, one in enumerate(asked):
-        queue.push(entry(sequence, one))
+        queue.push(*entry(sequence, one))
 
 
 @pytest.mark.parametrize(
@@ -68,19 +68,19 @@ def test_a_queue_without_lower_classes_knows_it_and_knows_it_again_once_they_are
     pushed(queue, request(0, timeout_ms=9), request(1, timeout_ms=9, priority=1))
     assert not queue.has_lower_class
     low = request(2, timeout_ms=9, priority=3)
-    queue.push(entry(9, low))
+    queue.push(*entry(9, low))
     assert queue.has_lower_class
     queue.pop_many(3)
     pushed(queue, request(3, timeout_ms=9))
     assert not queue.has_lower_class
-    queue.push(entry(9, low))
+    queue.push(*entry(9, low))
     assert queue.expired(11 * MS) == []
     assert queue.has_lower_class
     assert [one[4] for one in queue.expired(11 * MS + 1)] == [low]
     assert not queue.has_lower_class
     lows = [request(4, timeout_ms=timeout, priority=4) for timeout in (5, 7)]
     for sequence, one in enumerate(lows):
-        queue.push(entry(20 + sequence, one))
+        queue.push(*entry(20 + sequence, one))
     queue.expired(10 * MS)
     assert queue.has_lower_class  # the other is left
     queue.expired(12 * MS)
@@ -89,7 +89,7 @@ def test_a_queue_without_lower_classes_knows_it_and_knows_it_again_once_they_are
 
 def test_a_lower_class_that_left_an_emptied_queue_is_forgotten_though_all_came_in_order() -> None:
     queue = Queue(None)
-    queue.push(entry(0, request(0, timeout_ms=9, priority=4)))
+    queue.push(*entry(0, request(0, timeout_ms=9, priority=4)))
     assert queue.has_lower_class
     queue.pop()
     pushed(queue, request(1, timeout_ms=9))
@@ -128,7 +128,7 @@ def test_it_is_a_list_that_is_always_sorted(history: list[tuple[object, ...]]) -
             case ("push", int(priority), timeout_ms, int(rows)):
                 timeout = timeout_ms if isinstance(timeout_ms, int) else None
                 one = entry(sequence, request(now_ms, timeout_ms=timeout, priority=priority), rows)
-                queue.push(one)
+                queue.push(*one)
                 model = sorted([*model, one], key=lambda one: one[:2])
             case ("pop",) if model:
                 assert queue.pop() == model.pop(0)
@@ -173,14 +173,14 @@ def test_the_lower_classes_are_found_also_after_one_was_looked_for_in_vain() -> 
     pushed(queue, request(0, timeout_ms=9, priority=1))
     assert list(queue.below(1)) == []
     default = request(1, timeout_ms=9)
-    queue.push(entry(5, default))
+    queue.push(*entry(5, default))
     assert [one[4] for one in queue.below(1)] == [default]
     assert list(queue.below(2)) == []
     low = request(2, timeout_ms=9, priority=4)
-    queue.push(entry(6, low))
+    queue.push(*entry(6, low))
     assert [one[4] for one in queue.below(2)] == [low]
     assert [one[4] for one in queue.below(3)] == [low]
     assert [one[4] for one in queue.below(1)] == [low, default]
     queue.pop_many(9)
-    queue.push(entry(7, low))
+    queue.push(*entry(7, low))
     assert [one[4] for one in queue.below(3)] == [low]

@@ -1,6 +1,6 @@
 """Which requests of a lane may share a batch: those of one group, which wait in one queue."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from gateway.batching.batch import bucket_of, ragged_length
@@ -10,6 +10,19 @@ from gateway.types import InferRequest
 
 _LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)}))
 """Bucket edges for models that take any length. A batch wastes a tenth at most; whether it may waste more, the policy says."""
+_PROBED: Final = 128  # a length that most models take
+_PROBED_ROWS: Final = 8  # of these, and not the largest batch, which may take seconds
+
+
+def further_probes(ragged: Ragged | None, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rows and length of the runs before traffic that tell what a length costs, where no buckets say which ones come.
+
+    sizes: of batches, ascending. Without them, hundreds of requests are served by what the shortest length takes.
+    """
+    if ragged is None or ragged.buckets:
+        return ()
+    more = max([rows for rows in sizes if rows <= _PROBED_ROWS], default=sizes[0])
+    return tuple((rows, _PROBED) for rows in dict.fromkeys((sizes[0], more)))
 
 
 class Groups:

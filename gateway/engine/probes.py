@@ -3,7 +3,8 @@
 Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
 requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
-Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it.
+Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it. Where no buckets
+say which lengths come, a longer one is tried at last (`further_probes`): it tells nothing if the model does not take it.
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -11,7 +12,8 @@ raises is a warning, since it may insist on content that is not made up.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import product
 
 import msgspec
 import numpy as np
@@ -19,6 +21,7 @@ import numpy as np
 from backends.base import ModelSpec, Tensors, TensorSpec, ones
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
+from gateway.batching.groups import further_probes
 from gateway.clock import Clock
 from gateway.config import Ragged
 from gateway.engine.runner import BatchRunner, Execution
@@ -49,16 +52,27 @@ async def probe(
     if spec.raw:  # whose handlers rightly refuse what is made up: there is no type of content that all take
         return True
     until_ns = clock.now_ns() + budget_ns
-    sizes = batcher.probe_rows if spec.max_rows and not spec.decoupled else (1,)
+    batched = spec.max_rows and not spec.decoupled
+    sizes = batcher.probe_rows if batched else (1,)
     others = tuple(size for size in batcher.service.sizes if size not in sizes) if spec.row_sizes else ()
-    well = False
-    while sizes:
-        for request in _requests(spec, ragged, sizes, every_length=every_length):
+    lengths = (ragged.buckets or (1,)) if ragged else (1,)
+    further: Sequence[tuple[int, int]] = ()
+    if not every_length:
+        lengths = lengths[:1]
+    elif batched and batcher.policy.by_length:
+        further = further_probes(ragged, batcher.service.sizes)
+    runs: Sequence[tuple[int, int]] = tuple(product(sizes, lengths))
+    well = tried = False
+    while runs:
+        for rows, length in runs:
+            request = _request(spec, ragged, rows, length)
             if clock.now_ns() >= until_ns:
                 return True
             # Started at once: an idle session may be lost at any await.
             ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
             failed = next((execution for _, execution, _ in ends if execution.error), None)
+            if failed is not None and tried:
+                return True
             if failed is not None:
                 _tell(name, failed, spec, request, well=well)
                 return False
@@ -73,6 +87,9 @@ async def probe(
         sizes = curve.telling_rows  # none, once these have run
         if not sizes:
             sizes, others = others, ()
+        runs = tuple(product(sizes, lengths))
+        if not runs:
+            runs, further, tried = further, (), True
     return True
 
 
@@ -95,19 +112,13 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     log.warning("%s: %s will fail: %s %s%s\n%s", name, which, fault, unless, way, failed.trace.rstrip())
 
 
-def _requests(spec: ModelSpec, ragged: Ragged | None, sizes: tuple[int, ...], *, every_length: bool) -> Iterator[InferRequest]:
-    """One request per size and length, in the order of sizes."""
-    lengths = (ragged.buckets or (1,)) if ragged else (1,)
-    if not every_length:
-        lengths = lengths[:1]
-    for rows in sizes:
-        for length in lengths:
-            inputs = {
-                tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
-                for tensor in spec.inputs
-                if not tensor.optional
-            }
-            yield InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
+def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int) -> InferRequest:
+    inputs = {
+        tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
+        for tensor in spec.inputs
+        if not tensor.optional
+    }
+    return InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
 
 
 def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:

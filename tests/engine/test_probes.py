@@ -264,6 +264,47 @@ class Lengths:
     assert asyncio.run(main()) == [[5], [5, 5]]
 
 
+@pytest.mark.parametrize(
+    ("ragged", "longest", "ran"),
+    [
+        ("", 128, [(1, 1), (16, 1), (1, 128), (8, 128)]),
+        ("", 64, [(1, 1), (16, 1)]),
+        (", buckets: [4, 32]", 128, [(1, 4), (1, 32), (16, 4), (16, 32)]),
+    ],
+)
+def test_what_a_length_costs_is_tried_before_traffic_where_no_buckets_tell_which_ones_come(
+    ragged: str, longest: int, ran: list[tuple[int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = f"""
+models:
+  - name: m
+    max_rows: 16
+    inputs: [{{name: ids, datatype: INT64, shape: [-1, -1]}}]
+    outputs: [{{name: sum, datatype: INT64, shape: [-1]}}]
+    ragged: {{pad: {{ids: 0}}{ragged}}}
+    backends: [{{kind: python, model: "{tmp_path}/model.py:Sums"}}]
+"""
+    (tmp_path / "model.py").write_text(f"""
+class Sums:
+    def predict(self, inputs):
+        ids = inputs["ids"]
+        if ids.shape[1] > {longest}:
+            raise ValueError("too long")
+        with open("{tmp_path}/ran", "a") as file:
+            print(*ids.shape, file=file)
+        return {{"sum": ids.sum(1)}}
+""")
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    asyncio.run(main())
+    shapes = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
+    assert shapes == [shape for shape in ran for _ in range(2)]  # to warm up, and to be timed
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 def test_backends_of_which_only_one_answers_in_parts_are_no_model(tmp_path: Path) -> None:
     text = models(tmp_path, "yield {'OUTPUT0': x}").replace("backends: [", "backends: [{kind: synthetic, name: whole}, ")
     tensors = "[{name: INPUT0, datatype: FP32, shape: [-1, 16]}]"

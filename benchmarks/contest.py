@@ -96,7 +96,7 @@ def ours(case: DrawnCase) -> Batcher:
     batcher = _batcher(case, policy, slo_ns=case.slo_ns, ragged=True)
     lengths = (backend.buckets or (1,)) if backend.ragged else (backend.lengths[0],)
     runs = [*product(lengths, batcher.probe_rows)]
-    further = [(length, rows) for rows, length in further_probes(backend.ragged, policy.service.sizes)]
+    further = [(length, rows) for rows, length in further_probes(backend.ragged, policy.service.sizes, case.slo_ns)]
     while runs:
         for length, rows in runs:
             request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)

@@ -14,12 +14,13 @@ _PROBED: Final = 128  # a length that most models take
 _PROBED_ROWS: Final = 8  # of these, and not the largest batch, which may take seconds
 
 
-def further_probes(ragged: Ragged | None, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def further_probes(ragged: Ragged | None, sizes: Sequence[int], slo_ns: int | None) -> tuple[tuple[int, int], ...]:
     """Rows and length of the runs before traffic that tell what a length costs, where no buckets say which ones come.
 
-    sizes: of batches, ascending. Without them, hundreds of requests are served by what the shortest length takes.
+    Without them, hundreds of requests are served by what the shortest length takes: many too late, where anything is promised.
+    sizes: of batches, ascending.
     """
-    if ragged is None or ragged.buckets:
+    if ragged is None or ragged.buckets or slo_ns is None:
         return ()
     more = max([rows for rows in sizes if rows <= _PROBED_ROWS], default=sizes[0])
     return tuple((rows, _PROBED) for rows in dict.fromkeys((sizes[0], more)))

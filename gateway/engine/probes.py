@@ -3,8 +3,9 @@
 Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
 requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
-Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it. Where no buckets
-say which lengths come, a longer one is tried at last (`further_probes`): it tells nothing if the model does not take it.
+Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it. Where there is an
+SLO, and no buckets say which lengths come, a longer one is tried at last (`further_probes`): a model that does not take it says
+nothing by that.
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
 raises is a warning, since it may insist on content that is not made up.
@@ -60,7 +61,7 @@ async def probe(
     if not every_length:
         lengths = lengths[:1]
     elif batched and batcher.policy.by_length:
-        further = further_probes(ragged, batcher.service.sizes)
+        further = further_probes(ragged, batcher.service.sizes, batcher.slo_ns)
     runs: Sequence[tuple[int, int]] = tuple(product(sizes, lengths))
     well = tried = False
     while runs:

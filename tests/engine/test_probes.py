@@ -265,15 +265,16 @@ class Lengths:
 
 
 @pytest.mark.parametrize(
-    ("ragged", "longest", "ran"),
+    ("slo", "ragged", "longest", "ran"),
     [
-        ("", 128, [(1, 1), (16, 1), (1, 128), (8, 128)]),
-        ("", 64, [(1, 1), (16, 1)]),
-        (", buckets: [4, 32]", 128, [(1, 4), (1, 32), (16, 4), (16, 32)]),
+        ("slo: {p99_ms: 50}", "", 128, [(1, 1), (16, 1), (1, 128), (8, 128)]),
+        ("slo: {p99_ms: 50}", "", 64, [(1, 1), (16, 1)]),
+        ("", "", 128, [(1, 1), (16, 1)]),
+        ("slo: {p99_ms: 50}", ", buckets: [4, 32]", 128, [(1, 4), (1, 32), (16, 4), (16, 32)]),
     ],
 )
 def test_what_a_length_costs_is_tried_before_traffic_where_no_buckets_tell_which_ones_come(
-    ragged: str, longest: int, ran: list[tuple[int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    slo: str, ragged: str, longest: int, ran: list[tuple[int, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"""
 models:
@@ -282,6 +283,7 @@ models:
     inputs: [{{name: ids, datatype: INT64, shape: [-1, -1]}}]
     outputs: [{{name: sum, datatype: INT64, shape: [-1]}}]
     ragged: {{pad: {{ids: 0}}{ragged}}}
+    {slo}
     backends: [{{kind: python, model: "{tmp_path}/model.py:Sums"}}]
 """
     (tmp_path / "model.py").write_text(f"""

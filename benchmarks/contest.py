@@ -37,7 +37,7 @@ from benchmarks.cases import GRIDS, JUDGING, MS, TUNING, Backend, DrawnCase, Luc
 from benchmarks.peer_rules import Bento, Clipper, Nexus, RayServe, Symphony
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batcher import Batcher
-from gateway.batching.groups import further_probes
+from gateway.batching.groups import FURTHER_LENGTH, further_rows
 from gateway.batching.policies import Fixed, Greedy
 from gateway.batching.policy import Policy
 from gateway.types import InferRequest
@@ -95,17 +95,16 @@ def ours(case: DrawnCase) -> Batcher:
     policy, backend = Adaptive(), case.backend
     batcher = _batcher(case, policy, slo_ns=case.slo_ns, ragged=True)
     lengths = (backend.buckets or (1,)) if backend.ragged else (backend.lengths[0],)
-    runs = [*product(lengths, batcher.probe_rows)]
-    further = [(length, rows) for rows, length in further_probes(backend.ragged, policy.service.sizes, case.slo_ns)]
-    while runs:
-        for length, rows in runs:
+    sizes, further = batcher.probe_rows, further_rows(backend.ragged, policy.service.sizes, case.slo_ns)
+    while sizes:
+        for length, rows in product(lengths, sizes):
             request = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, 0)
             time_ns = round(backend.time_ns(rows, length)) if backend.ragged else backend.rows_ns(rows)
             curve = policy.service.curve(batcher.probe(request, 0).group)
             curve.probe(rows, [time_ns, time_ns])
-        runs = [*product(lengths, curve.telling_rows)]
-        if not runs:
-            runs, further = further, []
+        sizes = curve.telling_rows
+        if not sizes:
+            sizes, lengths, further = further, (FURTHER_LENGTH,), ()
     return batcher
 
 

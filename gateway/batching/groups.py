@@ -10,20 +10,20 @@ from gateway.types import InferRequest
 
 _LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)}))
 """Bucket edges for models that take any length. A batch wastes a tenth at most; whether it may waste more, the policy says."""
-_PROBED: Final = 128  # a length that most models take
-_PROBED_ROWS: Final = 8  # of these, and not the largest batch, which may take seconds
+FURTHER_LENGTH: Final = 64
+"""That nearly all models take."""
+_FURTHER_ROWS: Final = 16  # of it, at most: the largest batch may take seconds
 
 
-def further_probes(ragged: Ragged | None, sizes: Sequence[int], slo_ns: int | None) -> tuple[tuple[int, int], ...]:
-    """Rows and length of the runs before traffic that tell what a length costs, where no buckets say which ones come.
+def further_rows(ragged: Ragged | None, sizes: Sequence[int], slo_ns: int | None) -> tuple[int, ...]:
+    """Of the runs of `FURTHER_LENGTH` before traffic, which tell what a length costs where no buckets say which ones come.
 
     Without them, hundreds of requests are served by what the shortest length takes: many too late, where anything is promised.
     sizes: of batches, ascending.
     """
     if ragged is None or ragged.buckets or slo_ns is None:
         return ()
-    more = max([rows for rows in sizes if rows <= _PROBED_ROWS], default=sizes[0])
-    return tuple((rows, _PROBED) for rows in dict.fromkeys((sizes[0], more)))
+    return tuple(dict.fromkeys((*sizes[:2], max([rows for rows in sizes if rows <= _FURTHER_ROWS], default=sizes[0]))))
 
 
 class Groups:

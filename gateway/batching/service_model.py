@@ -23,7 +23,7 @@ import numpy as np
 from gateway.batching.queue import LengthGroup
 from gateway.batching.smoothing import SeenSize, Sums, line_of, line_through, smoothed, sums_of
 from gateway.batching.speed import Change
-from gateway.batching.steps import STEPS_AFTER, Finder, Point, Steps, pooled, telling
+from gateway.batching.steps import LEAST_SIZES, STEPS_AFTER, Finder, Point, Steps, pooled, telling
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
@@ -124,13 +124,14 @@ class ServiceCurve:
     @property
     def steps(self) -> Steps | None:
         """In which rows are padded inside the model; None: in none, as far as is known."""
-        return self._finder.steps
+        return self._surface.steps if self._length else self._finder.steps
 
     @property
     def telling_rows(self) -> tuple[int, ...]:
         """The sizes whose runs, beside those of one row, two and the most, tell whether rows are padded in steps."""
         points = self._points()
-        return telling(points) if [rows for rows, _, _ in points] == [1, 2, self.sizes[-1]] and self.sizes[2] == 3 else ()
+        rows = [each for each, _, _ in points]
+        return telling(points) if len(rows) == 3 and rows[:2] == [1, 2] and self.sizes[2] == 3 else ()
 
     @property
     def ratios(self) -> Sequence[float]:
@@ -351,18 +352,26 @@ class ServiceCurve:
             self.resets += 1
         return change
 
-    def _shared_ns(self, seen: SeenSize, surface_ns: float) -> float:
+    def _shared_ns(self, mean_ns: float, count: int, surface_ns: float) -> float:
         """Of a size that was seen, by the surface as well while that was not often."""
-        weight = max(0.0, _SURFACE_WEIGHT * (1 - (seen.count - 1) / _SURFACE_COUNT))
-        return (seen.count * seen.mean_ns + weight * surface_ns) / (seen.count + weight)
+        weight = max(0.0, _SURFACE_WEIGHT * (1 - (count - 1) / _SURFACE_COUNT))
+        return (count * mean_ns + weight * surface_ns) / (count + weight)
 
     def _points(self) -> list[Point]:
         """Of the sizes that were seen, ascending."""
         return [(rows, one.mean_ns, min(one.count, _SHAPE_COUNT)) for rows, one in sorted(self._seen.items())]
 
     def _find_steps(self) -> None:
-        if not self._length and self.sizes[2:3] == (3,):  # compiled sizes run as they are
-            self._stale |= self._finder.look(self._points(), self._speed.deviation)
+        if self.sizes[2:3] != (3,):  # compiled sizes run as they are
+            return
+        finder, surface = self._finder, self._surface
+        if not self._length:
+            self._stale |= finder.look(self._points(), self._speed.deviation)
+        elif (surface.steps is not None or not surface.settled) and len(self._seen) >= LEAST_SIZES:
+            finder.steps, points = surface.steps, self._points()
+            if finder.look(points, self._speed.deviation):
+                surface.begin(finder.steps, points, self._length)
+                self._stale = True
 
     def _refresh(self) -> None:
         self._speed.rank()
@@ -386,7 +395,7 @@ class ServiceCurve:
         self.line_ns = fixed + delay_ns, slope
         seen = [rows for rows, _, _ in points]
         if shared:
-            times = [self._shared_ns(self._seen[rows], float(about[self._seen[rows].at])) for rows in seen]
+            times = [self._shared_ns(mean_ns, count, float(about[self.at(rows)])) for rows, mean_ns, count in points]
             if not seen:
                 seen, times = [self.sizes[0]], [float(about[0])]
             dearer = sum(times) / float(sum(about[self.at(rows)] for rows in seen))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import log, sqrt
 from typing import Final, NamedTuple
 
-_TILES: Final = (2, 4, 8, 16, 32, 64)
-_LEAST_SIZES: Final = 4
+TILES: Final = (2, 4, 8, 16, 32, 64)
+LEAST_SIZES: Final = 4
 _MISFIT: Final = 0.05  # by how much, as a share, a size usually is off what is right
 _UNKNOWN: Final = 0.1  # the scatter of batches, while it is not known
 _CLEAR: Final = 9.0  # by how much the misfit must be less than that of a line: three standard deviations
@@ -74,7 +74,7 @@ def telling(points: Sequence[Point]) -> tuple[int, ...]:
     row_ns = (most_ns - one_ns) / (most - 1)
     if row_ns <= 0 or two_ns < _JUMP * (one_ns + row_ns):
         return ()
-    tile = min(_TILES, key=lambda each: abs(one_ns + (each - 1) * row_ns - two_ns))
+    tile = min(TILES, key=lambda each: abs(one_ns + (each - 1) * row_ns - two_ns))
     return tuple(rows for rows in (2, tile, tile + 1, 2 * tile, tile, tile + 1) if rows <= most) if tile < most else ()
 
 
@@ -88,7 +88,7 @@ def pooled(points: Sequence[Point], steps: Steps) -> list[Point]:
 
 
 def _found(points: Sequence[Point], deviation: float, known: Steps | None) -> Steps | None:
-    if len(points) < _LEAST_SIZES:
+    if len(points) < LEAST_SIZES:
         return None
     weighed = [(rows, 1.0 / time_ns, 1.0 / (deviation**2 / count + _MISFIT**2)) for rows, time_ns, count in points]
     line = min(_misfit(weighed, int), _misfit([each for each in weighed if each[0] > 1], int))
@@ -108,7 +108,7 @@ def _clearer(line: float, weighed: Sequence[tuple[int, float, float]], steps: St
 
 def _hypotheses(most: int) -> Iterator[Steps]:
     yield Steps(0, True)
-    for tile in _TILES:
+    for tile in TILES:
         if tile < most:
             yield Steps(tile, True)
             yield Steps(tile, False)

@@ -4,13 +4,15 @@ t = a + b·rows + c·cells + d·cells^1.5 at level 1, with cells = rows·length 
 batches of all lengths: so a length that never ran is predicted from those that did, and many lengths need no more batches than
 few. The last term is what a cell costs more once they are too many for the caches, and attention. It is a least-squares fit of
 relative errors, as batches scatter by a share of their time, with forgetting. A term that explains next to nothing is left out.
+Where rows are padded in steps inside the model, all this is of what they are padded to: `steps`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any, Final
 
 from gateway.batching.speed import Speed
+from gateway.batching.steps import TILES, Point, Steps
 
 _FORGET: Final = 0.995
 # Of (1, rows, cells, cells^1.5), the likelier first.
@@ -28,14 +30,15 @@ _FEW: Final = 8
 class Surface:
     """Shared by the curves of one model's lengths; the curve of what has no length has one of its own.
 
-    version: raised when the fit has moved.
+    version: raised when the fit has moved. steps: in which rows are padded inside the model; None: in none, as far as is known.
     restored: it knows from before what curves that are restored could teach it.
     """
 
-    __slots__ = ("_count", "_sums", "_terms", "restored", "speed", "version")
+    __slots__ = ("_count", "_sums", "_terms", "restored", "speed", "steps", "version")
 
     def __init__(self) -> None:
         self.speed = Speed()
+        self.steps: Steps | None = None
         self.version = 0
         self.restored = False
         self._terms: tuple[float, ...] = (0.0,) * 4
@@ -65,8 +68,11 @@ class Surface:
     def times(self, length: int, delay_ns: float = 0.0, level: float = 1.0) -> Callable[[int], float]:
         """t of rows, until it learns: for who asks for many. delay_ns: as each has, at level 1. level: times that."""
         fixed, row, cell, more = self._terms
+        steps = self.steps
 
         def time_ns(rows: int) -> float:
+            if steps is not None:
+                rows = steps.padded(rows)
             cells = rows * length
             return (fixed + row * rows + cell * cells + more * cells * sqrt(cells) + delay_ns) * level
 
@@ -74,27 +80,40 @@ class Surface:
 
     def time_ns(self, rows: int, length: int) -> float:
         """t at level 1."""
-        return _at(self._terms, rows, length)
+        return _at(self._terms, rows if self.steps is None else self.steps.padded(rows), length)
+
+    def begin(self, steps: Steps | None, points: Sequence[Point], length: int) -> None:
+        """Believe in these steps, and learn anew, from what one length has seen: the sums of other steps say nothing."""
+        self.steps = steps
+        self._sums = (0.0,) * 15
+        self._count = 0
+        for rows, time_ns, count in points:
+            self.learn(rows, length, time_ns, time_ns, count)
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as JSON can hold it; the speed is kept with each curve."""
-        return {"count": self._count, "sums": list(self._sums), "terms": list(self._terms)}
+        steps = None if self.steps is None else list(self.steps)
+        return {"count": self._count, "sums": list(self._sums), "terms": list(self._terms), "steps": steps}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Take over what `to_dict` gave. Raises: ValueError, if it is something else; then nothing has changed."""
         try:
             count, sums = int(kept["count"]), tuple([float(value) for value in kept["sums"]])
             fixed, row, cell, more = (float(value) for value in kept["terms"])
+            steps = None if kept.get("steps") is None else Steps(*kept["steps"])
         except (KeyError, TypeError, ValueError) as exc:
             raise ValueError(f"not a service surface: {exc!r}") from exc
-        if len(sums) != len(self._sums) or min(fixed, row, cell, more) < 0 or fixed + row + cell + more <= 0:
+        known = steps is None or (steps.tile in (0, *TILES) and isinstance(steps.lone, bool))
+        if len(sums) != len(self._sums) or min(fixed, row, cell, more) < 0 or fixed + row + cell + more <= 0 or not known:
             raise ValueError("not a service surface: its numbers are out of range")
-        self._count, self._sums, self._terms = count, sums, (fixed, row, cell, more)
+        self._count, self._sums, self._terms, self.steps = count, sums, (fixed, row, cell, more), steps
         self.version += 1
         self.restored = True
 
     def learn(self, rows: int, length: int, time_ns: float, about_ns: float, weight: float = 1.0) -> None:
         """From a batch, its time at level 1. about_ns: what such a batch takes, as far as is known: errors are shares of it."""
+        if self.steps is not None:
+            rows = self.steps.padded(rows)
         if self._count == 1:  # of the first size alone it is known that all others take as long, or in proportion
             about_ns = min(max(about_ns, time_ns / _FAR), time_ns * _FAR)
         per, cells = 1.0 / about_ns, rows * length

@@ -4,7 +4,7 @@ Inputs are made up from the model's spec: ones, open dimensions of size 1, ragge
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
 requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
 Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it. Where there is an
-SLO, and no buckets say which lengths come, a longer one is tried at last (`further_probes`): a model that does not take it says
+SLO, and no buckets say which lengths come, a longer one is tried at last (`further_rows`): a model that does not take it says
 nothing by that.
 
 A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
@@ -13,7 +13,6 @@ raises is a warning, since it may insist on content that is not made up.
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from itertools import product
 
 import msgspec
@@ -22,7 +21,7 @@ import numpy as np
 from backends.base import ModelSpec, Tensors, TensorSpec, ones
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
-from gateway.batching.groups import further_probes
+from gateway.batching.groups import FURTHER_LENGTH, further_rows
 from gateway.clock import Clock
 from gateway.config import Ragged
 from gateway.engine.runner import BatchRunner, Execution
@@ -57,22 +56,21 @@ async def probe(
     sizes = batcher.probe_rows if batched else (1,)
     others = tuple(size for size in batcher.service.sizes if size not in sizes) if spec.row_sizes else ()
     lengths = (ragged.buckets or (1,)) if ragged else (1,)
-    further: Sequence[tuple[int, int]] = ()
+    further: tuple[int, ...] = ()
     if not every_length:
         lengths = lengths[:1]
     elif batched and batcher.policy.by_length:
-        further = further_probes(ragged, batcher.service.sizes, batcher.slo_ns)
-    runs: Sequence[tuple[int, int]] = tuple(product(sizes, lengths))
-    well = tried = False
-    while runs:
-        for rows, length in runs:
+        further = further_rows(ragged, batcher.service.sizes, batcher.slo_ns)
+    well = trying = False
+    while sizes:
+        for rows, length in product(sizes, lengths):
             request = _request(spec, ragged, rows, length)
             if clock.now_ns() >= until_ns:
                 return True
             # Started at once: an idle session may be lost at any await.
             ends = await asyncio.gather(*[_start(runner, batcher, spec, request, clock) for _ in range(runner.free_slots)])
             failed = next((execution for _, execution, _ in ends if execution.error), None)
-            if failed is not None and tried:
+            if failed is not None and trying:
                 return True
             if failed is not None:
                 _tell(name, failed, spec, request, well=well)
@@ -88,9 +86,8 @@ async def probe(
         sizes = curve.telling_rows  # none, once these have run
         if not sizes:
             sizes, others = others, ()
-        runs = tuple(product(sizes, lengths))
-        if not runs:
-            runs, further, tried = further, (), True
+        if not sizes:
+            sizes, lengths, further, trying = further, (FURTHER_LENGTH,), (), True
     return True
 
 

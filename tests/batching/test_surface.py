@@ -1,12 +1,17 @@
 """t(rows, length) over all lengths of a model: what it is fitted to, and what it tells of lengths that never ran."""
 
+import json
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from gateway.batching.groups import further_rows
 from gateway.batching.queue import LengthGroup
 from gateway.batching.service_model import ServiceModel
+from gateway.batching.steps import Steps
 from gateway.batching.surface import Surface
+from gateway.config import Ragged
 from tests.batching.curves import MS, kept_curve, kept_model
 
 
@@ -93,6 +98,60 @@ def test_what_a_length_shows_itself_counts_more_than_the_surface_from_the_ninth_
     assert model.curve(LengthGroup("k", 10)).expected_ns(1) / MS == pytest.approx(3, rel=0.05)
 
 
+def padded_ms(rows: int, length: int) -> float:
+    """Of a model that pads all but a lone row to a multiple of eight."""
+    return 4 + 0.02 * (1 if rows == 1 else -(-rows // 8) * 8) * length
+
+
+def probed(time_ms: Callable[[int, int], float]) -> ServiceModel:
+    """As a lane is before traffic."""
+    model = ServiceModel(32)
+    for rows in (1, 32):
+        model.probe(LengthGroup("k", 8), rows, [round(time_ms(rows, 1) * MS)] * 2)
+    rows_to_run: Sequence[int] = further_rows(Ragged(pad={"ids": 0}), model.sizes, 50 * MS)
+    curve = model.curve(LengthGroup("k", 64))
+    while rows_to_run:
+        for rows in rows_to_run:
+            curve.probe(rows, [round(time_ms(rows, 64) * MS)] * 2)
+        rows_to_run = curve.telling_rows
+    return model
+
+
+def test_steps_in_which_rows_are_padded_are_told_by_one_length_for_all_before_traffic() -> None:
+    other = probed(padded_ms).curve(LengthGroup("k", 128))
+    assert other.steps == Steps(8, lone=True)
+    assert [other.expected_ns(rows) / MS for rows in (1, 2, 8, 9, 16)] == pytest.approx(
+        [padded_ms(rows, 128) for rows in (1, 2, 8, 9, 16)], rel=0.05
+    )
+
+
+def test_a_model_that_is_smooth_runs_no_more_sizes_and_has_no_steps() -> None:
+    model = probed(lambda rows, length: 4 + 0.02 * rows * length)
+    assert model.curve(LengthGroup("k", 64)).steps is None
+    other = model.curve(LengthGroup("k", 128))
+    assert [other.expected_ns(rows) / MS for rows in (1, 2, 16)] == pytest.approx([6.56, 9.12, 44.96], rel=0.1)
+
+
+def test_steps_that_traffic_contradicts_are_given_up() -> None:
+    model = probed(padded_ms)
+    lots = random.Random(1)
+    curve = model.curve(LengthGroup("k", 64))
+    for _ in range(400):
+        rows = lots.randint(1, 32)
+        curve.observe(rows, 1, round((4 + 0.02 * rows * 64) * MS))
+    other = model.curve(LengthGroup("k", 128)).current()
+    assert other.steps is None
+    assert other.expected_ns(2) / MS == pytest.approx(9.12, rel=0.15)
+
+
+def test_steps_are_kept() -> None:
+    again = ServiceModel(32)
+    again.restore(json.loads(json.dumps(probed(padded_ms).to_dict())))
+    other = again.curve(LengthGroup("k", 128))
+    assert other.steps == Steps(8, lone=True)
+    assert other.expected_ns(2) / MS == pytest.approx(padded_ms(2, 128), rel=0.05)
+
+
 def test_all_that_is_kept_comes_back() -> None:
     surface = taught(2, 1, 0.1, GRID * 3, noise=0.2)
     again = Surface()
@@ -102,7 +161,14 @@ def test_all_that_is_kept_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "kept", [{}, {"count": 1, "sums": [1], "terms": [1, 1, 1]}, {"count": 1, "sums": [1] * 10, "terms": [-1, 2, 2]}]
+    "kept",
+    [
+        {},
+        {"count": 1, "sums": [1], "terms": [1, 1, 1]},
+        {"count": 1, "sums": [1] * 10, "terms": [-1, 2, 2]},
+        {"count": 1, "sums": [1] * 15, "terms": [1, 2, 2, 0], "steps": [3, True]},
+        {"count": 1, "sums": [1] * 15, "terms": [1, 2, 2, 0], "steps": [8]},
+    ],
 )
 def test_what_is_no_surface_is_refused(kept: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a service surface"):

@@ -74,7 +74,7 @@ class GatewayError(Exception):
             message = f"{message[:_LONGEST_TEXT]}… (cut, of {len(message)} characters)"
         if not message.isascii():
             message = message.encode(errors="replace").decode()
-        self.args = (message,)  # as the root's own constructor would set it, at a third of the price
+        self.args = (message,)  # as the root's own constructor would set it
         self.message = message
 
     def __str__(self) -> str:
@@ -158,7 +158,8 @@ class Unavailable(GatewayError):
     """Never executed; safe to retry. retry_after_s: when a retry is worth it; None means unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
-        GatewayError.__init__(self, message)  # a client refused under overload waits for it: `super` takes twice as long
+        # Not by `super`, which takes longer: under overload nearly every request ends in one of these.
+        GatewayError.__init__(self, message)
         self.args = (self.message, retry_after_s)  # so that it survives pickling between Ray processes
         self.retry_after_s = retry_after_s
 

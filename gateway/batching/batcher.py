@@ -279,8 +279,7 @@ class Batcher(Untold):
                         wake_at_ns = expires_ns + 1
                     return Step([], [], wake_at_ns if wake_at_ns < NEVER else None)
         batches: list[Batch] = []
-        shed: list[Shed] = []
-        shed, self._displaced = self._displaced, shed
+        shed, self._displaced = self._displaced, []
         if self._expires_ns < now_ns:
             self._expire(now_ns, shed)
         wake_at_ns = NEVER

@@ -23,7 +23,7 @@ import numpy as np
 from gateway.batching.queue import LengthGroup
 from gateway.batching.smoothing import SeenSize, Sums, line_of, line_through, smoothed, sums_of
 from gateway.batching.speed import Change
-from gateway.batching.steps import LEAST_SIZES, STEPS_AFTER, Finder, Point, Steps, pooled, telling
+from gateway.batching.steps import LEAST_SIZES, Finder, Point, Steps, pooled, telling
 from gateway.batching.surface import Surface
 
 _RATE: Final = 0.1
@@ -69,6 +69,8 @@ class ServiceCurve:
     shape: T by size at level 1, rising; times `level(busy)` it is T, and that times `spread` Q. rates: by size, the most rows
     per nanosecond that any size up to it reaches at level 1, rising. line_ns: (a, b) of t = a + b·rows at level 1. These
     sequences run parallel to `sizes`; they are replaced, not changed, when it learns.
+
+    shares: other lengths teach it, too, so that `current` is to be asked before it is read.
 
     Life: `probe` at load, `observe` for every batch. Before the first of either, `ready` is False and T is 0; unless it shares
     a surface that has learned from other lengths.
@@ -130,8 +132,7 @@ class ServiceCurve:
     def telling_rows(self) -> tuple[int, ...]:
         """The sizes whose runs, beside those of one row, two and the most, tell whether rows are padded in steps."""
         points = self._points()
-        rows = [each for each, _, _ in points]
-        return telling(points) if len(rows) == 3 and rows[:2] == [1, 2] and self.sizes[2] == 3 else ()
+        return telling(points) if len(points) == 3 and (points[0][0], points[1][0], self.sizes[2]) == (1, 2, 3) else ()
 
     @property
     def ratios(self) -> Sequence[float]:
@@ -211,9 +212,9 @@ class ServiceCurve:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
         finder = self._finder
-        finder.batches = batches = finder.batches + 1
-        if batches >= finder.due_at:
-            finder.due_at += min(batches, STEPS_AFTER)
+        finder.batches += 1
+        if finder.batches >= finder.due_at:
+            finder.put_off()
             self._find_steps()
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:
             self._watch_drift(ratio)

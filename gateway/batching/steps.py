@@ -15,7 +15,7 @@ LEAST_SIZES: Final = 4
 _MISFIT: Final = 0.05  # by how much, as a share, a size usually is off what is right
 _UNKNOWN: Final = 0.1  # the scatter of batches, while it is not known
 _CLEAR: Final = 9.0  # by how much the misfit must be less than that of a line: three standard deviations
-STEPS_AFTER: Final = 64  # batches, until it is looked for steps again; of fewer, whenever they have doubled
+_AFTER: Final = 64  # batches, until it is looked for steps again; of fewer, whenever they have doubled
 _AGAIN: Final = 3  # runs before traffic of sizes that had run, from which their scatter is known
 _JUMP: Final = 1.2  # times what the line through one row and the most tells of two: they are padded
 
@@ -39,7 +39,7 @@ class Steps(NamedTuple):
 class Finder:
     """Looks for steps in what one curve learns. steps: which are believed; None: none are.
 
-    batches: that it has counted. due_at: so many, until it is time to look again.
+    batches: of the curve; who observes them counts them. due_at: so many, until it is time to look again.
     """
 
     __slots__ = ("_again", "batches", "due_at", "steps")
@@ -54,6 +54,10 @@ class Finder:
         """Learn how runs before traffic scatter. mean_ns, count: of the size's runs before."""
         often, squares = self._again
         self._again = often + 1, squares + log(time_ns / mean_ns) ** 2 * count / (count + 1)
+
+    def put_off(self) -> None:
+        """Be due again once there are twice as many batches, or `_AFTER` more."""
+        self.due_at += min(self.batches, _AFTER)
 
     def look(self, points: Sequence[Point], deviation: float) -> bool:
         """Whether other steps are believed than before. points: ascending. deviation: of log t; 0: unknown."""

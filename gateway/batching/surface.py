@@ -85,6 +85,7 @@ class Surface:
     def begin(self, steps: Steps | None, points: Sequence[Point], length: int) -> None:
         """Believe in these steps, and learn anew, from what one length has seen: the sums of other steps say nothing."""
         self.steps = steps
+        self.version += 1  # the same fit tells something else now
         self._sums = (0.0,) * 15
         self._count = 0
         for rows, time_ns, count in points:

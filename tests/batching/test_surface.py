@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gateway.batching.groups import further_rows
+from gateway.batching.groups import FURTHER_LENGTH, further_rows
 from gateway.batching.queue import LengthGroup
 from gateway.batching.service_model import ServiceModel
 from gateway.batching.steps import Steps
@@ -109,10 +109,10 @@ def probed(time_ms: Callable[[int, int], float]) -> ServiceModel:
     for rows in (1, 32):
         model.probe(LengthGroup("k", 8), rows, [round(time_ms(rows, 1) * MS)] * 2)
     rows_to_run: Sequence[int] = further_rows(Ragged(pad={"ids": 0}), model.sizes, 50 * MS)
-    curve = model.curve(LengthGroup("k", 64))
+    curve = model.curve(LengthGroup("k", FURTHER_LENGTH))
     while rows_to_run:
         for rows in rows_to_run:
-            curve.probe(rows, [round(time_ms(rows, 64) * MS)] * 2)
+            curve.probe(rows, [round(time_ms(rows, FURTHER_LENGTH) * MS)] * 2)
         rows_to_run = curve.telling_rows
     return model
 
@@ -142,6 +142,18 @@ def test_steps_that_traffic_contradicts_are_given_up() -> None:
     other = model.curve(LengthGroup("k", 128)).current()
     assert other.steps is None
     assert other.expected_ns(2) / MS == pytest.approx(9.12, rel=0.15)
+
+
+def test_other_lengths_follow_steps_even_where_all_else_that_was_learned_stays() -> None:
+    model = ServiceModel(32)
+    for rows in (8, 16, 24, 32):  # multiples, of which steps of eight tell the same
+        for length in (8, 64):
+            model.probe(LengthGroup("k", length), rows, [round(0.02 * rows * length * MS)] * 2)
+    other = model.curve(LengthGroup("k", 128))
+    assert other.expected_ns(2) / MS == pytest.approx(5.12, rel=0.05)
+    (surface,) = model._surfaces.values()
+    surface.begin(Steps(8, lone=False), [(rows, 0.02 * rows * 64 * MS, 33) for rows in (8, 16, 24, 32)], 64)
+    assert other.current().expected_ns(2) / MS == pytest.approx(20.48, rel=0.05)
 
 
 def test_steps_are_kept() -> None:

@@ -19,7 +19,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from benchmarks.ports import free_port
 
 ROOT: Final = Path(__file__).parent.parent
 _RULES: Final = ("recording.yml", "budget.yml", "alerts.yml")
@@ -313,13 +314,6 @@ SCENARIOS: Final = {
         overloaded, (*((burn, "busy") for burn in _BURNS), ("GatewayNoCapacityLeft", "busy"), ("GatewaySaturated", "busy"))
     ),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def write(folder: Path, names: Sequence[str]) -> None:

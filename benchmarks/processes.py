@@ -15,7 +15,6 @@ by all parts; the fullest process of the kernel's spread, by chance or evened ou
 import argparse
 import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.many_models import BODY, GIVE_UP_S, ROOT, ask
+from benchmarks.ports import free_port
 from gateway.edges.recycling import surplus
 
 TENSORS = """inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 16]}]
@@ -65,11 +65,6 @@ def served(document: str, port: int) -> Iterator[list[psutil.Process]]:
         finally:
             process.terminate()
             process.wait(60)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def behind(port: int, grpc_port: int) -> str:

@@ -26,7 +26,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.sockets import free_port
+from benchmarks.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"

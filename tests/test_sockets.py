@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.sockets import free_port
+from benchmarks.ports import free_port
 
 
 def test_a_free_port_is_given_to_nobody_else_and_servers_that_share_it_may_listen_there() -> None:

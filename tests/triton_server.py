@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.sockets import free_port
+from benchmarks.ports import free_port
 
 VENV = Path(__file__).resolve().parent.parent / ".venv-triton"
 _START_TIMEOUT_S = 120.0

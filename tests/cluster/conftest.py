@@ -22,10 +22,10 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
+from benchmarks.ports import free_port
 from gateway.cluster import application
 from gateway.config import Config, parse_config
 from tests.cluster.load import infer_body
-from tests.sockets import free_port
 
 APPLICATION = "gateway"
 # Not 127.0.0.1: ray.init would take that for the address of the machine's network card.

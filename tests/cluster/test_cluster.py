@@ -21,13 +21,13 @@ from ray.cluster_utils import Cluster
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from benchmarks.ports import free_port
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.engine.metrics import OPENMETRICS
 from tests.cluster.conftest import BUSY_MS, NODE, Gateway, config, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
-from tests.sockets import free_port
 from tests.tracing.collector import CLIENT, SERVER, collecting
 
 pytestmark = [

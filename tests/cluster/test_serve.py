@@ -19,11 +19,11 @@ import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
 
+from benchmarks.ports import free_port
 from gateway.cluster import application
 from gateway.config import parse_config
 from tests.cluster.conftest import Gateway, config, request
 from tests.cluster.load import infer_body
-from tests.sockets import free_port
 
 pytestmark = [
     pytest.mark.ray,

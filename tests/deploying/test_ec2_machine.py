@@ -10,10 +10,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.ports import free_port
 from tests.containers.test_entry import ask
 from tests.deploying.machine_here import UNIT, machine, written
 from tests.deploying.planned_ec2 import IRIS, WHEEL, planned
-from tests.sockets import free_port
 
 ROWS = '{"inputs": [{"name": "measurements", "datatype": "FP32", "shape": [1, 4], "data": [5.1, 3.5, 1.4, 0.2]}]}'
 TENSORS = {side: [{"name": side, "datatype": "FP32", "shape": [-1, 1]}] for side in ("inputs", "outputs")}

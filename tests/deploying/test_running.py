@@ -15,10 +15,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.ports import free_port
 from gateway.cli import main
 from tests.containers.image import KSERVE, lacking, started
 from tests.containers.test_entry import ask
-from tests.sockets import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.ports import free_port
 from gateway.config import parse_config
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError
 from gateway.ingress import Ingress
 from gateway.types import InferRequest, InferResponse
 from tests.backends.conftest import write_linear
-from tests.sockets import free_port
 from tests.triton_server import TritonServer, require_triton, triton_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.triton]

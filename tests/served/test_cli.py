@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ports import free_port
 from tests.served.gateway_process import ROOT, served
-from tests.sockets import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -212,8 +212,8 @@ class ServiceCurve:
             levels[busy] = level
         moved = self._learn(rows, seen, clipped * at_level_one)
         finder = self._finder
-        finder.batches += 1
-        if finder.batches >= finder.due_at:
+        finder.batches = batches = finder.batches + 1
+        if batches >= finder.due_at:
             finder.put_off()
             self._find_steps()
         if ratio > _DRIFT_ABOVE or ratio < _DRIFT_BELOW:

@@ -207,8 +207,7 @@ class Adaptive:
         if rows:
             longest = max([part.queue.group for part in (mine, *others) if part.rows])  # type: ignore[type-var]  # as above
             expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
-        _, reason, wake_at_ns, _, _, _, foreseen = decision
-        return Decision(mine.rows, reason, wake_at_ns, mine.shed, expected_ns, others, foreseen)
+        return Decision(mine.rows, decision.reason, decision.wake_at_ns, mine.shed, expected_ns, others, decision.outlook)
 
     def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
         """alone: whether no other queue has a part in the workers."""

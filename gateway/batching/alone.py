@@ -12,9 +12,9 @@ def close_alone(
 
     The batcher comes to the same by itself, at twice the price. Not for ragged inputs. batched: as `Batcher` has it.
     """
-    limit, reason, _, hopeless, expected_ns, fill, queue.outlook = decision
+    queue.outlook = decision.outlook
     _, _, _, rows, request = queue.entries[0]
-    if limit < rows or rows > limits.max_rows or hopeless or fill:
+    if decision.rows < rows or rows > limits.max_rows or decision.shed or decision.fill:
         return None
     queue.entries.clear()
     queue.rows = state.rows = state.requests = 0
@@ -23,10 +23,10 @@ def close_alone(
         parts=[Part(request, request.rows - rows if batched else 0, rows)],
         rows=rows,
         padded_rows=limits.padded(rows) if limits.row_sizes else rows,
-        reason="full" if rows == limits.max_rows and reason == "idle" else reason,
+        reason="full" if rows == limits.max_rows and decision.reason == "idle" else decision.reason,
         closed_ns=now_ns,
         group=queue.group,
-        expected_ns=expected_ns,
+        expected_ns=decision.expected_ns,
         batched=batched,
         busy=len(in_flight) + 1,
     )

@@ -272,9 +272,9 @@ class Batcher(Untold):
                     if batch is not None:
                         self._expires_ns = NEVER
                         return Step([batch], [], None)
-                rows, _, wake_at_ns, late, _, fill, outlook = decision
-                if not (rows or late or fill):
-                    queue.outlook = outlook
+                if not (decision.rows or decision.shed or decision.fill):
+                    queue.outlook = decision.outlook
+                    wake_at_ns = decision.wake_at_ns
                     if wake_at_ns is None or wake_at_ns > expires_ns:
                         wake_at_ns = expires_ns + 1
                     return Step([], [], wake_at_ns if wake_at_ns < NEVER else None)
@@ -315,14 +315,15 @@ class Batcher(Untold):
             if not queue.entries:  # they were shed with another's
                 continue
             decision = made or self._policy.decide(queue, state, now_ns, free_slots)
-            rows, _, ask_at_ns, late, _, fill, queue.outlook = decision
-            if late:
-                self._shed(queue, late, shed)
-            for more in fill:
+            queue.outlook = decision.outlook
+            if decision.shed:
+                self._shed(queue, decision.shed, shed)
+            for more in decision.fill:
                 self._shed(more.queue, more.shed, shed)
-            if (rows and queue.entries) or any(more.rows for more in fill):
+            if (decision.rows and queue.entries) or any(more.rows for more in decision.fill):
                 self._close(queue, decision, now_ns, batches)
                 return 0
+            ask_at_ns = decision.wake_at_ns
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:
                 wake_at_ns = ask_at_ns
         return wake_at_ns
@@ -396,8 +397,7 @@ class Batcher(Untold):
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        limit, reason, _, _, expected_ns, fill, _ = decision
-        most = self._max_rows
+        limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self._max_rows
         padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
         rows = self._take(queue, limit if limit < most else most, parts, padding) if limit else 0
         group = queue.group if rows else next(more.queue.group for more in fill if more.rows)
@@ -409,7 +409,7 @@ class Batcher(Untold):
                 group = other  # the longest: what the model will see
         self._state.rows -= rows
         reason = "full" if rows >= most and reason == "idle" else reason
-        self._dispatch(parts, rows, reason, now_ns, group, expected_ns, batches)
+        self._dispatch(parts, rows, reason, now_ns, group, decision.expected_ns, batches)
 
     def _take(self, queue: Queue, limit: int, parts: list[Part], padding: Padding | None) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""

@@ -2,7 +2,9 @@
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from gateway.batching.policy import WAIT
 from gateway.batching.queue import Entry, Queue
@@ -20,7 +22,7 @@ _SAME: Final = 1.02
 _NEARLY: Final = 0.95  # of what the most productive size does in a time: as good as all
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True):
     """A batch that waits: nothing to decide before it has the rows, the time has come, or first or workers change.
 
     view: set if rule H holds it, which each arrival puts anew.

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from gateway.batching.batch import Batch
 from gateway.batching.queue import BatchLimits, Entry, Outlook, Queue, State
 from gateway.batching.service_model import ServiceModel
@@ -16,8 +18,8 @@ class Fill(NamedTuple):
     shed: Sequence[Entry] = ()
 
 
-class Decision(NamedTuple):
-    """What to do with one queue.
+class Decision(msgspec.Struct, frozen=True):
+    """What to do with one queue. A Struct, as a NamedTuple takes three times as long to make, and one is made for every look.
 
     rows: close a batch of at most so many rows (one whole request at least); 0: wait.
     reason: why it closes; "idle" becomes "full" if the batch is as large as it may be.

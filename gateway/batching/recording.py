@@ -29,7 +29,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 512  # values and events at once: less than 0.1 ms

@@ -8,7 +8,9 @@ there and back (the service model learns from closing to return). Batches are ta
 
 from bisect import bisect_right
 from collections.abc import Hashable
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from gateway.batching.batch import Batch
 from gateway.batching.queue import LengthGroup, State
@@ -18,7 +20,7 @@ CAP: Final = 0.55
 """The share of the SLO that a usual batch may take: two fit into one SLO."""
 
 
-class Forecast(NamedTuple):
+class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """In nanoseconds. See the module.
 
     own_ns: what nine in ten take at most, so that a backend whose times scatter gets less to do. batch_ns: of a

@@ -16,6 +16,8 @@ from itertools import islice
 from math import log, log2, sqrt
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gateway.batching.forecast import Forecast
 from gateway.batching.inflow import ARRIVALS, View
 from gateway.batching.joining import Moment, joined
@@ -236,7 +238,8 @@ def unless_refused(
     late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
     if not late_ns:
         return told
-    return told._replace(ahead_ns=max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns))
+    ahead_ns = max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns)
+    return msgspec.structs.replace(told, ahead_ns=ahead_ns)
 
 
 def _taken(rows: int, mean: float) -> float:

@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from gateway.cluster.channel_connection import (
     ANSWER,
     CANCEL,
@@ -84,7 +86,7 @@ OnFramePart = Callable[[Buffer], None]
 """Gets each part of a frame's answer, before that."""
 
 
-class _SentFrame(NamedTuple):
+class _SentFrame(msgspec.Struct, frozen=True):
     """A frame that waits for its answer. on_part: gets the parts of it before."""
 
     answer: "asyncio.Future[Buffer]"
@@ -117,7 +119,7 @@ Enter = Callable[[str, Tell], Tenant]
 """An ingress has said its name: gets that, and where it is told its slots."""
 
 
-class PendingAnswer(NamedTuple):
+class PendingAnswer(msgspec.Struct, frozen=True):
     """A frame that was sent. answer: its answer, or ChannelLost, or what on_part raised; cancelled, nobody waits any more."""
 
     answer: "asyncio.Future[Buffer]"

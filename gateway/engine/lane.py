@@ -155,7 +155,7 @@ class Lane:
             return self.batcher.forecast(request, now_ns, free_slots)
         free_slots = min(free_slots, max(self._shared.free, int(not self.runs.running)))
         forecast = self.batcher.forecast(request, now_ns, free_slots)
-        return forecast._replace(wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
+        return msgspec.structs.replace(forecast, wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
         """Accept a request. on_answer gets its one answer or error on the loop, never within this call.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
@@ -222,7 +223,7 @@ class GrpcCodec:
         return head
 
 
-class ShortReply(NamedTuple):
+class ShortReply(msgspec.Struct, frozen=True):
     """A short answer as it goes on the wire: most of it is the same each time, and protobuf would write all of it anew."""
 
     data: bytes

@@ -6,7 +6,9 @@ for another form.
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from backends.base import ModelSpec, Tensors
 from gateway.errors import InvalidArgument
@@ -27,7 +29,7 @@ _JSONS: Final = frozenset(("json", "v1"))
 _BY_ITSELF: Final = frozenset(("", "json", "events"))  # answers that are as the request was
 
 
-class FormReply(NamedTuple):
+class FormReply(msgspec.Struct, frozen=True):
     """An answer. headers: more of them, as lines."""
 
     parts: list[Buffer]

@@ -4,7 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from gateway.batching.forecast import Forecast
 from gateway.batching.queue import NEVER
@@ -101,7 +103,7 @@ class Candidate:
         return abs(self.cold_since_ns + expected_ns - now_ns)
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True):
     """candidate: None sheds the request. eta_ns: from now, of the candidate, or the least there was; inf: unknown.
 
     reason: cheapest (first in order of price), spill (not the first, the first in time), fastest (the least eta, as none is
@@ -145,14 +147,15 @@ class Cheapest:
         least_ns = inf
         unknown: list[Candidate] = []
         for candidate in usable:
-            wait_ns, ahead_ns, own_ns, batch_ns, workers, known = candidate.lane.forecast(request, now_ns)
-            if workers and not known:
+            told = candidate.lane.forecast(request, now_ns)
+            workers = told.workers
+            if workers and not told.known:
                 unknown.append(candidate)
                 continue
-            total_ns = wait_ns + ahead_ns + own_ns
+            total_ns = told.wait_ns + told.ahead_ns + told.own_ns
             if not workers or candidate.cold_since_ns is not None:
                 total_ns += candidate.start_ns(workers, now_ns)
-            if total_ns <= (_SPILL_BATCHES * batch_ns if limit_ns is None else limit_ns):
+            if total_ns <= (_SPILL_BATCHES * told.batch_ns if limit_ns is None else limit_ns):
                 return Route(candidate, "cheapest" if candidate is usable[0] else "spill", total_ns)
             if workers and not candidate.lane.pending:
                 candidate.doubted = True

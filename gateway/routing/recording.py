@@ -132,7 +132,7 @@ class RecordedRouter(Recorded, Router):
         except BaseException:
             self._begin()  # how far it came is not known
             raise
-        candidate, reason, eta_ns = route
+        candidate = route.candidate
         self._events.append(
             (
                 int(RoutingEvent.ROUTED),
@@ -144,8 +144,8 @@ class RecordedRouter(Recorded, Router):
                 failed.label if failed is not None else None,
                 self._taken(),
                 candidate.label if candidate is not None else None,
-                reason,
-                eta_ns,
+                route.reason,
+                route.eta_ns,
             )
         )
         self._room()

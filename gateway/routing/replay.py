@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gateway.batching.checkpoint import ROUTING, request_like, thaw
 from gateway.batching.forecast import Forecast
 from gateway.routing.policies import Candidate
@@ -111,6 +113,5 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    return value
+    """As it is once it was packed and read."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value))

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from gateway.batching.queue import NEVER, deadline_of
 from gateway.config import Ejection
 from gateway.routing.policies import Candidate, Route, RoutingPolicy
@@ -91,7 +93,7 @@ class Router:
             left = [candidate for candidate in left if candidate.label in failed.equivalents and not candidate.health.ejected]
         if not left:
             return Route(None, "down")
-        return self._policy.choose(left, request, now_ns, deadline_ns)._replace(reason="panic")
+        return msgspec.structs.replace(self._policy.choose(left, request, now_ns, deadline_ns), reason="panic")
 
     def copies(self, request: InferRequest, now_ns: int) -> Sequence[Copy]:
         """Who gets a copy of a request that `route` has sent somewhere. To be followed by `sent` for each that was made."""

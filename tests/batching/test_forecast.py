@@ -5,6 +5,7 @@ import pytest
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
+from gateway.batching.forecast import Forecast
 from gateway.batching.policies import POLICIES
 from gateway.batching.queue import LengthGroup
 from gateway.config import Batching, Ragged
@@ -280,7 +281,7 @@ def test_where_nothing_runs_or_is_known_nothing_is_waited_for() -> None:
     nobody = nothing.forecast(request(), 5 * MS, 0)
     assert (nobody.wait_ns, nobody.ahead_ns, nobody.workers, nobody.known) == (0, 0, 0, True)
     unknown = Batcher(POLICIES["greedy"](Batching()), max_rows=8, workers=1, slo_ns=100 * MS)
-    assert unknown.forecast(request(), 0, 1) == (0, 0, 0, 0, 1, False)
+    assert unknown.forecast(request(), 0, 1) == Forecast(0, 0, 0, 0, 1, False)
     start(unknown, 1, now_ns=0)
     assert unknown.wait_ns(7 * MS, 0) == 7 * MS  # overdue since the start
-    assert unknown.forecast(request(), 7 * MS, 0) == (7 * MS, 0, 0, 0, 1, False)
+    assert unknown.forecast(request(), 7 * MS, 0) == Forecast(7 * MS, 0, 0, 0, 1, False)

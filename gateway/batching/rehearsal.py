@@ -29,6 +29,7 @@ from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
 TIGHT: Final = 6.0  # lone requests that fit into the SLO, at most: with more time, hardly anything depends on the stance
+_TIGHT_OF_LENGTHS: Final = 12.0  # the same, where lengths differ
 _TIGHTEST: Final = 3.0  # the same, where one worker begins at once until a rehearsal has told
 _NEVER_LOOK: Final = 1 << 62
 _LOOK: Final = 16  # arrivals, until it is seen whether things are still as they were
@@ -336,7 +337,7 @@ class Rehearsal:
         seen = _LOOK - self.until_look
         self.until_look = _LOOK
         time_ns = _lone_ns(streams, workers, now_ns)
-        if slo_ns > TIGHT * time_ns:
+        if slo_ns > (_TIGHT_OF_LENGTHS if len(streams) > 1 else TIGHT) * time_ns:
             self.stance = PLANNED
             return
         if self.under_way is not None:
@@ -371,7 +372,7 @@ class Rehearsal:
         told = [memory for memory in self._memories if memory.often and memory.unlike(now) < inf]
         if told:
             return min(told, key=now.unlike).stance
-        at_once = now.workers == 1 and AT_ONCE in now.stances() and (now.lengths or slo_ns <= _TIGHTEST * now._time_ns)
+        at_once = now.workers == 1 and AT_ONCE in now.stances() and slo_ns <= (TIGHT if now.lengths else _TIGHTEST) * now._time_ns
         return AT_ONCE if at_once else PLANNED
 
 

@@ -144,6 +144,7 @@ class Adaptive:
             stream = self._streams.get(batch.group) or self._stream(batch.group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
             stream.learned_ns = self._line.stream.learned_ns = now_ns
+            self._rehearsal.answered += len(batch.parts)
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         stream = self._streams.get(queue.group) or self._stream(queue.group)

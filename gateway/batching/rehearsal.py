@@ -10,6 +10,10 @@ again after 64 more arrivals, after 256, 1024 and so on, with other draws, and a
 planned one must be better by half the error of the mean, and by a hundredth of what comes. Until then the stance is followed
 that was told where things were least unlike. Before any was, one worker begins "at once" where that is rehearsed, if lengths
 differ, or if the SLO leaves no time to collect a batch while another runs.
+
+A rehearsal begins with nothing that waits. The planned one may serve all from there, and hardly half once it has fallen behind,
+for as long as the load lasts. So what is answered is counted, and where it is too little, another that serves about as much is
+followed.
 """
 
 from bisect import bisect_right
@@ -47,6 +51,10 @@ _WORTH: Final = 0.01  # of what comes, by which another stance must be better, o
 _DOUBT: Final = 0.5  # errors of the mean by which another stance must be better
 _ENOUGH: Final = 4  # blocks, from which on a rehearsal ends where the best is plain
 _PLAIN: Final = 3.0  # errors of the mean by which it must be better then
+_CHECKED: Final = 256  # arrivals, after which it is seen how many of them were answered
+_ANSWERED: Final = 0.75  # of them: with fewer the planned rule has fallen behind, where it would serve
+_NEARLY_ALL: Final = 0.95  # of what comes, in a rehearsal
+_LITTLE: Final = 0.05  # of what comes, that another stance may serve less to be followed until that is made up for
 _LEAST_RATE: Final = 1e-12  # per nanosecond
 _MEMORIES: Final = 16
 _SELDOM: Final = 1 << 17  # arrivals between rehearsals of one memory, at most
@@ -166,10 +174,11 @@ class _Memory:
     """How stances did where things were like this.
 
     gains: by stance, of the blocks: how many, and their sum and squares; each is what was served more than by the planned one,
-    as a share of what came. often: rehearsed. wait: arrivals until it is again.
+    as a share of what came. often: rehearsed. wait: arrivals until it is again. spare: to follow while the planned
+    one, which does best, is behind.
     """
 
-    __slots__ = ("_rate", "_spread", "_time_ns", "gains", "lengths", "often", "stance", "wait", "workers")
+    __slots__ = ("_rate", "_spread", "_time_ns", "gains", "lengths", "often", "spare", "stance", "wait", "workers")
 
     def __init__(self, streams: Streams, time_ns: float, workers: int, now_ns: int) -> None:
         """time_ns: of a lone request, in the mean."""
@@ -182,6 +191,7 @@ class _Memory:
         self.often = 0
         self.wait = 0
         self.stance: Stance = PLANNED
+        self.spare: Stance | None = None
 
     def like(self, other: "_Memory") -> bool:
         return (
@@ -210,8 +220,8 @@ class _Memory:
                 found.append(LAST)
         return found
 
-    def learn(self, gains: dict[Stance, list[float]]) -> None:
-        """gains: of the blocks of one rehearsal."""
+    def learn(self, gains: dict[Stance, list[float]], served: float) -> None:
+        """gains: of the blocks of one rehearsal. served: of what came, by the planned one."""
         self.often += 1
         self.wait = min(_SELDOM, _BLOCK << 2 * (self.often - 1))
         best = _WORTH
@@ -224,6 +234,11 @@ class _Memory:
             error = sqrt(max(0.0, squares / count - mean**2) / (count - 1))
             if mean - _DOUBT * error > best:
                 best, self.stance = mean - _DOUBT * error, stance
+        self.spare = None
+        if self.stance == PLANNED and served > _NEARLY_ALL:
+            spare = max(gains, key=lambda stance: sum(gains[stance]))
+            if sum(gains[spare]) > -_LITTLE * len(gains[spare]):
+                self.spare = spare
 
 
 class _Arrivals:
@@ -272,8 +287,8 @@ class _Comparison:
         luck = _Luck(next(iter(streams.values())).curve.ratios)
         self._trials = {stance: _Trial(lane, streams, luck, self._begins_ns, _Draws(seed)) for stance, lane in lanes.items()}
 
-    def go_on(self) -> dict[Stance, list[float]] | None:
-        """Let some more arrive. What is learned by it, once it ends: by stance, how much more of each block was served."""
+    def go_on(self) -> tuple[dict[Stance, list[float]], float] | None:
+        """Let some more arrive. What is learned by it, once it ends: what `_Memory.learn` takes."""
         block, rows = self._block, self._rows
         for _ in range(_FOR_ONE_OF_LENGTHS // len(self._trials) if self._early else _FOR_ONE):
             arrival = self._arrivals.drawn()
@@ -289,30 +304,31 @@ class _Comparison:
             if into == block * _BLOCKS - 1:
                 for trial in self._trials.values():
                     trial.until(NEVER)
-                return self._gains(_BLOCKS)
+                return self._told(_BLOCKS)
             if self._early and into >= block * (_ENOUGH + 1) and not into % block:
-                gains = self._gains(into // block - 1)  # of the last block something may still wait
+                gains, served = self._told(into // block - 1)  # of the last block something may still wait
                 if any(_plain(each) for each in gains.values()):
-                    return gains
+                    return gains, served
         return None
 
-    def _gains(self, blocks: int) -> dict[Stance, list[float]]:
+    def _told(self, blocks: int) -> tuple[dict[Stance, list[float]], float]:
         served = {
             stance: [each / rows for each, rows in zip(trial.served[1 : blocks + 1], self._rows, strict=False)]
             for stance, trial in self._trials.items()
         }
         planned = served.pop(PLANNED)
-        return {stance: [each - ours for each, ours in zip(theirs, planned, strict=True)] for stance, theirs in served.items()}
+        gains = {stance: [each - ours for each, ours in zip(theirs, planned, strict=True)] for stance, theirs in served.items()}
+        return gains, sum(planned) / blocks
 
 
 class Rehearsal:
     """See the module.
 
     stance: what did best where things were as they are now. until_look: arrivals until `look` is due; who asks counts them.
-    under_way: to `go_on` with at each; None: nothing is rehearsed.
+    under_way: to `go_on` with at each; None: nothing is rehearsed. answered: requests, counted by who asks.
     """
 
-    __slots__ = ("_memories", "_of", "stance", "under_way", "until_look")
+    __slots__ = ("_behind", "_came", "_memories", "_of", "answered", "stance", "under_way", "until_look")
 
     def __init__(self, stance: Stance | None = None) -> None:
         """stance: always this one."""
@@ -320,15 +336,18 @@ class Rehearsal:
         self.until_look = _NEVER_LOOK if stance else _LOOK
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
+        self.answered = 0
+        self._came = 0
+        self._behind = False
         self.under_way: _Comparison | None = None
 
     def go_on(self) -> None:
         """Let some more arrive in what is rehearsed, for a real arrival."""
         assert self.under_way is not None
-        gains = self.under_way.go_on()
-        if gains is not None:
+        told = self.under_way.go_on()
+        if told is not None:
             assert self._of is not None
-            self._of.learn(gains)
+            self._of.learn(*told)
             self.stance = self._of.stance
             self.under_way = None
 
@@ -341,6 +360,8 @@ class Rehearsal:
             self.stance = PLANNED
             return
         if self.under_way is not None:
+            assert self._of is not None
+            self._doubt(self._of, seen)
             return
         now = _Memory(streams, time_ns, workers, now_ns)
         came = sum([len(stream.arrivals) for stream in streams.values()])
@@ -353,10 +374,20 @@ class Rehearsal:
             found.stance = self._nearest(now, slo_ns)
             self._memories = [found, *self._memories[: _MEMORIES - 1]]
         self.stance = found.stance
+        self._doubt(found, seen)
         found.wait -= seen
         if found.wait <= 0 and (stances := found.stances()):
             lanes = {stance: lane(stance) for stance in (PLANNED, *stances)}
             self._of, self.under_way = found, _Comparison(lanes, streams, found.often, now_ns)
+
+    def _doubt(self, memory: _Memory, seen: int) -> None:
+        """Leave the planned rule for a while where it serves less than it would, had it not fallen behind. seen: arrivals."""
+        self._came += seen
+        if self._came >= _CHECKED:
+            self._behind = self.answered < _ANSWERED * self._came
+            self._came = self.answered = 0
+        if memory.spare is not None and memory.stance == PLANNED:
+            self.stance = memory.spare if self._behind else PLANNED
 
     def keep(self) -> None:
         """Follow the planned rule, until the next look."""
@@ -372,7 +403,9 @@ class Rehearsal:
         told = [memory for memory in self._memories if memory.often and memory.unlike(now) < inf]
         if told:
             return min(told, key=now.unlike).stance
-        at_once = now.workers == 1 and AT_ONCE in now.stances() and slo_ns <= (TIGHT if now.lengths else _TIGHTEST) * now._time_ns
+        at_once = (
+            now.workers == 1 and AT_ONCE in now.stances() and slo_ns <= (TIGHT if now.lengths else _TIGHTEST) * now._time_ns
+        )
         return AT_ONCE if at_once else PLANNED
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.cases import TUNING, Backend, DrawnCase
-from benchmarks.contest import Contender, goodput, run
+from benchmarks.cases import TUNING, Backend, DrawnCase, draw
+from benchmarks.contest import Contender, goodput, ours, run
 from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
@@ -157,3 +157,13 @@ def test_what_is_rehearsed_of_lengths_is_replayed() -> None:
     recorded = read(batcher)
     assert len(recorded["segments"]) > 2
     same(replay(recorded))
+
+
+@pytest.mark.slow
+def test_who_has_fallen_behind_is_left_for_who_makes_up_for_it() -> None:
+    # Planned, each of 16 lengths gathers a batch of its own: while little waits they join, once much does hardly any can.
+    case = draw(2, 298)
+    outcome = run(case, Contender(ours), 0.55, 6000, 0)
+    in_time = outcome.latencies_ns <= case.limit_ns
+    in_time &= outcome.latencies_ns >= 0
+    assert np.mean(in_time[-2000:]) > 0.99

@@ -87,8 +87,7 @@ class Adaptive:
 
     Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload, hardly
     any load or a stance that does better; what cannot be is answered with Overloaded on arrival or as soon as a worker asks
-    for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as `Greedy`, in batches no larger than
-    serve the queue soonest.
+    for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as `Greedy`, in the soonest batches.
     """
 
     by_length = True
@@ -144,7 +143,8 @@ class Adaptive:
             stream = self._streams.get(batch.group) or self._stream(batch.group)
             stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
             stream.learned_ns = self._line.stream.learned_ns = now_ns
-            self._rehearsal.answered += len(batch.parts)
+            if (rehearsal := self._rehearsal).spare is not None:
+                rehearsal.answered += len(batch.parts)
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         stream = self._streams.get(queue.group) or self._stream(queue.group)

@@ -12,7 +12,7 @@ what waits. Nothing here waits or reads a clock.
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -58,12 +58,13 @@ class Step(msgspec.Struct):
     that is already set earlier can stay. None: no timer is needed.
     """
 
-    batches: list[Batch]
-    shed: list[Shed]
+    batches: Sequence[Batch]
+    shed: Sequence[Shed]
     wake_at_ns: int | None
 
 
-NOTHING: Final = Step([], [], None)
+_NONE: Final[Sequence[Any]] = []  # of all steps that have none: two lists anew take longer than the step itself
+NOTHING: Final = Step(_NONE, _NONE, None)
 
 
 class Batcher(Untold):
@@ -263,7 +264,7 @@ class Batcher(Untold):
                 return NOTHING
             expires_ns = self._expires_ns
             if free_slots <= 0 and expires_ns >= now_ns:  # as below, in the shortest way for what nearly always is
-                return Step([], [], expires_ns + 1 if expires_ns < NEVER else None)
+                return Step(_NONE, _NONE, expires_ns + 1 if expires_ns < NEVER else None)
             if len(state.queues) == 1 and expires_ns >= now_ns:
                 (queue,) = state.queues.values()
                 decision = self._policy.decide(queue, state, now_ns, free_slots)
@@ -271,13 +272,13 @@ class Batcher(Untold):
                     batch = close_alone(queue, state, self._limits, decision, now_ns, self._batched)
                     if batch is not None:
                         self._expires_ns = NEVER
-                        return Step([batch], [], None)
+                        return Step([batch], _NONE, None)
                 if not (decision.rows or decision.shed or decision.fill):
                     queue.outlook = decision.outlook
                     wake_at_ns = decision.wake_at_ns
                     if wake_at_ns is None or wake_at_ns > expires_ns:
                         wake_at_ns = expires_ns + 1
-                    return Step([], [], wake_at_ns if wake_at_ns < NEVER else None)
+                    return Step(_NONE, _NONE, wake_at_ns if wake_at_ns < NEVER else None)
         batches: list[Batch] = []
         shed, self._displaced = self._displaced, []
         if self._expires_ns < now_ns:

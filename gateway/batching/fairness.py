@@ -7,7 +7,7 @@ round robin", SIGCOMM 1995), and its debt is paid off round by round as of those
 not wait again for what it once took.
 """
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Generic, Protocol, TypeVar
@@ -99,7 +99,7 @@ class Sharer(Hashable, Protocol):
         """Whether something waits that it could run if it were given a worker; its policy may still decline."""
         ...
 
-    def start_batches(self, workers: int) -> list[Batch]:
+    def start_batches(self, workers: int) -> Sequence[Batch]:
         """Start at most so many batches now, and answer what is too late; gives what was started."""
         ...
 

@@ -325,10 +325,11 @@ class Rehearsal:
     """See the module.
 
     stance: what did best where things were as they are now. until_look: arrivals until `look` is due; who asks counts them.
-    under_way: to `go_on` with at each; None: nothing is rehearsed. answered: requests, counted by who asks.
+    under_way: to `go_on` with at each; None: nothing is rehearsed. spare: to be followed if too little is answered, of which
+    who asks counts the requests: answered.
     """
 
-    __slots__ = ("_behind", "_came", "_memories", "_of", "answered", "stance", "under_way", "until_look")
+    __slots__ = ("_behind", "_came", "_memories", "_of", "answered", "spare", "stance", "under_way", "until_look")
 
     def __init__(self, stance: Stance | None = None) -> None:
         """stance: always this one."""
@@ -336,8 +337,8 @@ class Rehearsal:
         self.until_look = _NEVER_LOOK if stance else _LOOK
         self._memories: list[_Memory] = []
         self._of: _Memory | None = None
-        self.answered = 0
-        self._came = 0
+        self.spare: Stance | None = None
+        self.answered = self._came = 0
         self._behind = False
         self.under_way: _Comparison | None = None
 
@@ -382,12 +383,16 @@ class Rehearsal:
 
     def _doubt(self, memory: _Memory, seen: int) -> None:
         """Leave the planned rule for a while where it serves less than it would, had it not fallen behind. seen: arrivals."""
+        self.spare = memory.spare
+        if self.spare is None:
+            self._came = self.answered = 0
+            self._behind = False
+            return
         self._came += seen
         if self._came >= _CHECKED:
             self._behind = self.answered < _ANSWERED * self._came
             self._came = self.answered = 0
-        if memory.spare is not None and memory.stance == PLANNED:
-            self.stance = memory.spare if self._behind else PLANNED
+        self.stance = self.spare if self._behind else PLANNED
 
     def keep(self) -> None:
         """Follow the planned rule, until the next look."""

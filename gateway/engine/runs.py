@@ -164,7 +164,7 @@ class Runs:
         except BaseException:
             log.exception("%s: what waits could not be looked at", self._name)
 
-    def start_batches(self, workers: int) -> list[Batch]:
+    def start_batches(self, workers: int) -> Sequence[Batch]:
         """Answer what is too late and start what the policy decides on, at most so many batches."""
         now_ns = self._clock.now_ns()
         runner, batcher = self.runner, self._batcher

@@ -8,8 +8,8 @@ at every real one, so none of those waits for long.
 What a rehearsal told is remembered by rate, speed and scatter, and counts where these are about the same. There it is done
 again after 64 more arrivals, after 256, 1024 and so on, with other draws, and all together decide: another stance than the
 planned one must be better by half the error of the mean, and by a hundredth of what comes. Until then the stance is followed
-that was told where things were least unlike. Before any was, one worker begins "at once" where that is rehearsed, if lengths
-differ, or if the SLO leaves no time to collect a batch while another runs.
+that was told where things were least unlike. Before any was, one worker begins "at once" where that is rehearsed, if the SLO
+leaves no time to collect a batch while another runs, or hardly any where lengths differ.
 
 A rehearsal begins with nothing that waits. The planned one may serve all from there, and hardly half once it has fallen behind,
 for as long as the load lasts. So what is answered is counted, and where it is too little, another that serves about as much is

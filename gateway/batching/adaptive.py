@@ -87,7 +87,7 @@ class Adaptive:
 
     Latency bound: what is executed is predicted to end before its deadline, at nine in ten unless there is overload, hardly
     any load or a stance that does better; what cannot be is answered with Overloaded on arrival or as soon as a worker asks
-    for work, and with DeadlineExceeded at its deadline at the latest. Without an SLO: as `Greedy`, in the soonest batches.
+    for work, and with DeadlineExceeded at its deadline. Without an SLO: as `Greedy`, in batches that serve the queue soonest.
     """
 
     by_length = True

@@ -393,6 +393,11 @@ class RecordedBatcher(Recorded, Batcher):
         return ring.full and (self.queue_requests < _SHORT or ring.overfull)
 
 
+def as_read(events: Any) -> Any:
+    """As they are once they were packed and read."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(events))
+
+
 def ring_of(batcher: Batcher) -> Ring | None:
     """What a batcher's decisions are recorded in; None: they are not."""
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None

@@ -358,7 +358,7 @@ class Rehearsal:
         self.until_look = _LOOK
         time_ns = _lone_ns(streams, workers, now_ns)
         if slo_ns > (_TIGHT_OF_LENGTHS if len(streams) > 1 else TIGHT) * time_ns:
-            self.stance = PLANNED
+            self.keep()
             return
         if self.under_way is not None:
             assert self._of is not None
@@ -397,7 +397,7 @@ class Rehearsal:
     def keep(self) -> None:
         """Follow the planned rule, until the next look."""
         self.until_look = _LOOK
-        self.stance = PLANNED
+        self.stance, self.spare = PLANNED, None
 
     def settle(self) -> None:
         """Break off what is rehearsed: lanes are too much for a recording to begin with."""

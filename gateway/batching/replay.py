@@ -12,7 +12,7 @@ from typing import Any
 from gateway.batching.batch import Batch, Part
 from gateway.batching.checkpoint import request_like, thaw
 from gateway.batching.queue import deadline_of
-from gateway.batching.recording import Event, RecordedBatcher
+from gateway.batching.recording import Event, RecordedBatcher, as_read
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
@@ -207,7 +207,7 @@ class _Replayer:
             if not history.begin_ns:
                 history.begin_ns = now_ns
             history.end_ns = max(history.end_ns, now_ns)
-            again = [_plain(each) for each in told_reader.events(self._told)]
+            again = as_read(list(told_reader.events(self._told)))
             self._told.clear()
             told: list[Any] | str = again[-1] if again else "nothing"
             expected = list(event)
@@ -384,10 +384,3 @@ class _Replayer:
             request.rows_left -= part.rows
             if request.rows_left <= 0 and request.fate == "running":
                 request.fate, request.ended_ns = "answered", now_ns
-
-
-def _plain(value: Any) -> Any:
-    """As it is once it was packed and read."""
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    return value

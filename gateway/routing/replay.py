@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from gateway.batching.checkpoint import ROUTING, request_like, thaw
 from gateway.batching.forecast import Forecast
+from gateway.batching.recording import as_read
 from gateway.routing.policies import Candidate
 from gateway.routing.recording import RecordedRouter, RoutingEvent, SaidLane
 from gateway.routing.router import Copy
@@ -50,7 +49,7 @@ def replay_routing(recorded: dict[str, Any]) -> RoutingHistory:
         for at, event in enumerate(events):
             try:
                 _replay(router, said, by_label, event)
-                replayed: Any = _plain(told.pop())
+                replayed: Any = as_read(told.pop())
             except (ValueError, IndexError) as exc:
                 replayed = str(exc)
             history.decisions += event[0] not in _INPUTS
@@ -110,8 +109,3 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         router.explain(request_like(now_ns, rows, None, 0, None, "", None), now_ns)
     else:
         raise ValueError(f"an event of an unknown kind: {event}")
-
-
-def _plain(value: Any) -> Any:
-    """As it is once it was packed and read."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(value))

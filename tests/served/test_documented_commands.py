@@ -185,7 +185,7 @@ BENCHMARKS = (
     "python -m benchmarks.stations . --with neither ring traces both --instructions",
     "python -m benchmarks.stations . --with neither both ring --instructions --paths rest-json --connections 16",
     "python -m benchmarks.switched --with neither again slowed both",
-    "python -m benchmarks.switched --with neither again both ring --rounds 250 --processes 2",
+    "python -m benchmarks.switched --with neither again ring both --rounds 60 --processes 5 --connections 64",
     "python -m benchmarks.streams replicas",
     "python benchmarks/grpc_listener.py",
     "python benchmarks/hyper_h2.py",

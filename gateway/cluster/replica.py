@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
-from gateway.errors import BackendFailed, BackendUnreachable, ConfigError, GatewayError, InternalError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError, InternalError
 from gateway.garbage import leave_out, take_in
 from gateway.process.child import living_pids
 from gateway.process.console import Speech, set_up
@@ -83,6 +84,22 @@ class _Asked:
         return self.told if self.trace is None else {**self.told, **(self.trace.told or {})}
 
 
+@dataclass(slots=True, eq=False)
+class _Early:
+    """A batch that came while all sessions ran others: its slot was lost, or leased to another, while it was on its way.
+
+    begin: runs it, once a session is free. give_back: ends it with an error. running: once it has begun.
+    """
+
+    begin: Callable[[], Running]
+    give_back: Callable[[GatewayError], None]
+    running: Running | None = None
+
+    def taken(self) -> None:
+        if self.running is not None:
+            self.running.taken()
+
+
 class Replica:
     """The class Serve runs. Everything on the replica's one event loop; `run` and `attend` are called by `RemoteRunner`."""
 
@@ -117,6 +134,7 @@ class Replica:
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._tracer = open_tracer(tracing, os.environ)
         self._running: set[_Asked] = set()
+        self._early: deque[_Early] = deque()
         horizon_ns = round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6)
         self._attendance = Attendance(horizon_ns, self._clock, sessions=self._sessions, count=self._count_all_spent)
         self._teller = AccountTeller()
@@ -234,6 +252,7 @@ class Replica:
             self._closed = True
             self._attendance.close()
             await self._channel.close()
+            self._begin_early()
             if self._loading is not None:
                 self._loading.cancel()
             self._pool.abort()
@@ -244,7 +263,7 @@ class Replica:
     # the model
 
     async def _open(self) -> None:
-        self._pool.on_change = self._attendance.deal
+        self._pool.on_change = self._sessions_changed
         self._spec = await self._pool.open()
         self._loaded = True
 
@@ -304,8 +323,11 @@ class Replica:
         def ended(execution: Execution) -> None:
             answer(self._answer_of(execution, received_ns))
 
+        return self._guarded(functools.partial(self._submit, frame, received_ns, ended, part), received_ns, ended)
+
+    def _guarded(self, begin: Callable[[], Running], received_ns: int, ended: Callable[[Execution], None]) -> Running:
         try:
-            return self._submit(frame, received_ns, ended, part)
+            return begin()
         except GatewayError as exc:
             ended(Execution(received_ns, received_ns, error=exc))
         except Exception as exc:  # whatever a bad frame brings about must end in an answer
@@ -342,11 +364,49 @@ class Replica:
     def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None], part: Answer | None) -> Running:
         inputs, extra = decode_frame(frame)
         self._check_parts(extra.get("in_parts", False), part)  # an ingress of an older version does not say
-        if not self._pool.free_slots:
-            # It was lost while the batch was on its way: no more is leased than lives.
-            error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
-            on_end(Execution(received_ns, received_ns, error=error, session_lost=True))
-            return Running()
+        begin = functools.partial(self._start, inputs, extra, received_ns, on_end, part)
+        if self._pool.free_slots:
+            return begin()
+
+        def give_back(error: GatewayError) -> None:
+            now_ns = self._clock.now_ns()
+            on_end(Execution(now_ns, now_ns, error=error, session_lost=isinstance(error, BackendUnreachable)))
+
+        early = _Early(functools.partial(self._guarded, begin, received_ns, on_end), give_back)
+        self._early.append(early)
+        self._begin_early()
+        return Running(functools.partial(self._cancel_early, early), early.taken)
+
+    def _begin_early(self) -> None:
+        """Begin what came early as sessions get free, before their slots are leased; give it back where none lives any more."""
+        while self._early and (self._closed or self._pool.free_slots or not self._pool.busy):
+            early = self._early.popleft()
+            if self._pool.free_slots and not self._closed:
+                early.running = early.begin()
+            else:
+                early.give_back(
+                    BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
+                )
+
+    def _cancel_early(self, early: _Early) -> None:
+        if early.running is not None:
+            early.running.cancel()
+        elif early in self._early:
+            self._early.remove(early)
+            early.give_back(Cancelled(f"{self._name}: the batch was cancelled before it was begun"))
+
+    def _sessions_changed(self) -> None:
+        self._begin_early()
+        self._attendance.deal()
+
+    def _start(
+        self,
+        inputs: Tensors,
+        extra: Mapping[str, Any],
+        received_ns: int,
+        on_end: Callable[[Execution], None],
+        part: Answer | None,
+    ) -> Running:
         now_ns = self._clock.now_ns()
         lease = self._attendance.leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
         answers = part if self._spec.decoupled else None
@@ -397,7 +457,7 @@ class Replica:
         now_ns = self._clock.now_ns()
         self._count_spent(asked, now_ns)
         self._attendance.leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
-        self._attendance.deal()
+        self._sessions_changed()
         if asked.fault is not None:
             execution = msgspec.structs.replace(execution, error=asked.fault)
         asked.on_end(execution)

@@ -25,6 +25,7 @@ class Load:
     """Life: `with Load(port, model) as load: …`, then read the outcome.
 
     outcomes: status -> answers; "broken: ..." -> connections that failed, each with one request. slowest_s: of the answers.
+    errors: the bodies of those that were none.
     """
 
     port: int
@@ -32,6 +33,7 @@ class Load:
     connections: int = 8
     outcomes: Counter[int | str] = field(default_factory=Counter)
     slowest_s: float = 0.0
+    errors: list[bytes] = field(default_factory=list)
     answered_at_s: list[float] = field(default_factory=list)
 
     def __enter__(self) -> "Load":
@@ -85,8 +87,11 @@ class Load:
         writer.write(self._request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
-        return int(head[9:12]), b"connection: close" in head
+        body = await reader.readexactly(length)
+        status = int(head[9:12])
+        if status != 200:
+            self.errors.append(body)
+        return status, b"connection: close" in head
 
 
 @dataclass

@@ -67,7 +67,7 @@ def test_a_killed_backend_replica_costs_no_request(cluster: Cluster) -> None:
         load.wait_for(500)
         wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
         load.wait_for(200)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
     assert load.slowest_s < 3.0
     assert survivor in gateway.pids("m-1-synthetic")
 
@@ -187,7 +187,7 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
         gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, sessions=2, fixed_ms=BUSY_MS, model=wider))
         wait_until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
         load.wait_for(500)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
     assert set(grpc_load.outcomes) == {"ok"}
     assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
 
@@ -199,7 +199,7 @@ def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None
         kill(gateway.pids("m-1-synthetic")[0])
         time.sleep(0.5)
         load.wait_for(50)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
 
 
 def test_rest_and_grpc_reach_replicas_and_frames_may_be_large(cluster: Cluster) -> None:
@@ -228,7 +228,7 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
         wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
         load.wait_for(100)
     wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=30)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
 
 
 def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cluster) -> None:
@@ -257,7 +257,7 @@ def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cl
         assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
         assert gateway.infer("m", [ROW])[0] == 200
         load.wait_for(10)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
 
 
 def test_requests_and_cost_are_what_clients_and_the_operating_system_count_through_a_kill_a_reload_and_no_replica(
@@ -366,7 +366,7 @@ def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:
         load.wait_for(500)
         wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=20)  # there is no room for the other
         load.wait_for(200)
-    assert set(load.outcomes) == {200}
+    assert set(load.outcomes) == {200}, load.errors[:3]
     assert load.slowest_s < 5.0
 
 

@@ -107,17 +107,31 @@ def test_an_input_that_the_model_does_not_take_is_the_clients_fault_here_too(tmp
     run(test)
 
 
-def test_a_batch_past_the_sessions_is_given_back_not_begun() -> None:
+def test_a_batch_past_the_sessions_waits_for_one_that_is_free() -> None:
     async def test() -> None:
         replica = await open_replica(fixed_ms=5.0, sessions=2)
-        answers = await asyncio.gather(*(replica.run(frame(float(i))) for i in range(3)))
-        assert [decode_frame(answer)[0]["OUTPUT0"][0, 0] for answer in answers[:2]] == [0, 1]
-        _, extra = decode_frame(answers[2])
-        assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
-        assert extra["message"].endswith("it was not begun")
+        runs = [asyncio.create_task(replica.run(frame(float(i)))) for i in range(6)]
+        await asyncio.sleep(0)
+        runs.pop(4).cancel()  # its ingress has gone
+        answers = [decode_frame(answer) for answer in await asyncio.gather(*runs)]
+        assert [outputs["OUTPUT0"][0, 0] for outputs, _ in answers] == [0, 1, 2, 3, 5]
+        assert answers[-1][1]["waited_ns"] >= 10_000_000
         stats = await replica.record_autoscaling_stats()
         assert 0.0 < stats["busy"] <= 2.0
         assert stats["queued"] == 0
+        assert not replica._early
+        await replica.close()
+
+    run(test)
+
+
+def test_a_batch_past_the_sessions_is_given_back_not_begun_once_they_are_lost() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=5.0, faults={"lose": 102.0})
+        _, given_back = await asyncio.gather(replica.run(frame(102.0)), replica.run(frame(1.0)))
+        _, extra = decode_frame(given_back)
+        assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
+        assert extra["message"].endswith("it was not begun")
         await replica.close()
 
     run(test)

@@ -92,7 +92,7 @@ def test_a_model_that_takes_far_longer_for_two_rows_than_for_one_runs_more_sizes
         probe(curve, rows, times_ns)
 
     monkeypatch.setattr(ServiceCurve, "probe", noted)
-    load(tmp_path, "import time; time.sleep(0.015 * (1 if len(x) == 1 else 4 if len(x) <= 4 else 8)); return {'OUTPUT0': x}")
+    load(tmp_path, "import time; time.sleep(0.01 * (1 if len(x) == 1 else 8 if len(x) <= 4 else 16)); return {'OUTPUT0': x}")
     assert ran == [1, 8, 2, 2, 4, 5, 8, 4, 5]
 
 

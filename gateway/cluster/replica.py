@@ -88,11 +88,11 @@ class _Asked:
 class _Early:
     """A batch that came while all sessions ran others: its slot was lost, or leased to another, while it was on its way.
 
-    begin: runs it, once a session is free. give_back: ends it with an error. running: once it has begun.
+    begin: runs it, once a session is free. on_end: gets how it ended, if it is not begun. running: once it is.
     """
 
     begin: Callable[[], Running]
-    give_back: Callable[[GatewayError], None]
+    on_end: Callable[[Execution], None]
     running: Running | None = None
 
     def taken(self) -> None:
@@ -364,15 +364,10 @@ class Replica:
     def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None], part: Answer | None) -> Running:
         inputs, extra = decode_frame(frame)
         self._check_parts(extra.get("in_parts", False), part)  # an ingress of an older version does not say
-        begin = functools.partial(self._start, inputs, extra, received_ns, on_end, part)
         if self._pool.free_slots:
-            return begin()
-
-        def give_back(error: GatewayError) -> None:
-            now_ns = self._clock.now_ns()
-            on_end(Execution(now_ns, now_ns, error=error, session_lost=isinstance(error, BackendUnreachable)))
-
-        early = _Early(functools.partial(self._guarded, begin, received_ns, on_end), give_back)
+            return self._start(inputs, extra, received_ns, on_end, part)
+        begin = functools.partial(self._start, inputs, extra, received_ns, on_end, part)
+        early = _Early(functools.partial(self._guarded, begin, received_ns, on_end), on_end)
         self._early.append(early)
         self._begin_early()
         return Running(functools.partial(self._cancel_early, early), early.taken)
@@ -384,16 +379,18 @@ class Replica:
             if self._pool.free_slots and not self._closed:
                 early.running = early.begin()
             else:
-                early.give_back(
-                    BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
-                )
+                now_ns = self._clock.now_ns()
+                error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
+                early.on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
 
     def _cancel_early(self, early: _Early) -> None:
         if early.running is not None:
             early.running.cancel()
         elif early in self._early:
             self._early.remove(early)
-            early.give_back(Cancelled(f"{self._name}: the batch was cancelled before it was begun"))
+            now_ns = self._clock.now_ns()
+            error = Cancelled(f"{self._name}: the batch was cancelled before it was begun")
+            early.on_end(Execution(now_ns, now_ns, error=error))
 
     def _sessions_changed(self) -> None:
         self._begin_early()

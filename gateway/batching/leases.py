@@ -77,9 +77,9 @@ class Lease:
 
     told: how many slots it was told last, told_ns: when, number: which telling that was, known: the last one that it knows of.
     most: how many it may believe to have, until it knows. ordered: what it is told reaches it before the ends of batches that
-    are told later. running: batches. wants: batches that wait there, as it last said. turn_ns: when it last was given a slot,
-    or used one; ended_ns: when one of its batches last ended. spent_ns: worker time since the last count; arriving: workers
-    that were busy for it before that.
+    are told later, but for those astray. running: batches. wants: batches that wait there, as it last said. turn_ns: when it
+    last was given a slot, or used one; ended_ns: when one of its batches last ended. spent_ns: worker time since the last
+    count; arriving: workers that were busy for it before that.
     """
 
     turn_ns: int
@@ -91,6 +91,7 @@ class Lease:
     most: int = 0
     ordered: bool = False
     running: int = 0
+    astray: int = 0
     wants: float = 0.0
     ended_ns: int = 0
     spent_ns: float = 0.0
@@ -141,16 +142,21 @@ class Leases:
         if self.of.pop(process, None) is not None:
             self._parts = ()
 
-    def begin(self, process: str, wants: float, now_ns: int) -> Lease:
-        """A process fills a slot. wants: batches that wait behind this one. Returns what `end` is to be told."""
+    def begin(self, process: str, wants: float, now_ns: int, *, astray: bool = False) -> Lease:
+        """A process fills a slot. wants: batches that wait behind this one. Returns what `end` is to be told.
+
+        astray: the batch came by another way than what the process is told, so its end may be there before that.
+        """
         lease = self.of.get(process) or Lease(now_ns)  # of no process here: it has left
         lease.running += 1
+        lease.astray += astray
         lease.wants = wants
         lease.turn_ns = now_ns
         return lease
 
-    def end(self, lease: Lease, took_ns: float, now_ns: int) -> None:
+    def end(self, lease: Lease, took_ns: float, now_ns: int, *, astray: bool = False) -> None:
         lease.running -= 1
+        lease.astray -= astray
         lease.ended_ns = now_ns
         self._batch_ns = max(1.0, took_ns)
 
@@ -242,7 +248,7 @@ class Leases:
                 lease.most = min(lease.most, lease.told)
             if parts[process] < lease.told:
                 # Who has filled all it may believe to have starts nothing before it hears this.
-                if lease.ordered and lease.running >= lease.most:
+                if lease.ordered and not lease.astray and lease.running >= lease.most:
                     lease.most = parts[process]
                 lease.told = parts[process]
                 changed.append(process)

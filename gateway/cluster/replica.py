@@ -64,7 +64,8 @@ class _Asked:
     """A batch that an ingress waits for: what a pool runs.
 
     part: where the parts of its answer go; None: it has none. lease: whose slot it fills. counted_ns: up to when its run is
-    counted there. fault: why a part could not be sent, and the run was cancelled. trace: of one that is traced.
+    counted there. astray: it came by a call of Serve's, not by the channel. fault: why a part could not be sent, and the run
+    was cancelled. trace: of one that is traced.
     """
 
     inputs: Tensors
@@ -74,6 +75,7 @@ class _Asked:
     pool: WorkerPool
     lease: Lease
     counted_ns: int
+    astray: bool
     fault: BackendFailed | None = None
     trace: BatchTrace | None = None
 
@@ -405,7 +407,8 @@ class Replica:
         part: Answer | None,
     ) -> Running:
         now_ns = self._clock.now_ns()
-        lease = self._attendance.leases.begin(extra["ingress"], extra["left_rows"] / max(1, extra["rows"]), now_ns)
+        wants = extra["left_rows"] / max(1, extra["rows"])
+        lease = self._attendance.leases.begin(extra["ingress"], wants, now_ns, astray=part is None)
         answers = part if self._spec.decoupled else None
         asked = _Asked(
             inputs=inputs,
@@ -415,6 +418,7 @@ class Replica:
             pool=self._pool,
             lease=lease,
             counted_ns=now_ns,
+            astray=part is None,
         )
         if self._tracer is not None and "trace" in extra:
             asked.trace = received(extra["trace"], self._tracer.ended, received_ns)
@@ -453,7 +457,8 @@ class Replica:
         self._running.discard(asked)
         now_ns = self._clock.now_ns()
         self._count_spent(asked, now_ns)
-        self._attendance.leases.end(asked.lease, execution.finished_ns - execution.started_ns, now_ns)
+        took_ns = execution.finished_ns - execution.started_ns
+        self._attendance.leases.end(asked.lease, took_ns, now_ns, astray=asked.astray)
         self._sessions_changed()
         if asked.fault is not None:
             execution = msgspec.structs.replace(execution, error=asked.fault)

@@ -54,7 +54,7 @@ _PROGRAMS = {
 }
 
 _status = pytest.StashKey[int]()
-_lost = pytest.StashKey[bool]()
+_lost = pytest.StashKey[int]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -80,13 +80,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_testnodedown(node: Any, error: object | None) -> None:
-    node.config.stash[_lost] = error is not None or node.config.stash.get(_lost, False)
+    node.config.stash[_lost] = node.config.stash.get(_lost, 0) + (error is not None)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    # What a process that was lost had not run has not failed: to run again what has failed would not be enough.
-    lost = session.config.stash.get(_lost, False)
-    session.config.stash[_status] = int(pytest.ExitCode.INTERRUPTED if lost else exitstatus)
+    # What a process that was lost, and not replaced, had not run has not failed: to run again what has failed is not enough.
+    replaced = int(session.config.getoption("maxworkerrestart", None) or 0)
+    left_out = session.config.stash.get(_lost, 0) > replaced
+    session.config.stash[_status] = int(pytest.ExitCode.INTERRUPTED if left_out else exitstatus)
 
 
 @pytest.hookimpl(trylast=True)

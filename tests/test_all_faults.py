@@ -59,6 +59,7 @@ models:
       - {name: x, shape: [-1, 3]}  # ! missing, expected text
     ragged:
       pad: {z: 0}  # ! expected an input of the model, one of x
+      text: [txt, x]  # ! expected an input of the model, one of x
     backends:
       - kind: python
         model: code.py  # ! add `:Echo`

@@ -68,6 +68,15 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             "x.yaml: models[0].ragged.buckets: [4, 2]: expected ascending lengths without repetition; write [2, 4]",
         ),
         (
+            f"models: [{{name: a, ragged: {{crop: []}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged: no input is named, expected `pad` (inputs to be padded) or `text` (inputs of BYTES); "
+            "write `pad: {input_ids: 0}` or `text: [text]`",
+        ),
+        (
+            f"models: [{{name: a, ragged: {{text: [x], buckets: [4]}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged.buckets: [4]: texts are not padded, expected inputs to be padded beside it; remove it",
+        ),
+        (
             "models: [{name: a, ragged: {pad: {x: 0}}, backends: [{kind: onnxruntime, model: a.onnx, device: cuda, "
             "cuda_graphs: true}]}]",
             "x.yaml: models[0].backends[0].cuda_graphs: true: each length would be recorded for itself, and most batches run "

@@ -190,11 +190,18 @@ class Padding:
 
 
 def ragged_length(request: InferRequest, ragged: Ragged | None) -> int:
-    """The longest axis 1 among a request's ragged inputs; 0 if it has none."""
+    """The longest axis 1 among a request's padded inputs, or text in bytes; 0 if it has none."""
     if ragged is None:
         return 0
     inputs = request.inputs
-    return max((inputs[name].shape[1] for name in ragged.pad if name in inputs), default=0)
+    lengths = [inputs[name].shape[1] for name in ragged.pad if name in inputs]
+    lengths += [text_length(inputs[name]) for name in ragged.text if name in inputs]
+    return max(lengths, default=0)
+
+
+def text_length(array: np.ndarray) -> int:
+    """Bytes of the longest text; array: of objects, or what stands for it in a replay, which has their size."""
+    return max(map(len, array.flat), default=0) if array.dtype == object else array.itemsize
 
 
 def bucket_of(length: int, buckets: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ gateway.batching and gateway.routing only, calls none of their methods, and so m
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from random import Random
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 
 from gateway import errors
+from gateway.batching.batch import text_length
 from gateway.config import Ejection, Ragged
 from gateway.errors import GatewayError, Unavailable
 from gateway.types import InferRequest
@@ -58,16 +60,25 @@ def own_id(request: InferRequest) -> str:
 
 
 def widths_of(request: InferRequest, ragged: Ragged) -> Widths:
-    """The shapes that decide what is padded to what."""
+    """The shapes, and sizes of texts, that decide what is joined with what."""
     inputs = request.inputs
-    return [(name, inputs[name].shape, inputs[name].dtype.str) for name in ragged.pad if name in inputs]
+    return [(name, inputs[name].shape, _kind(inputs[name])) for name in (*ragged.pad, *ragged.text) if name in inputs]
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"|S{max(1, text_length(array))}" if array.dtype == object else array.dtype.str
+
+
+@lru_cache(256)  # a text's may take thousands of bytes
+def _one_of(kind: str) -> np.ndarray:
+    return np.zeros((), np.dtype(kind))
 
 
 def request_like(
     arrival_ns: int, rows: int, deadline_ns: int | None, priority: int, shape_key: Hashable, own: str, widths: Widths | None
 ) -> InferRequest:
     """A request that is batched as the one of which this was kept. Its tensors take no memory."""
-    inputs = {name: np.broadcast_to(np.zeros((), np.dtype(kind)), tuple(shape)) for name, shape, kind in widths or ()}
+    inputs = {name: np.broadcast_to(_one_of(kind), tuple(shape)) for name, shape, kind in widths or ()}
     return InferRequest("", "", own, inputs, rows, arrival_ns, deadline_ns=deadline_ns, priority=priority, shape_key=shape_key)
 
 
@@ -140,7 +151,7 @@ class _Freezer:
         return f"{kind.__module__}:{kind.__qualname__}"
 
     def _request(self, request: InferRequest) -> list[Any]:
-        shapes: Widths = [(name, array.shape, array.dtype.str) for name, array in request.inputs.items()]
+        shapes: Widths = [(name, array.shape, _kind(array)) for name, array in request.inputs.items()]
         return [
             "q",
             id(request),

@@ -44,16 +44,35 @@ def tensor_specs(tensors: tuple[DeclaredTensor, ...] | None) -> tuple[TensorSpec
 
 
 class Ragged(Strict):
-    """Inputs whose axis 1 differs between requests, and how they are padded to share a batch.
+    """Inputs whose length differs between requests, and how they are padded to share a batch.
 
-    pad: input name -> the value that fills. buckets: lengths a batch is padded to, ascending; empty: to its longest, as always
-    on backends that run any length as it comes.
+    pad: inputs whose axis 1 is that length -> the value that fills. text: inputs of BYTES, whose length is that of the longest
+    text in bytes; they are not padded, the model does what it does with texts of several lengths.
+    buckets: lengths a batch is padded to, ascending; empty: to its longest, as always on backends that run any length as it
+    comes.
     crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
     """
 
-    pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(min_length=1)
+    pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(default={})
+    text: tuple[str, ...] = ()
     buckets: tuple[Rows, ...] = ()
     crop: tuple[str, ...] = ()
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return self._of_something(), self._padding_of_nothing()
+
+    def _of_something(self) -> Iterator[Unfit]:
+        if not self.pad and not self.text:
+            yield Unfit(
+                "no input is named",
+                expected="`pad` (inputs to be padded) or `text` (inputs of BYTES)",
+                remedy="write `pad: {input_ids: 0}` or `text: [text]`",
+            )
+
+    def _padding_of_nothing(self) -> Iterator[Unfit]:
+        for key in ("buckets", "crop") if self.text and not self.pad else ():
+            if getattr(self, key):
+                yield Unfit("texts are not padded", expected="inputs to be padded beside it", remedy="remove it", at=(key,))
 
     def on(self, backend: Backend) -> "Ragged":
         """As it is for this backend."""
@@ -156,6 +175,7 @@ class ModelSection(Strict):
             self._padding_without_batches(),
             self._recorded_lengths(),
             self._unknown_tensors(("ragged", "pad"), "an input of the model", self.inputs),
+            self._unknown_tensors(("ragged", "text"), "an input of the model", self.inputs),
             self._unknown_tensors(("ragged", "crop"), "an output of the model", self.outputs),
         )
 
@@ -211,7 +231,7 @@ class ModelSection(Strict):
     def _recorded_lengths(self) -> Iterator[Unfit]:
         for index, backend in enumerate(self.backends):
             with contextlib.suppress(NotKnown):
-                if self.ragged is not None and not self.ragged.buckets and backend.records:
+                if self.ragged is not None and self.ragged.pad and not self.ragged.buckets and backend.records:
                     yield Unfit(
                         "each length would be recorded for itself, and most batches run unrecorded",
                         expected="ragged.buckets, the lengths to record, beside it",
@@ -224,7 +244,7 @@ class ModelSection(Strict):
         known = list(dict.fromkeys(tensor.name for tensor in tensors or ()))
         if not known or self.ragged is None:
             return
-        for key in self.ragged.pad if at[-1] == "pad" else range(len(self.ragged.crop)):
-            name = key if isinstance(key, str) else self.ragged.crop[key]
+        named = getattr(self.ragged, str(at[-1]))
+        for key, name in zip(named, named, strict=True) if isinstance(named, dict) else enumerate(named):
             if name not in known:
                 yield Unfit(expected=f"{expected}, one of {', '.join(known)}", remedy=did_you_mean(name, known), at=(*at, key))

@@ -56,6 +56,17 @@ def _made(state_dir: str) -> Path:
     return path
 
 
+def _check_lengths(model: ModelSection, spec: ModelSpec) -> None:
+    """Raises: ConfigError, if lengths are asked of what is no input, or those of texts of numbers."""
+    ragged, known = model.ragged, spec.input_by_name
+    for key, names in (("pad", ragged.pad), ("text", ragged.text)) if ragged is not None else ():
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"ragged.{key}: {name!r}: expected an input of the model, one of {', '.join(known)}")
+            if key == "text" and known[name].datatype != "BYTES":
+                raise ConfigError(f"ragged.text: {name!r} is {known[name].datatype}, expected an input of BYTES; others: `pad`")
+
+
 def _without_use(model: ModelSection) -> str:
     """What is set of a decoupled model that only batches have a use for."""
     batching = model.batching
@@ -169,6 +180,7 @@ class LaneOpener:
                     f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
                     f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
                 )
+            _check_lengths(model, spec)
             idle = _without_use(model) if spec.decoupled else ""
             if idle:
                 log.warning("%s: the model is decoupled: it runs one request at a time, and %s says nothing to it", name, idle)

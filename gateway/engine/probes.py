@@ -1,6 +1,6 @@
 """Runs before traffic: they warm every session up, and teach the service model of a lane what its backend costs.
 
-Inputs are made up from the model's spec: ones, open dimensions of size 1, ragged inputs of each bucket's length. The smallest
+Inputs are made up from the model's spec: ones, open dimensions of size 1, padded inputs of each bucket's length. The smallest
 batches of all buckets come first, then the largest ones, until the time is up: what was not probed is learned from the first
 requests. Where two rows take far longer than one, some sizes more tell whether rows are padded in steps (`batching.steps`).
 Where few sizes run at all, all of them do: the first run of each may be what compiles, loads or records it. Where there is an
@@ -14,6 +14,7 @@ raises is a warning, since it may insist on content that is not made up.
 import asyncio
 import logging
 from itertools import product
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -28,6 +29,9 @@ from gateway.engine.runner import BatchRunner, Execution
 from gateway.errors import BackendFailed, Cancelled, ConfigError
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest
+
+# As long as `FURTHER_LENGTH`, of words as long as most are: it is split into so many tokens as other texts.
+_TEXT: Final = b"The price of a good seat by the window was more than he had paid."
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +120,9 @@ def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int) -> 
         for tensor in spec.inputs
         if not tensor.optional
     }
+    for name in ragged.text if ragged and length > 1 else ():
+        if name in inputs:
+            inputs[name] = np.full_like(inputs[name], _TEXT[:length])
     return InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
 
 

@@ -293,7 +293,7 @@ class Lab:
     def _lengths_of(self, candidate: CandidateSetup) -> Lengths | None:
         model = parse_config(candidate.document, source=candidate.name).models[0] if candidate.document else None
         ragged = model.ragged.on(model.backends[0]) if model is not None and model.ragged is not None else None
-        if ragged is None or not self._spec.payload.files:
+        if ragged is None or not ragged.pad or not self._spec.payload.files:
             return None  # made-up requests of one run may differ in length, but not in what is known of them here
         if not self._sizes:
             self._sizes = tuple(length_of(request, ragged.pad) for request in read_requests(self._spec.payload.files))

@@ -67,6 +67,19 @@ def add(
     return asked
 
 
+def test_texts_are_joined_by_what_their_lengths_cost() -> None:
+    policy = Adaptive()
+    batcher = Batcher(policy, max_rows=32, workers=1, slo_ns=1000 * MS, ragged=Ragged(text=("t",)))
+    short, long = (LengthGroup("k", length) for length in (16, 64))
+    policy.service.restore(kept_model({short: kept_curve(20.0, 1.0, 32), long: kept_curve(20.0, 4.0, 32)}))
+    for length, rows in ((13, 2), (15, 2), (60, 1)):
+        texts = np.array([[b"t" * length]] * rows, object)
+        batcher.add(InferRequest("m", "1", "", {"t": texts}, rows, NOW_MS * MS, shape_key="k"), NOW_MS * MS)
+    (batch,) = step(batcher)
+    assert [(len(part.request.inputs["t"][0, 0]), part.rows) for part in batch.parts] == [(13, 2), (15, 2)]
+    assert (batch.group, batch.expected_ns) == (short, 24 * MS)
+
+
 def press(batcher: Batcher, length: int) -> None:
     """More arrives than the workers do: a thousand rows a second, of which nothing is left."""
     for ms in range(100):

@@ -143,6 +143,12 @@ def test_what_needs_no_cutting_is_given_as_it_is() -> None:
     assert cut["y"].shape == (1, 4)
 
 
+def test_texts_of_several_lengths_are_joined_as_they_are() -> None:
+    one, other = (np.array([[text]], object) for text in (b"a", b"another"))
+    joined = batch_of(whole({"t": one}), whole({"t": other}), padded_rows=4, ragged=Ragged(text=("t",))).concat()["t"]
+    assert joined.tolist() == [[b"a"], [b"another"], [b"another"], [b"another"]]
+
+
 def test_ragged_inputs_keep_their_further_axes_and_their_rows() -> None:
     ragged = Ragged(pad={"x": 0})
     long, short = np.ones((3, 3, 2)), np.full((3, 1, 2), 2.0)
@@ -162,4 +168,8 @@ def test_the_length_of_a_request_is_its_longest_ragged_input_and_its_bucket_the_
     assert ragged_length(asked, Ragged(pad={"a": 0, "b": 0, "missing": 0})) == 7
     assert ragged_length(asked, Ragged(pad={"missing": 0})) == 0
     assert ragged_length(asked, None) == 0
+    texts = np.array([[b"three", b""], [b"nine more", b"four"]], object)
+    assert ragged_length(request({"t": texts}), Ragged(text=("t", "missing"))) == 9
+    assert ragged_length(request({"t": texts, "a": np.zeros((2, 12))}), Ragged(pad={"a": 0}, text=("t",))) == 12
+    assert ragged_length(request({"t": np.empty((0, 1), object)}), Ragged(text=("t",))) == 0
     assert [bucket_of(length, (4, 8)) for length in (1, 4, 5, 8, 9)] == [4, 4, 8, 8, 9]

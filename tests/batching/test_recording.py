@@ -74,12 +74,15 @@ class Driver:
     def add(self) -> None:
         rows = self.random.choice((1, 1, 1, 1, 2, 5, 19))
         deadline_ns = self.now_ns + self.random.randrange(80 * MS) if self.random.random() < 0.2 else None
-        length = self.random.randrange(1, 60)
+        length = self.random.randrange(60)
         request = InferRequest(
             "m",
             "1",
             f"r{len(self.asked)}" if self.random.random() < 0.5 else "",
-            {"x": np.zeros((rows, length if self.lengths else 3), np.float32)},
+            {
+                "x": np.zeros((rows, length if self.lengths else 3), np.float32),
+                "t": np.array([[b"t" * length]] * rows, object),
+            },
             rows,
             self.now_ns - self.random.randrange(MS),
             deadline_ns=deadline_ns,
@@ -114,6 +117,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no batches": {"max_rows": 0, "model_rows": 0},
     "lengths": {"ragged": {"pad": {"x": 0.0}, "buckets": (8, 32, 64)}},
     "lengths without buckets, greedy": {"ragged": {"pad": {"x": 0.0}}, "policy": "greedy"},
+    "lengths of texts": {"ragged": {"text": ("t",)}},
 }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,62 @@ class Sums:
     shapes = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
     assert shapes == [shape for shape in ran for _ in range(2)]  # to warm up, and to be timed
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_texts_are_tried_as_long_as_others_would_be(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(f"""
+import time
+
+import numpy as np
+
+
+class Lengths:
+    inputs = (("t", "BYTES", (-1, -1)),)
+    outputs = (("length", "INT64", (-1,)),)
+
+    def predict(self, inputs):
+        texts = inputs["t"]
+        time.sleep(0.01 * len(texts))
+        with open("{tmp_path}/ran", "a") as file:
+            print(*texts.shape, len(texts[0, 0]), texts[0, 0].count(b" "), file=file)
+        return {{"length": np.array([len(text) for text in texts[:, 0]])}}
+""")
+    text = f"""
+models:
+  - name: m
+    max_rows: 16
+    slo: {{p99_ms: 50}}
+    ragged: {{text: [t]}}
+    backends: [{{kind: python, model: "{tmp_path}/model.py:Lengths"}}]
+"""
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    asyncio.run(main())
+    shapes = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
+    tried = [(1, 1, 1, 0), (16, 1, 1, 0), (1, 1, 64, 14), (2, 1, 64, 14), (16, 1, 64, 14)]
+    assert shapes == [shape for shape in tried for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("ragged", "told"),
+    [
+        ("text: [INPUT0]", "ragged.text: 'INPUT0' is FP32, expected an input of BYTES; others: `pad`"),
+        ("text: [IN]", "ragged.text: 'IN': expected an input of the model, one of INPUT0"),
+        ("pad: {IN: 0}", "ragged.pad: 'IN': expected an input of the model, one of INPUT0"),
+    ],
+)
+def test_lengths_of_what_a_model_does_not_take_fail_its_load(ragged: str, told: str, tmp_path: Path) -> None:
+    text = models(tmp_path, "return {'OUTPUT0': x}").replace("backends: [", f"ragged: {{{ragged}}}, backends: [")
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    with pytest.raises(GatewayError, match=re.escape(told)):
+        asyncio.run(main())
 
 
 def test_backends_of_which_only_one_answers_in_parts_are_no_model(tmp_path: Path) -> None:

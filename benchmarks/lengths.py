@@ -3,12 +3,13 @@
     python -m benchmarks.lengths                                  three rounds, some two minutes
     python -m benchmarks.lengths --before ../before               beside another checkout, as `git worktree add` makes
     python -m benchmarks.lengths --triton --rates 80 110 140      beside Triton, also with the SLO, at these requests/s
+    python -m benchmarks.lengths --model minilm-text --rates 40 50 60 80    texts, with a tokeniser in front of the model
 
 Each run starts `gateway serve --no-ray` with the model of configs/examples/minilm.yaml, without its SLO, and asks it over REST
-in a closed loop: sixteen lengths of 6 to 120 tokens, drawn at random, the same for all. With --rates it asks again with the
-example's SLO, of a server started anew, at random times that do not wait for answers (Poisson, the same for all): what is
-answered in time counts. Variants take turns within each round, so that the machine's mood is shared; the round's order is
-turned each time.
+in a closed loop: sixteen lengths of 6 to 120 tokens, drawn at random, the same for all; `minilm-text` as many texts, of 5 to 95
+words. With --rates it asks again with the example's SLO, of a server started anew, at random times that do not wait for answers
+(Poisson, the same for all): what is answered in time counts. Variants take turns within each round, so that the machine's mood
+is shared; the round's order is turned each time.
 
 Triton has its dynamic batcher, which joins requests of one shape, and its python backend with onnxruntime: as many instances of
 one thread as the example has sessions, of the model as torch.onnx exports it. `triton-our-file` has the gateway's file, as
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +44,7 @@ from tests.triton_server import triton_server, write_model
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = tuple(round(length) for length in np.linspace(6, 120, 16))
 FINE = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
+WORDS = tuple(round(words) for words in np.linspace(5, 95, 16))
 SLO_MS = 250  # of the example
 
 TRITON_CONFIG = """
@@ -90,7 +93,7 @@ def as_shipped(model: dict[str, Any]) -> None: ...
 
 
 def without_ragged(model: dict[str, Any]) -> None:
-    del model["ragged"]
+    model.pop("ragged", None)  # another checkout's may have none
 
 
 def fine_buckets(model: dict[str, Any]) -> None:
@@ -115,10 +118,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @contextmanager
-def gateway(checkout: Path, change: Callable[[dict[str, Any]], None], promise: bool) -> Iterator[str]:
-    """Where a gateway of that checkout listens. promise: with the example's SLO."""
+def gateway(checkout: Path, name: str, change: Callable[[dict[str, Any]], None], promise: bool) -> Iterator[str]:
+    """Where a gateway of that checkout listens. name: of the example's model. promise: with the example's SLO."""
     example = checkout / "configs" / "examples" / "minilm.yaml"
-    model = yaml.safe_load(example.read_text())["models"][0]
+    (model,) = [model for model in yaml.safe_load(example.read_text())["models"] if model["name"] == name]
     if not promise:
         del model["slo"]
     change(model)
@@ -160,22 +163,30 @@ def exported() -> Path:
     return path
 
 
-def requests(address: str) -> dict[int, bytes]:
-    """By length."""
-    found = {}
-    for length in LENGTHS:
-        tokens = {"input_ids": [101, *range(2000, 1998 + length), 102], "attention_mask": [1] * length}
-        tensors = [{"name": name, "datatype": "INT64", "shape": [1, length], "data": data} for name, data in tokens.items()]
+def requests(address: str, name: str) -> list[bytes]:
+    """The shorter first."""
+    if name == "minilm-text":
+        words = iter((ROOT / "configs" / "loadtests" / "sentences.txt").read_text().split())
+        texts = [" ".join(islice(words, count)) for count in WORDS]
+        asked = [[{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [text]}] for text in texts]
+    else:
+        asked = []
+        for length in LENGTHS:
+            tokens = {"input_ids": [101, *range(2000, 1998 + length), 102], "attention_mask": [1] * length}
+            asked.append(
+                [{"name": each, "datatype": "INT64", "shape": [1, length], "data": data} for each, data in tokens.items()]
+            )
+    found = []
+    for tensors in asked:
         body = json.dumps({"inputs": tensors}).encode()
-        head = f"POST /v2/models/minilm/infer HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n"
-        found[length] = head.encode() + body
+        head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n"
+        found.append(head.encode() + body)
     return found
 
 
-async def load(address: str, connections: int, seconds: float, warm_up_s: float) -> "Served":
+async def load(asked: Sequence[bytes], address: str, connections: int, seconds: float, warm_up_s: float) -> "Served":
     """A closed loop: what was answered after the warm-up."""
-    asked = requests(address)
-    lengths = iter(np.random.default_rng(17).choice(LENGTHS, 100_000).tolist())
+    drawn = iter(np.random.default_rng(17).choice(len(asked), 100_000).tolist())
     begin = time.monotonic() + warm_up_s
     end = begin + seconds
     found: list[float] = []
@@ -190,7 +201,7 @@ async def load(address: str, connections: int, seconds: float, warm_up_s: float)
     async def connection() -> None:
         streams = await opened(address)
         while (sent := time.monotonic()) < end:
-            assert await answered(streams, asked[next(lengths)])
+            assert await answered(streams, asked[next(drawn)])
             now = time.monotonic()
             if begin <= now < end:
                 found.append((now - sent) * 1e3)
@@ -202,28 +213,27 @@ async def load(address: str, connections: int, seconds: float, warm_up_s: float)
     return Served.of(found, len(found) / seconds, server_s * 1e3 / len(found), max(0.0, others_s) / seconds)
 
 
-async def offer(address: str, rate: float, seconds: float, warm_up_s: float) -> "Served":
+async def offer(asked: Sequence[bytes], address: str, rate: float, seconds: float, warm_up_s: float) -> "Served":
     """Requests at random times, each due whatever became of those before; those due after the warm-up count."""
-    asked = requests(address)
     lots = np.random.default_rng(17)
     due = np.cumsum(lots.exponential(1 / rate, round(2 * rate * (seconds + warm_up_s))))
     due = due[due < seconds + warm_up_s]
-    lengths = lots.choice(LENGTHS, len(due)).tolist()
+    drawn = lots.choice(len(asked), len(due)).tolist()
     idle: list[Streams] = []
     found: list[float] = []
     begin = time.monotonic()
 
-    async def one(due_s: float, length: int) -> None:
+    async def one(due_s: float, which: int) -> None:
         streams = idle.pop() if idle else await opened(address)
-        good = await answered(streams, asked[length])
+        good = await answered(streams, asked[which])
         idle.append(streams)
         if good and due_s >= warm_up_s:
             found.append((time.monotonic() - begin - due_s) * 1e3)
 
     running = []
-    for due_s, length in zip(due.tolist(), lengths, strict=True):
+    for due_s, which in zip(due.tolist(), drawn, strict=True):
         await asyncio.sleep(begin + due_s - time.monotonic())
-        running.append(asyncio.create_task(one(due_s, length)))
+        running.append(asyncio.create_task(one(due_s, which)))
     await asyncio.gather(*running)
     for _, writer in idle:
         writer.close()
@@ -285,6 +295,7 @@ class Served(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="minilm", choices=["minilm", "minilm-text"])
     parser.add_argument("--variants", nargs="+", default=["shipped", "without-ragged"], choices=CHANGES)
     parser.add_argument("--triton", action="store_true", help="Triton takes part")
     parser.add_argument("--before", type=Path, help="another checkout, whose gateway takes part")
@@ -295,10 +306,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run, after the warm-up")
     parser.add_argument("--warm-up", type=float, default=3.0)
     arguments = parser.parse_args()
-    servers: dict[str, Server] = {name: partial(gateway, ROOT, CHANGES[name]) for name in arguments.variants}
+    servers: dict[str, Server] = {name: partial(gateway, ROOT, arguments.model, CHANGES[name]) for name in arguments.variants}
     if arguments.before:
         for name in arguments.before_variants:
-            servers[f"before-{name}"] = partial(gateway, arguments.before.resolve(), CHANGES[name])
+            servers[f"before-{name}"] = partial(gateway, arguments.before.resolve(), arguments.model, CHANGES[name])
+    if arguments.triton and arguments.model != "minilm":
+        parser.error("--triton: it is asked tokens, with --model minilm")
     if arguments.triton:
         servers["triton"] = partial(triton, exported(), "")
         servers["triton-our-file"] = partial(triton, ROOT / "models" / "minilm.onnx", "")
@@ -310,10 +323,11 @@ def main() -> int:
             names = [name for name in servers if rate or name != "triton-timeout"]
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 with servers[name](rate > 0) as address:
+                    asked = requests(address, arguments.model)
                     run = (
-                        offer(address, rate, arguments.seconds, arguments.warm_up)
+                        offer(asked, address, rate, arguments.seconds, arguments.warm_up)
                         if rate
-                        else load(address, arguments.connections, arguments.seconds, arguments.warm_up)
+                        else load(asked, address, arguments.connections, arguments.seconds, arguments.warm_up)
                     )
                     served = asyncio.run(run)
                 figures.setdefault((rate, name), []).append(served)

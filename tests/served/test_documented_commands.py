@@ -137,6 +137,7 @@ BENCHMARKS = (
     "python -m benchmarks.image build/image",
     "python -m benchmarks.hostile",
     "python -m benchmarks.lengths --before ../before --rounds 3 --seconds 7",
+    "python -m benchmarks.lengths --model minilm-text --rates 40 50 60 --rounds 3 --connections 16",
     "python -m benchmarks.lengths --triton --variants shipped --rounds 3 --seconds 6 --warm-up 2",
     "python -m benchmarks.load_generator stall",
     "python -m benchmarks.load_generator tools",
@@ -152,6 +153,7 @@ BENCHMARKS = (
     "python -m benchmarks.peers --models linear --rounds 3 --peers embedded serve --seconds 2",
     "python -m benchmarks.peers --models linear --rounds 3 --peers embedded triton serve --seconds 2",
     "python -m benchmarks.peers --models minilm --parts open --peers plain triton --rounds 4",
+    "python -m benchmarks.peers --models minilm --parts open --rounds 4 --seconds 5 --peers plain-text infinity",
     "python -m benchmarks.peers --models minilm --parts tune open --rounds 3 --peers plain triton litserve --seconds 4",
     "python -m benchmarks.peers --models minilm --parts tune open --rounds 3 --seconds 5 "
     "--peers plain triton mlserver litserve",

@@ -8,8 +8,9 @@ from gateway.batching.queue import LengthGroup
 from gateway.config import Ragged
 from gateway.types import InferRequest
 
-_LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(85)}))
-"""Bucket edges for models that take any length. A batch wastes a tenth at most; whether it may waste more, the policy says."""
+_LENGTHS: Final = tuple(sorted({round(8 * 2 ** (step / 6)) for step in range(139)}))
+"""Bucket edges for models that take any length, up to texts of 64 MiB. A batch wastes a tenth at most; whether it may waste
+more, the policy says."""
 FURTHER_LENGTH: Final = 64
 """That nearly all models take."""
 _FURTHER_ROWS: Final = 16  # of it, at most: the largest batch may take seconds

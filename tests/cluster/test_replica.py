@@ -137,6 +137,28 @@ def test_a_batch_past_the_sessions_is_given_back_not_begun_once_they_are_lost() 
     run(test)
 
 
+@pytest.mark.parametrize(("by_channel", "passed"), [(True, 1), (False, 0)])
+def test_a_slot_passes_with_the_end_of_a_batch_that_came_as_what_its_ingress_is_told_does(
+    by_channel: bool, passed: int
+) -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=20.0)
+        attendance, ended = replica._attendance, asyncio.get_running_loop().create_future()
+        known = attendance.let_in("a", lambda *told: None).known
+        attendance.enter("a", None)
+        known(attendance.leases.of["a"].number)
+        replica._begin(frame(), ended.set_result, (lambda pieces: None) if by_channel else None)
+        attendance.enter("b", None)
+        attendance.wanted("b", 1.0)
+        await ended
+        assert (attendance.slots("a"), attendance.slots("b")) == (0, passed)
+        known(attendance.leases.of["a"].number)
+        assert attendance.slots("b") == 1
+        await replica.close()
+
+    run(test)
+
+
 def test_an_ingress_learns_its_slots_when_they_change() -> None:
     async def test() -> None:
         replica = await open_replica(sessions=4)

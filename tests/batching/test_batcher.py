@@ -473,7 +473,8 @@ def test_a_batch_says_what_it_left_who_runs_beside_it_and_since_when_its_first_w
 
 
 @pytest.mark.parametrize(("length", "bucket"), [(1, 8), (8, 8), (9, 9), (12, 13), (15, 16), (17, 18), (33, 36), (98, 102),
-                                                (131_072, 131_072), (131_073, 131_073)])  # fmt: skip
+                                                (131_072, 131_072), (131_073, 147_123), (1 << 26, 1 << 26),
+                                                ((1 << 26) + 1, (1 << 26) + 1)])  # fmt: skip
 def test_a_model_that_takes_any_length_learns_by_edges_an_eighth_apart(length: int, bucket: int) -> None:
     batcher = Batcher(Adaptive(), max_rows=8, ragged=Ragged(pad={"ids": 0}))
     asked = InferRequest("m", "1", "", {"ids": np.zeros((1, length), np.int8)}, 1, 0)

@@ -22,7 +22,10 @@ def began_s(pid: int) -> float:
 
 
 class Lives:
-    """Of the replicas of one deployment, as the operating system sees them."""
+    """Of the replicas of one deployment, as the operating system sees them: those that descend from this process.
+
+    Other tests' clusters, which run beside, may have deployments of the same name.
+    """
 
     def __init__(self, deployment: str) -> None:
         self._deployment = deployment
@@ -55,9 +58,9 @@ class Lives:
                     self._ended_s[pid] = uptime_s()
             if uptime_s() - looked_s > 0.3:
                 looked_s = uptime_s()
-                for process in psutil.process_iter(["name", "cmdline"]):
-                    if self._deployment in " ".join(process.info["cmdline"] or ()) and process.pid not in self._began_s:
-                        with suppress(OSError):  # it has just ended
+                for process in psutil.Process().children(recursive=True):
+                    with suppress(OSError, psutil.NoSuchProcess):  # it has just ended
+                        if process.pid not in self._began_s and self._deployment in " ".join(process.cmdline()):
                             self._began_s[process.pid] = began_s(process.pid)
 
 

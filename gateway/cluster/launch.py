@@ -220,14 +220,19 @@ def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
         if found is None:
-            with step("starting Ray"):  # whose processes inherit that signals are blocked
-                ray.init(
-                    address="local",
-                    include_dashboard=config.ray.dashboard,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    _node_ip_address="127.0.0.1",
-                    **settings,
-                )
+            try:
+                with step("starting Ray"):  # whose processes inherit that signals are blocked
+                    ray.init(
+                        address="local",
+                        include_dashboard=config.ray.dashboard,
+                        object_store_memory=_OBJECT_STORE_BYTES,
+                        _node_ip_address="127.0.0.1",
+                        **settings,
+                    )
+            except OSError:
+                raise
+            except Exception as exc:  # that is the class which Ray raises where its node is not up within 30 s
+                raise BackendUnreachable(f"Ray did not start on this machine, which may be too busy: {exc}") from exc
             node = ray.nodes()[0]  # type: ignore[no-untyped-call]  # ray's
             head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", own=True)
         else:

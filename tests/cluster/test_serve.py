@@ -201,6 +201,15 @@ def test_an_address_that_something_else_answers_at_is_no_cluster(tmp_path: Path)
     assert "no Ray cluster answers there" in finished.stderr
 
 
+def test_a_ray_that_does_not_start_is_told_in_a_line(ray_directory: Path, tmp_path: Path) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    impatient = {"RAY_TMPDIR": str(ray_directory), "RAY_gcs_server_port_wait_time_s": "0"}
+    finished = serve_in_vain(tmp_path / "gateway.yaml", document, **impatient)
+    assert finished.returncode == 1
+    assert finished.stderr.splitlines()[-1].startswith("gateway: Ray did not start on this machine, which may be too busy: ")
+    assert "Traceback" not in finished.stderr
+
+
 def test_another_application_does_not_get_the_ports_of_the_first(cluster: Cluster, tmp_path: Path) -> None:
     first = Gateway(config(port=free_port()))
     document = config(port=first.http_port, grpc_port=first.grpc_port).model_dump(mode="json", exclude_none=True)

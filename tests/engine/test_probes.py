@@ -350,15 +350,21 @@ models:
 
 
 @pytest.mark.parametrize(
-    ("ragged", "told"),
+    ("ragged", "datatype", "told"),
     [
-        ("text: [INPUT0]", "ragged.text: 'INPUT0' is FP32, expected an input of BYTES; others: `pad`"),
-        ("text: [IN]", "ragged.text: 'IN': expected an input of the model, one of INPUT0"),
-        ("pad: {IN: 0}", "ragged.pad: 'IN': expected an input of the model, one of INPUT0"),
+        ("text: [INPUT0]", "FP32", "ragged.text: 'INPUT0' is FP32, expected an input of BYTES; others: `pad`"),
+        ("text: [IN]", "FP32", "ragged.text: 'IN': expected an input of the model, one of INPUT0"),
+        ("pad: {IN: 0}", "FP32", "ragged.pad: 'IN': expected an input of the model, one of INPUT0"),
+        ("pad: {INPUT0: 0}", "BYTES", "ragged.pad: 'INPUT0' is BYTES, expected an input of numbers; those of BYTES: `text`"),
+        ("pad: {INPUT0: 256}", "UINT8", "ragged.pad: 'INPUT0': 256: expected a whole number from 0 to 255, as it is UINT8"),
+        ("pad: {INPUT0: .nan}", "INT8", "ragged.pad: 'INPUT0': nan: expected a whole number from -128 to 127, as it is INT8"),
+        ("pad: {INPUT0: 0.5}", "BOOL", "ragged.pad: 'INPUT0': 0.5: expected a whole number from 0 to 1, as it is BOOL"),
     ],
 )
-def test_lengths_of_what_a_model_does_not_take_fail_its_load(ragged: str, told: str, tmp_path: Path) -> None:
+def test_lengths_of_what_a_model_does_not_take_fail_its_load(ragged: str, datatype: str, told: str, tmp_path: Path) -> None:
     text = models(tmp_path, "return {'OUTPUT0': x}").replace("backends: [", f"ragged: {{{ragged}}}, backends: [")
+    model = tmp_path / "model.py"
+    model.write_text(model.read_text().replace("FP32", datatype))
 
     async def main() -> None:
         async with repository_of(text, tmp_path):

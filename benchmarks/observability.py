@@ -331,7 +331,12 @@ def write(folder: Path, names: Sequence[str]) -> None:
     ]
     models = [
         {"name": "pair", "slo": {"p99_ms": 1000}, "backends": pair},
-        synthetic("busy", {"placement": "replicas", "fixed_ms": 30, "row_ms": 20}, slo={"p99_ms": 150}),
+        # Tight only where it is to be overloaded: beside other work on this machine it would be so by itself.
+        synthetic(
+            "busy",
+            {"placement": "replicas", "fixed_ms": 30, "row_ms": 20},
+            slo={"p99_ms": 150 if "overloaded" in names else 2000},
+        ),
         {
             "name": "drifting",
             "slo": {"p99_ms": 2000},

@@ -187,13 +187,13 @@ class Link:
             self._wanting = asyncio.get_running_loop().create_task(self._want_by_serve())
 
     async def _want_by_serve(self) -> None:
-        with contextlib.suppress(LinkLost, InternalError):  # `attend` finds out as well
+        try:
             await self._request(_WANT, msgspec.msgpack.encode((self.ingress, 1.0)), _PING_S)
+        except (LinkLost, InternalError):  # `attend` finds out as well
+            self._wanted = False
 
     def _told_slots(self, slots: int, standing: Standing) -> None:
-        self.leased, self.standing = slots, standing
-        if slots:
-            self._wanted = False
+        self.leased, self.standing, self._wanted = slots, standing, False  # it may have forgotten us, and what we wanted
         self.on_change()
 
     def start(
@@ -296,9 +296,9 @@ class Link:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        if release and self.up:
-            try:
-                await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S)
+        if release:
+            try:  # though it may just be in doubt: its own end of a call or of a channel frees nothing
+                await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S if self.up else _PING_S)
             except (LinkLost, InternalError) as exc:
                 log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
         if self._watchdog is not None:
@@ -331,8 +331,7 @@ class Link:
             self.spec = ModelSpec(*msgspec.structs.astuple(told.spec))
             has_channel = self._channel is not None and self._channel.is_open
             if not has_channel:
-                self.leased, self._wanted = told.slots, self._wanted and not told.slots
-                self.standing = Standing(told.lives, told.counted)
+                self.leased, self.standing, self._wanted = told.slots, Standing(told.lives, told.counted), False
             if not has_channel and (self._opening is None or self._opening.done()):
                 self._opening = asyncio.get_running_loop().create_task(self._open_channel())
                 if self.spec.decoupled and not self.no_channel:

@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
-from gateway.cluster.link import Link, LinkLost, Outcome, _attendance_decoder, attend_answer
+from gateway.cluster.link import _RELEASE, Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -37,6 +37,9 @@ class Wire:
         if on_part is not None:
             self.part = on_part
         return PendingAnswer(self.answer, lambda: self.told.append("cancel"), lambda: self.told.append("taken"))
+
+    def want(self, ingress: str, batches: float) -> None:
+        self.told.append(f"want {batches:g}")
 
     def close(self) -> None: ...
 
@@ -135,6 +138,43 @@ def test_a_replica_without_the_channel_that_its_model_needs_fails_each_call_and_
     simulated(test)
 
 
+def test_a_wish_is_told_again_once_the_replica_has_told_anything_since() -> None:
+    """It may have forgotten it: an ingress that it has not heard of for a while begins anew there, without wishes."""
+
+    async def test(link: WireLink) -> None:
+        link.up = True
+        link.want()
+        link.want()
+        assert link.wire.told == ["want 1"]
+        link._told_slots(0, Standing(True, 0))
+        link.want()
+        assert link.wire.told == ["want 1"] * 2
+        link._told_slots(1, Standing(True, 0))
+        link.want()
+        assert link.wire.told == ["want 1"] * 2
+
+    simulated(test)
+
+
+def test_a_wish_that_did_not_get_there_by_a_call_is_told_again() -> None:
+    async def test(link: WireLink) -> None:
+        link.up, link._channel = True, None
+        asked: list[bytes] = []
+
+        async def lost(metadata: bytes, argument: bytes, timeout_s: float) -> bytes:
+            asked.append(argument)
+            raise LinkLost("unavailable")
+
+        link._request = lost  # type: ignore[method-assign]
+        for _ in range(2):
+            link.want()
+            link.want()
+            await asyncio.sleep(1.0)
+        assert asked == [msgspec.msgpack.encode(("ingress", 1.0))] * 2
+
+    simulated(test)
+
+
 class NoChannel:
     """Serve's, which nothing is asked by."""
 
@@ -175,6 +215,25 @@ def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
         link.wire.on_end()
         await asyncio.sleep(0.1)
         assert link.asked == 1
+
+    run_simulated(test)
+
+
+@pytest.mark.parametrize("doubted", [False, True])
+def test_a_replica_that_is_in_doubt_is_told_of_an_unload_too(doubted: bool) -> None:
+    async def test(_: SimulatedClock) -> None:
+        link = LeavingLink(cast(Any, None), "ingress", lambda: None)
+        asked: list[bytes] = []
+
+        async def request(metadata: bytes, argument: bytes, timeout_s: float) -> bytes:
+            asked.append(metadata)
+            return b""
+
+        link.up, link._request = True, request  # type: ignore[method-assign]
+        if doubted:
+            link._doubt()
+        await link.close(release=True)
+        assert asked == [_RELEASE]
 
     run_simulated(test)
 

@@ -62,9 +62,16 @@ class ControlState:
         self._followers: dict[str, _Follower] = {}
         self._changed = asyncio.Event()
 
-    async def join(self, ingress: str) -> None:
-        """Count an ingress replica among those that follow, as it will at once."""
-        self._followers.setdefault(ingress, _Follower()).seen_s = time.monotonic()
+    async def asked(self) -> tuple[int, dict[str, bool]]:
+        """The version there is, and what clients have asked for up to it: whether a model is to be loaded."""
+        return self._version, {model: wish.loaded for model, wish in self._wanted.items()}
+
+    async def join(self, ingress: str, seen: int = 0) -> None:
+        """Count an ingress replica among those that follow, as it will at once. seen: the version that it has begun with."""
+        follower = self._followers.setdefault(ingress, _Follower())
+        follower.seen_s = time.monotonic()
+        if 0 < seen <= self._version:  # else this actor was restarted
+            await self.report(ingress, seen, "")
 
     async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, bool]]:
         """Wait for a version past `seen`, or a while; then that version, and the models that changed since with their state."""
@@ -132,23 +139,31 @@ class ControlState:
 
 
 class SharedControl:
-    """A `RepositoryControl` over the actor, in one ingress replica. Life: follow -> publish … -> close."""
+    """A `RepositoryControl` over the actor, in one ingress replica. Life: asked -> follow -> publish … -> close."""
 
     def __init__(self, name: str, *, runtime_env: dict[str, Any]) -> None:
         """name: of the actor, the same in every ingress replica of one deployed configuration."""
         self._name = name
         self._runtime_env = runtime_env
         self._ingress = uuid.uuid4().hex
+        self._seen = 0  # the version that is applied
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
 
+    async def asked(self) -> dict[str, bool]:
+        """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
+        asked: dict[str, bool] = {}
+        with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
+            self._seen, asked = await self._actor().asked.remote()
+        return asked
+
     async def follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
-        """Bring this process to the wanted state; whoever publishes once this has returned waits for it.
+        """Apply what clients ask for since `asked`; whoever publishes once this has returned waits for it.
 
         apply: `Repository.apply`.
         """
-        with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
-            await self._actor().join.remote(self._ingress)
+        with contextlib.suppress(RayError):  # as in `asked`
+            await self._actor().join.remote(self._ingress, self._seen)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
 
     async def publish(self, name: str, loaded: bool) -> None:
@@ -181,7 +196,7 @@ class SharedControl:
         )
 
     async def _follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
-        seen = 0
+        seen = self._seen
         actor = None
         while True:
             try:

@@ -114,6 +114,8 @@ class IngressReplica:
             self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
         self._ingress = self._build(_run_dir(config.server.run_dir))
         try:
+            if self._control is not None:
+                self._ingress.repository.begin_with(await self._control.asked())
             self._ports = await self._ingress.start()
         except BaseException:
             await self.close()

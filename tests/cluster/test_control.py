@@ -104,3 +104,37 @@ def test_a_follower_ahead_of_a_restarted_state_begins_anew() -> None:
         assert await state.follow("a", 7) == (1, {"m": False})
 
     run(test)
+
+
+def test_who_has_begun_with_what_was_asked_has_reported_on_it_and_follows_from_there() -> None:
+    async def test() -> None:
+        state = ControlState()
+        await state.join("old")
+        publishing = asyncio.create_task(state.publish("m", False))
+        await asyncio.sleep(0)
+        assert await state.asked() == (1, {"m": False})
+        await state.join("new", 1)
+        following = asyncio.create_task(state.follow("new", 1))
+        await state.report("old", 1, "")
+        assert await publishing == []
+        publishing = asyncio.create_task(state.publish("m", True))
+        assert await following == (2, {"m": True})
+        await state.report("old", 2, "")
+        await asyncio.sleep(0)
+        assert not publishing.done()
+        await state.report("new", 2, "no memory left")
+        assert await publishing == ["no memory left"]
+
+    run(test)
+
+
+def test_what_one_has_begun_with_says_nothing_to_a_restarted_state() -> None:
+    async def test() -> None:
+        state = ControlState()
+        await state.join("a", 7)
+        publishing = asyncio.create_task(state.publish("m", False))
+        await asyncio.sleep(0.1)
+        assert not publishing.done()
+        publishing.cancel()
+
+    run(test)

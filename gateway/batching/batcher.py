@@ -387,9 +387,9 @@ class Batcher(Untold):
         priority = class_of(request)
         given_up = self._state.whole_below(priority, self._state.rows + rows - self._max_queue_rows, self._batched)
         retry_after_s = self._retry_after_s()
-        for other in given_up:
-            self.cancel(other)
-            self._displaced.append(Shed(other, displaced(other, retry_after_s)))
+        for entry in given_up:
+            self._state.drop(self._state.queues[self._groups.of(entry[4])], entry)
+            self._displaced.append(Shed(entry[4], displaced(entry[4], retry_after_s)))
         return bool(given_up)
 
     def _run_retry(self, now_ns: int, batches: list[Batch]) -> None:

@@ -363,13 +363,13 @@ class State:
         """Those of a lower class than that, the last in line first."""
         return merge(*(queue.below(priority) for queue in self.queues.values()), reverse=True)
 
-    def whole_below(self, priority: int, rows: int, batched: bool) -> list[InferRequest]:
+    def whole_below(self, priority: int, rows: int, batched: bool) -> list[Entry]:
         """Of those, as few as have so many rows, and none that has begun to run; empty: there are too few."""
-        found: list[InferRequest] = []
-        for _, _, _, waiting, request in self.below(priority):
-            if waiting == request.rows or not batched:
-                found.append(request)
-                rows -= waiting
+        found: list[Entry] = []
+        for entry in self.below(priority):
+            if entry[3] == entry[4].rows or not batched:
+                found.append(entry)
+                rows -= entry[3]
                 if rows <= 0:
                     return found
         return []

@@ -207,6 +207,17 @@ def test_at_the_limit_a_higher_class_displaces_the_last_of_a_lower_one_which_is_
     assert requests_of(step.batches[0]) == [high, default, low[0]]
 
 
+def test_what_is_displaced_is_out_of_the_queue_also_where_time_was_kept_for_the_answer() -> None:
+    batcher = batcher_of(None, max_queue_rows=2, slo_ns=99 * MS)
+    low, high = [request(i, priority=4) for i in range(2)], [request(2 + i, priority=1) for i in range(2)]
+    for asked in (*low, *high):
+        batcher.add(asked, asked.arrival_ns, reserved_ns=MS)
+    assert (batcher.queue_rows, batcher.queue_requests) == (2, 2)
+    step = batcher.step(4 * MS, 1)
+    assert [asked for asked, _ in step.shed] == low[::-1]
+    assert requests_of(step.batches[0]) == high
+
+
 def test_what_has_begun_to_run_or_is_of_the_same_class_is_not_displaced() -> None:
     large = request(rows=20, priority=4)
     batcher = batcher_of(None, large, max_queue_rows=40)

@@ -35,6 +35,11 @@ moves = st.one_of(
 )
 
 
+def reserved_of(request: InferRequest) -> int:
+    """Time that was kept for its answer, not the same for all."""
+    return request.rows % 3 * MS
+
+
 @dataclass
 class Lane:
     """A model of the lane: it hands over what the batcher decides, and checks it."""
@@ -65,7 +70,7 @@ class Lane:
             "m", "1", "", inputs, rows, self.now_ns, deadline_ns=deadline_ns, priority=priority, shape_key=key
         )
         try:
-            self.batcher.add(request, self.now_ns)
+            self.batcher.add(request, self.now_ns, reserved_of(request))
         except Overloaded:
             return
         self.highest = min(self.highest, class_of(request))
@@ -120,7 +125,7 @@ class Lane:
             if self.rows_done[part.request] == part.request.rows:
                 self.end(part.request, "done")
         elif key in self.retried:
-            self.batcher.cancel(part.request)
+            self.batcher.cancel(part.request, reserved_of(part.request))
             self.end(part.request, "failed")
         else:
             self.retried.add(key)
@@ -131,7 +136,7 @@ class Lane:
             return
         request = self.asked[which % len(self.asked)]
         if request not in self.ended:
-            self.batcher.cancel(request)
+            self.batcher.cancel(request, reserved_of(request))
             self.end(request, "cancelled")
 
     def move(self, move: tuple[object, ...]) -> None:

@@ -13,6 +13,11 @@ from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 
 BACKEND = "backends: [{kind: synthetic}]"
+FLAT = "expected at least 2 dimensions, of which the second is the length"
+
+
+def tensor(name: str, shape: str, datatype: str = "FP32") -> str:
+    return f"{{name: {name}, datatype: {datatype}, shape: [{shape}]}}"
 
 
 def faults(text: str) -> list[str]:
@@ -82,6 +87,30 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             "x.yaml: models[0].backends[0].cuda_graphs: true: each length would be recorded for itself, and most batches run "
             "unrecorded, expected ragged.buckets, the lengths to record, beside it; write `buckets: [16, 32, 64, 128]`, up to "
             "the longest that the model takes",
+        ),
+        (
+            f"models: [{{name: a, inputs: [{tensor('x', '-1')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
+            f"x.yaml: models[0].ragged.pad.x: 0: the input has shape [-1], {FLAT}",
+        ),
+        (
+            f"models: [{{name: a, outputs: [{tensor('y', '-1')}], ragged: {{pad: {{x: 0}}, crop: [y]}}, {BACKEND}}}]",
+            f"x.yaml: models[0].ragged.crop[0]: 'y': the output has shape [-1], {FLAT}",
+        ),
+        (
+            f"models: [{{name: a, inputs: [{tensor('x', '-1, 3')}], ragged: {{text: [x]}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged.text[0]: 'x': the input is FP32, expected an input of BYTES; others: `pad`",
+        ),
+        (
+            f"models: [{{name: a, inputs: [{tensor('x', '-1, 3', 'BYTES')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged.pad.x: 0: the input is BYTES, expected an input of numbers; those of BYTES: `text`",
+        ),
+        (
+            f"models: [{{name: a, inputs: [{tensor('x', '-1, 3', 'INT8')}], ragged: {{pad: {{x: 128}}}}, {BACKEND}}}]",
+            "x.yaml: models[0].ragged.pad.x: 128: expected a whole number from -128 to 127, as the input is INT8",
+        ),
+        (  # and nothing is concluded from what is at fault
+            f"models: [{{name: a, inputs: [{tensor('x', 'any')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
+            "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number of at least -1",
         ),
     ],
 )

@@ -2,9 +2,10 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from backends.base import ModelSpec, TensorSpec
@@ -174,9 +175,9 @@ class ModelSection(Strict):
             *(self._same_tensors(key, listed) for key, listed in tensors),
             self._padding_without_batches(),
             self._recorded_lengths(),
-            self._unknown_tensors(("ragged", "pad"), "an input of the model", self.inputs),
-            self._unknown_tensors(("ragged", "text"), "an input of the model", self.inputs),
-            self._unknown_tensors(("ragged", "crop"), "an output of the model", self.outputs),
+            self.unfit_lengths("pad", self.inputs),
+            self.unfit_lengths("text", self.inputs),
+            self.unfit_lengths("crop", self.outputs),
         )
 
     def _same_labels(self) -> Iterator[Unfit]:
@@ -239,12 +240,38 @@ class ModelSection(Strict):
                         at=("backends", index, "cuda_graphs"),
                     )
 
-    def _unknown_tensors(self, at: Location, expected: str, tensors: tuple[DeclaredTensor, ...] | None) -> Iterator[Unfit]:
-        """at: of names of tensors, which must be among these, if there are any."""
-        known = list(dict.fromkeys(tensor.name for tensor in tensors or ()))
+    def unfit_lengths(self, key: str, tensors: Sequence[DeclaredTensor | TensorSpec] | None) -> Iterator[Unfit]:
+        """What stands under `pad`, `text` or `crop` of `ragged` and is no tensor with a length, or cannot be padded so.
+
+        tensors: the model's inputs, its outputs for `crop`; None or empty: not known yet, nothing is found.
+        """
+        known = {tensor.name: tensor for tensor in tensors or ()}
         if not known or self.ragged is None:
             return
-        named = getattr(self.ragged, str(at[-1]))
-        for key, name in zip(named, named, strict=True) if isinstance(named, dict) else enumerate(named):
-            if name not in known:
-                yield Unfit(expected=f"{expected}, one of {', '.join(known)}", remedy=did_you_mean(name, known), at=(*at, key))
+        kind = "output" if key == "crop" else "input"
+        named = getattr(self.ragged, key)
+        for place, name in zip(named, named, strict=True) if isinstance(named, dict) else enumerate(named):
+            at = ("ragged", key, place)
+            with contextlib.suppress(NotKnown):
+                if name not in known:
+                    expected = f"an {kind} of the model, one of {', '.join(known)}"
+                    yield Unfit(expected=expected, remedy=did_you_mean(name, known), at=at)
+                elif key == "text":
+                    if (datatype := known[name].datatype) != "BYTES":
+                        yield Unfit(f"the input is {datatype}", expected="an input of BYTES", remedy="others: `pad`", at=at)
+                elif len(known[name].shape) < 2:
+                    found = f"the {kind} has shape [{', '.join(map(str, known[name].shape))}]"
+                    yield Unfit(found, expected="at least 2 dimensions, of which the second is the length", at=at)
+                elif key == "pad":
+                    yield from _unfit_padding(named[name], known[name].datatype, at)
+
+
+def _unfit_padding(value: float, datatype: str, at: Location) -> Iterator[Unfit]:
+    """Why an input of this datatype cannot hold what it is padded with."""
+    dtype = NUMPY[datatype]
+    if dtype.kind == "O":
+        yield Unfit("the input is BYTES", expected="an input of numbers", remedy="those of BYTES: `text`", at=at)
+    elif dtype.kind in "biu":
+        least, most = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+        if not (value.is_integer() and least <= value <= most):
+            yield Unfit(expected=f"a whole number from {least} to {most}, as the input is {datatype}", at=at)

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-import numpy as np
-
 from backends.base import ModelSpec
-from backends.datatypes import NUMPY
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
+from gateway.documents.faults import Fault, path_of, shown
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.engine.probes import probe
@@ -60,28 +58,11 @@ def _made(state_dir: str) -> Path:
 
 
 def _check_lengths(model: ModelSection, spec: ModelSpec) -> None:
-    """Raises: ConfigError, if lengths are asked of what is no input, those of texts of numbers, or padding that cannot be."""
-    ragged, known = model.ragged, spec.input_by_name
-    for key, names in (("pad", ragged.pad), ("text", ragged.text)) if ragged is not None else ():
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"ragged.{key}: {name!r}: expected an input of the model, one of {', '.join(known)}")
-            if key == "text" and known[name].datatype != "BYTES":
-                raise ConfigError(f"ragged.text: {name!r} is {known[name].datatype}, expected an input of BYTES; others: `pad`")
-            if key == "pad" and known[name].datatype == "BYTES":
-                raise ConfigError(f"ragged.pad: {name!r} is BYTES, expected an input of numbers; those of BYTES: `text`")
-    for name, value in ragged.pad.items() if ragged is not None else ():
-        _check_padding(name, value, known[name].datatype)
-
-
-def _check_padding(name: str, value: float, datatype: str) -> None:
-    """Raises: ConfigError, if an input of this datatype cannot hold what it is padded with."""
-    dtype = NUMPY[datatype]
-    if dtype.kind in "biu":
-        least, most = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        if not (value.is_integer() and least <= value <= most):
-            expected = f"expected a whole number from {least} to {most}, as it is {datatype}"
-            raise ConfigError(f"ragged.pad: {name!r}: {value:g}: {expected}")
+    """Raises: ConfigError, if lengths are asked of what has none, or padding that cannot be."""
+    for key, tensors in (("pad", spec.inputs), ("text", spec.inputs), ("crop", spec.outputs)):
+        for unfit in model.unfit_lengths(key, tensors):
+            value = shown(getattr(model.ragged, key)[unfit.at[-1]])
+            raise ConfigError(str(Fault("", path_of(unfit.at), value, unfit.found, unfit.expected, unfit.remedy)))
 
 
 def _without_use(model: ModelSection) -> str:

@@ -349,28 +349,48 @@ models:
     assert shapes == [shape for shape in tried for _ in range(2)]
 
 
+FLAT = "expected at least 2 dimensions, of which the second is the length"
+
+
 @pytest.mark.parametrize(
-    ("ragged", "datatype", "told"),
+    ("ragged", "name", "kind", "told"),
     [
-        ("text: [INPUT0]", "FP32", "ragged.text: 'INPUT0' is FP32, expected an input of BYTES; others: `pad`"),
-        ("text: [IN]", "FP32", "ragged.text: 'IN': expected an input of the model, one of INPUT0"),
-        ("pad: {IN: 0}", "FP32", "ragged.pad: 'IN': expected an input of the model, one of INPUT0"),
-        ("pad: {INPUT0: 0}", "BYTES", "ragged.pad: 'INPUT0' is BYTES, expected an input of numbers; those of BYTES: `text`"),
-        ("pad: {INPUT0: 256}", "UINT8", "ragged.pad: 'INPUT0': 256: expected a whole number from 0 to 255, as it is UINT8"),
-        ("pad: {INPUT0: .nan}", "INT8", "ragged.pad: 'INPUT0': nan: expected a whole number from -128 to 127, as it is INT8"),
-        ("pad: {INPUT0: 0.5}", "BOOL", "ragged.pad: 'INPUT0': 0.5: expected a whole number from 0 to 1, as it is BOOL"),
+        ("text: [x]", "x", '"FP32", (-1, 16)', "text[0]: 'x': the input is FP32, expected an input of BYTES; others: `pad`"),
+        ("text: [z]", "x", '"BYTES", (-1, 1)', "text[0]: 'z': expected an input of the model, one of x"),
+        ("pad: {z: 0}", "x", '"FP32", (-1, 16)', "pad.z: 0.0: expected an input of the model, one of x"),
+        ("pad: {x: 0}, crop: [Y]", "y", '"FP32", (-1, 16)', "crop[0]: 'Y': expected an output of the model, one of y; did you"),
+        ("pad: {x: 0}", "x", '"FP32", (-1,)', f"pad.x: 0.0: the input has shape [-1], {FLAT}"),
+        ("pad: {x: 0}, crop: [y]", "y", '"FP32", (-1,)', f"crop[0]: 'y': the output has shape [-1], {FLAT}"),
+        ("pad: {x: 0}", "x", '"BYTES", (-1, 1)', "pad.x: 0.0: the input is BYTES, expected an input of numbers; those of"),
+        (
+            "pad: {x: 256}",
+            "x",
+            '"UINT8", (-1, 16)',
+            "pad.x: 256.0: expected a whole number from 0 to 255, as the input is UINT8",
+        ),
+        (
+            "pad: {x: .nan}",
+            "x",
+            '"INT8", (-1, 16)',
+            "pad.x: .nan: expected a whole number from -128 to 127, as the input is IN",
+        ),
+        ("pad: {x: 0.5}", "x", '"BOOL", (-1, 16)', "pad.x: 0.5: expected a whole number from 0 to 1, as the input is BOOL"),
     ],
 )
-def test_lengths_of_what_a_model_does_not_take_fail_its_load(ragged: str, datatype: str, told: str, tmp_path: Path) -> None:
-    text = models(tmp_path, "return {'OUTPUT0': x}").replace("backends: [", f"ragged: {{{ragged}}}, backends: [")
+def test_lengths_of_what_a_model_does_not_take_fail_its_load(
+    ragged: str, name: str, kind: str, told: str, tmp_path: Path
+) -> None:
+    text = models(tmp_path, "return {'y': x}")
+    text = text.replace("backends: [", f"ragged: {{{ragged}}}, batching: {{probe_s: 0}}, backends: [")
     model = tmp_path / "model.py"
-    model.write_text(model.read_text().replace("FP32", datatype))
+    code = model.read_text().replace("INPUT0", "x").replace("OUTPUT0", "y")
+    model.write_text(re.sub(rf'"{name}", .*\)\]', f'"{name}", {kind})]', code))
 
     async def main() -> None:
         async with repository_of(text, tmp_path):
             pass
 
-    with pytest.raises(GatewayError, match=re.escape(told)):
+    with pytest.raises(GatewayError, match=re.escape(f"ragged.{told}")):
         asyncio.run(main())
 
 

@@ -4,6 +4,7 @@ Of a model that answers in parts, a line for each, when it is there.
 """
 
 import argparse
+import base64
 import json
 import re
 import sys
@@ -13,25 +14,39 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import BadStatusLine, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-import orjson
+import numpy as np
 
 from backends.base import TensorSpec
-from gateway.errors import BackendUnreachable, ConfigError, GatewayError
+from backends.datatypes import NUMPY
+from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
+from gateway.protocols.json_data import any_value
+from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.values import request_body
+from gateway.wire.tensors import tensor_from_bytes
 
 if TYPE_CHECKING:
     from gateway.testing import TestClient
 
-Call = Callable[[str, bytes | None, dict[str, str]], bytes]
-"""A path, a body (None: GET) and headers to the answer's body. Raises: GatewayError."""
+
+class CallAnswer(NamedTuple):
+    """json_bytes: of the body; the rest are binary tensors. None: all of it is JSON."""
+
+    body: bytes
+    json_bytes: str | None = None
+
+
+Call = Callable[[str, bytes | None, dict[str, str]], CallAnswer]
+"""A path, a body (None: GET) and headers to the answer. Raises: GatewayError."""
 Lines = Callable[[str, bytes], Iterable[bytes]]
 """A path and a body to the lines of the answer's body, as they come. Raises: GatewayError."""
 
 _TIMEOUT_S: Final = 60.0
+_JSON_BYTES: Final = "Inference-Header-Content-Length"
+_WORDS_CHARS: Final = 200  # of a body that is no JSON
 _ADDRESS: Final = re.compile(r"localhost|\d+(\.\d+){3}")
 _STRANGE: Final = "no answer of the Open Inference Protocol v2"
 
@@ -86,10 +101,10 @@ def read_input(place: str) -> dict[str, Any]:
     """A JSON object from a file or standard input. Raises: ConfigError."""
     try:
         text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
-        given = orjson.loads(text)
+        given = any_value(text)
     except OSError as exc:
         raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"--input: {place}: not JSON: {exc}") from exc
     if not isinstance(given, dict):
         raise ConfigError(f'--input: {place}: got a {type(given).__name__}, expected an object such as {{"x": [[1, 2]]}}')
@@ -99,29 +114,70 @@ def read_input(place: str) -> dict[str, Any]:
 def ask(call: Call, lines: Lines, model: str, version: str, given: dict[str, Any]) -> Iterator[bytes]:
     """Have a server answer: a request as it stands, or made of the elements of the inputs that its values are named after.
 
-    Gives the answer, or each part of one. Raises: GatewayError, with the server's own words; BackendUnreachable.
+    Gives the answer, or each part of one, as JSON. Raises: GatewayError, with the server's own words; BackendUnreachable.
     """
     at = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     if isinstance(given.get("inputs"), list):
-        yield call(f"{at}/infer", orjson.dumps(given), {})
+        yield _as_json(call(f"{at}/infer", json.dumps(given).encode(), {}), at)
         return
-    metadata = call(at, None, {})
+    metadata = call(at, None, {}).body
     try:
-        tensors = [TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in json.loads(metadata)["inputs"]]
-    except (ValueError, KeyError, TypeError) as exc:
+        about = json.loads(metadata)
+        inputs = {each["name"]: TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in about["inputs"]}
+        outputs = {each["name"]: each["datatype"] for each in about.get("outputs", ())}
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise GatewayError(f"{at}: an answer that is {_STRANGE}") from exc
     if _in_parts(call, at):
-        yield from _parts(lines(f"{at}/generate_stream", orjson.dumps(given)))
+        yield from _parts(lines(f"{at}/generate_stream", json.dumps(given).encode()))
         return
-    inputs = {tensor.name: tensor for tensor in tensors}
-    body, json_bytes = request_body(given, inputs)
-    yield call(f"{at}/infer", body, {} if json_bytes == len(body) else {"Inference-Header-Content-Length": str(json_bytes)})
+    binary = [name for name, datatype in outputs.items() if datatype in WITHOUT_JSON]
+    body, json_bytes = request_body(given, inputs, outputs=outputs if binary else (), binary=binary)
+    yield _as_json(call(f"{at}/infer", body, {} if json_bytes == len(body) else {_JSON_BYTES: str(json_bytes)}), at)
+
+
+def _as_json(answer: CallAnswer, at: str) -> bytes:
+    """An answer with its binary tensors among the JSON. Raises: GatewayError, if it is none."""
+    if answer.json_bytes is None:
+        return answer.body
+    try:
+        end = int(answer.json_bytes)
+        whole = json.loads(answer.body[:end])
+        for output in whole["outputs"]:
+            size_bytes = output.get("parameters", {}).pop("binary_data_size", None)
+            if size_bytes is not None:
+                raw, end = answer.body[end : end + size_bytes], end + size_bytes
+                output["data"] = _elements(tensor_from_bytes(output["name"], output["datatype"], output["shape"], raw))
+                if not output["parameters"]:
+                    del output["parameters"]
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidArgument) as exc:
+        raise GatewayError(f"{at}: an answer that is {_STRANGE}") from exc
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _elements(array: np.ndarray) -> list[Any]:
+    """Floats have the fewest digits of their datatype, as a server writes them; of BF16, for which numpy has no text, of FP32.
+
+    Bytes that are no text are as `gateway batch` writes them.
+    """
+    if array.dtype == object:
+        return [_text(element) for element in array.flat]
+    if array.dtype.kind in "biu":
+        return array.ravel().tolist()
+    floats = array.astype(np.float32) if array.dtype == NUMPY["BF16"] else array
+    return [float(str(element)) for element in floats.flat]
+
+
+def _text(element: bytes) -> str | dict[str, str]:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(element).decode()}
 
 
 def _in_parts(call: Call, at: str) -> bool:
     """Whether a model is decoupled; a server that does not tell has none."""
     try:
-        return bool(json.loads(call(f"{at}/config", None, {}))["model_transaction_policy"]["decoupled"])
+        return bool(json.loads(call(f"{at}/config", None, {}).body)["model_transaction_policy"]["decoupled"])
     except (GatewayError, ValueError, KeyError, TypeError):
         return False
 
@@ -131,7 +187,7 @@ def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
         if line.startswith(b"data: "):
             part = line.removeprefix(b"data: ").rstrip()
-            told = orjson.loads(part)
+            told = json.loads(part)
             if told.keys() == {"error"}:
                 raise GatewayError(str(told["error"]))
             yield part
@@ -139,11 +195,10 @@ def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def over_the_wire(
     url: str, path: str, body: bytes | None, headers: dict[str, str], *, shown: Credentials = NOTHING_SHOWN
-) -> bytes:
+) -> CallAnswer:
     """A `Call` of a running server, whose address has no slash at its end."""
     with _opened(f"{url}{path}", url, body, headers, shown) as response:
-        answer: bytes = response.read()
-        return answer
+        return CallAnswer(response.read(), response.headers[_JSON_BYTES])
 
 
 def lines_over_the_wire(url: str, path: str, body: bytes, *, shown: Credentials = NOTHING_SHOWN) -> Iterator[bytes]:
@@ -176,21 +231,22 @@ def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str],
             raise BackendUnreachable(f"{address}: the answer broke off ({exc})") from exc
 
 
-def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> bytes:
+def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> CallAnswer:
     """A `Call` of a model that was loaded for it."""
     response = client.request("GET" if body is None else "POST", path, content=body, headers=headers)
     if response.status_code != 200:
         raise GatewayError(_words(response.content, path, response.status_code))
-    return response.content
+    return CallAnswer(response.content, response.headers[_JSON_BYTES])
 
 
 def lines_here(client: "TestClient", path: str, body: bytes) -> Iterator[bytes]:
     """`Lines` of a model that was loaded for it; they come together."""
-    yield from here(client, path, body, {}).splitlines()
+    yield from here(client, path, body, {}).body.splitlines()
 
 
 def _words(answer: bytes, address: str, status: int) -> str:
     try:
         return str(json.loads(answer)["error"])
     except (ValueError, KeyError, TypeError):
-        return f"{address}: status {status}, which is {_STRANGE}"
+        line = answer.strip().partition(b"\n")[0].decode(errors="replace")[:_WORDS_CHARS]
+        return f"{address}: status {status}, which is {_STRANGE}" + (f": {line!r}" if line else "")

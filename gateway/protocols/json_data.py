@@ -155,16 +155,30 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
         text = bytes(message)
         if b"NaN" not in text and b"Infinity" not in text:
             raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
-    # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
     try:
-        read = json.loads(text)
-        if _SURROGATE.search(text):
-            json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
-        return msgspec.convert(read, loose)
+        return msgspec.convert(_with_words(text), loose)
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def any_value(text: bytes) -> Any:
+    """Read JSON that may hold NaN and Infinity, as requests may. Raises: ValueError, RecursionError."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+        return _with_words(text)
+
+
+def _with_words(text: bytes) -> Any:
+    """Python's reader knows the words that JSON lacks, as Triton's and its clients' do. Raises: ValueError, RecursionError."""
+    read = json.loads(text)
+    if _SURROGATE.search(text):
+        json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
+    return read
 
 
 def depth_of(data: Any) -> int:

@@ -5,7 +5,7 @@ that the model declares; those that JSON cannot hold (bytes, FP16, BF16) go behi
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -26,11 +26,13 @@ def request_body(
     inputs: Mapping[str, TensorSpec],
     *,
     outputs: Iterable[str] = (),
+    binary: Collection[str] = (),
     parameters: Mapping[str, ParameterValue] | None = None,
 ) -> tuple[bytes, int]:
     """Write a request; gives the body, and how much of it is JSON.
 
-    given: by input name, arrays, what can be made one (`__array__`), or nested lists. inputs: the model's.
+    given: by input name, arrays, what can be made one (`__array__`), or nested lists. inputs: the model's. outputs: asked for;
+    none: all. binary: those of them that are asked for behind the answer's JSON.
     What the codec refuses is left to it. Raises: InvalidArgument, for a value that no request can hold.
     """
     if not isinstance(given, Mapping):
@@ -50,7 +52,9 @@ def request_body(
         tail.append(raw)
     head: dict[str, Any] = {"inputs": entries}
     if outputs:
-        head["outputs"] = [{"name": name} for name in outputs]
+        head["outputs"] = [
+            {"name": name, "parameters": {"binary_data": True}} if name in binary else {"name": name} for name in outputs
+        ]
     if parameters:
         head["parameters"] = dict(parameters)
     try:

@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import ConfigError, GatewayError, InvalidArgument, Unavailable
+from gateway.protocols.json_data import any_value
 from gateway.transform.rows import BARE, Chunk, Row, Unread
 
 Ask = Callable[[Mapping[str, npt.ArrayLike]], Awaitable[dict[str, npt.NDArray[Any]]]]
@@ -79,8 +79,8 @@ class Asker:
         shape = tensor.shape[1:] if self._spec.max_rows else tensor.shape
         if self._from_text and (tensor.datatype != "BYTES" or shape not in ((), (1,))):
             try:
-                value = msgspec.json.decode(value)
-            except (msgspec.DecodeError, RecursionError) as exc:
+                value = any_value(value.encode())
+            except (ValueError, RecursionError) as exc:
                 raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON: {exc}") from exc
         if isinstance(value, np.ndarray):
             value = _as_declared(value, tensor)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.errors import ConfigError
+from gateway.protocols.json_data import any_value
 from gateway.transform.storage import PACKED, FoundFile, Store
 
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
@@ -112,13 +112,12 @@ def _lines(store: Store, place: _Place) -> Iterator[bytes]:
 
 
 def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
-    decode = msgspec.json.Decoder().decode
     for line in _lines(store, place):
         if not line.strip():
             continue
         try:
-            value = decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            value = any_value(line)
+        except (ValueError, RecursionError) as exc:
             yield Unread(f"no JSON: {exc}", _shown(line))
         else:
             yield value if isinstance(value, dict) else {BARE: value}

@@ -100,6 +100,21 @@ def test_rows_without_an_answer_are_told_with_the_reason(tmp_path: Path, capsys:
     assert "6 without an answer" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_nan_goes_in(ending: str, tmp_path: Path) -> None:
+    rows = [{"x": [float("nan"), 1.0]}, {"x": [2.0, float("inf")]}, {"x": [3.0, 4.0]}]
+    source = written(tmp_path / f"in.{ending}", rows)
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl") == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [[None, 2.0], [4.0, None], [6.0, 8.0]]
+
+
+def test_a_lone_surrogate_beside_nan_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"x": [1, NaN]}\n{"x": [1, NaN], "id": "\\ud800"}\n')
+    assert run(configuration(tmp_path), "twice", tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert (bad["_row"], bad["error"][:8]) == (1, "no JSON:")
+
+
 def test_lines_of_text_and_rows_of_many_lengths(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("bread\n\n12\nmüsli")
     assert run(configuration(tmp_path, "upper"), "upper", tmp_path / "in.txt", tmp_path / "out.parquet") == 0

@@ -31,6 +31,7 @@ _ARCHIVE: Final = ".tar.gz"  # a target model is named as its package is
 _JSON_BYTES: Final = b"inference-header-content-length"
 _AS_V2: Final = frozenset(("", "json", "raw"))  # answers of a binary request that are one, too
 _PREDICT: Final = ":predict"
+_OF_CURL: Final = b"application/x-www-form-urlencoded"  # what its -d says where it is not told otherwise
 # Batch transform would send one request at a time if it were told nothing. Records are not put together by it, whatever their
 # form, but in batches here. The product may be 100 MB at most.
 _TRANSFORM: Final = {"MaxConcurrentTransforms": 16, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 6}
@@ -211,11 +212,14 @@ class ContainerRoutes:
 
     def _start(self, exchange: Exchange, asked: AskedModel, kind: type[Invocation]) -> None:
         headers = exchange.headers
-        form = form_of(headers.get(b"content-type", b""))
+        told = headers.get(b"content-type", b"")
+        if kind is Prediction and told.partition(b";")[0].strip().lower() == _OF_CURL:
+            told = b""  # TF Serving, which reads no types, has its users send JSON so
+        form = form_of(told)
         if form is None:
             if self._multi_model is not None:
                 self._endpoints.find(asked.name, asked.version, exchange)  # 404 goes before: the platform then loads it anew
-            got = headers[b"content-type"].decode("latin-1")
+            got = told.decode("latin-1")
             taken = ", ".join((*TAKEN, "image/*, audio/* and video/*"))
             exchange.respond(415, error_body(f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}"))
             return

@@ -366,6 +366,13 @@ def test_batch_transform_is_told_to_send_many_requests_at_a_time(served: Served)
 # refusals
 
 
+@pytest.mark.parametrize("told", ["application/x-www-form-urlencoded", "Application/X-WWW-Form-Urlencoded; charset=utf-8"])
+def test_what_curl_calls_a_form_is_json_to_predict(told: str, served: Served) -> None:
+    """`curl -d '{"instances": …}' -X POST …/v1/models/M:predict` is the first command of TF Serving's documentation."""
+    answer = ask(served, "POST", "/v1/models/echo:predict", json.dumps({"instances": [ROW]}).encode(), Content_Type=told)
+    assert (answer.status, len(answer.json()["predictions"])) == (200, 1)
+
+
 def test_a_content_type_that_is_not_taken_is_415_and_says_which_are(served: Served) -> None:
     answer = invoke(served, "echo", b"x=1", "application/x-www-form-urlencoded")
     assert answer.status == 415

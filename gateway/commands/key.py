@@ -58,10 +58,14 @@ def _key(arguments: argparse.Namespace) -> int:
 
 
 def _day(text: str) -> date:
-    """Raises: ConfigError."""
-    if re.fullmatch(r"\d{1,5}d", text):
-        return datetime.now(UTC).date() + timedelta(days=int(text[:-1]))
+    """From when on the key is none. Raises: ConfigError, also if it is none already."""
+    today = datetime.now(UTC).date()
     try:
-        return date.fromisoformat(text)
+        day = today + timedelta(days=int(text[:-1])) if re.fullmatch(r"\d{1,5}d", text) else date.fromisoformat(text)
     except ValueError:
         raise ConfigError(f"--expires: {text!r}: expected a date such as 2027-01-31, or days such as 90d") from None
+    if day <= today:
+        raise ConfigError(
+            f"--expires: {text!r}: the key would be none from the start, as {day} (UTC) has begun: expected a later day"
+        )
+    return day

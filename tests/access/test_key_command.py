@@ -47,6 +47,8 @@ def test_days_are_counted_from_today(capsys: pytest.CaptureFixture[str]) -> None
         (["a", "--requests-per-s", "0"], "requests_per_s"),
         (["a", "--burst", "3"], "burst"),
         (["a", "--expires", "soon"], "--expires: 'soon': expected a date such as"),
+        (["a", "--expires", "2020-01-01"], "as 2020-01-01 (UTC) has begun: expected a later day"),
+        (["a", "--expires", "0d"], "--expires: '0d': the key would be none from the start, as "),
     ],
 )
 def test_what_no_file_would_take_makes_no_key(

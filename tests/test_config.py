@@ -53,6 +53,11 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             "x.yaml: server.http_port: 70000: expected a whole number from 0 to 65535, or null; left out, it is 8000",
         ),
         (
+            f"server: {{http_port: null, grpc_port: null}}\nmodels: [{{name: a, {BACKEND}}}]",
+            "x.yaml: server.http_port: null: grpc_port is null too, and nobody could ask, expected a port in one of them; left "
+            "out, it is 8000",
+        ),
+        (
             f"models: [{{name: a, max_rows: -2, {BACKEND}}}]",
             "x.yaml: models[0].max_rows: -2: expected a whole number from 0 to 1048576; left out, it is 32",
         ),

@@ -101,11 +101,16 @@ class ServerSection(Strict):
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         """For `gateway.documents.lenient`, as all of this name."""
-        return (self._same_port(),)
+        return self._same_port(), self._no_port()
 
     def _same_port(self) -> Iterator[Unfit]:
         if self.http_port and self.http_port == self.grpc_port:
             yield Unfit("http_port has it too", expected="another port", remedy="0 is any free one", at=("grpc_port",))
+
+    def _no_port(self) -> Iterator[Unfit]:
+        if self.http_port is None and self.grpc_port is None:
+            found = "grpc_port is null too, and nobody could ask"
+            yield Unfit(found, expected="a port in one of them", remedy="left out, it is 8000", at=("http_port",))
 
 
 class MetricsSection(Strict):

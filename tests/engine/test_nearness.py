@@ -356,7 +356,7 @@ def test_a_request_of_a_short_batch_is_answered_in_the_next_turn_of_the_loop(tmp
             {"name": "embedded", "backends": [backend]},
             {"name": "elsewhere", "backends": [{**backend, "placement": "replicas"}]},
         ]
-        config = parse_config({"server": {"http_port": None, "grpc_port": None}, "models": models}, source="test")
+        config = parse_config({"server": {"http_port": 0, "grpc_port": None}, "models": models}, source="test")
         ingress = Ingress(config, run_dir=tmp_path, open_remote=open_remote if on_ray else None)
         await ingress.start()
         assert min([await turns(ingress) for _ in range(50)]) == 1

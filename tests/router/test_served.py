@@ -19,7 +19,7 @@ from gateway.types import InferRequest, InferResponse
 pytestmark = pytest.mark.slow
 
 TWO = """
-server: {http_port: null, grpc_port: null, model_control: true}
+server: {http_port: 0, grpc_port: null, model_control: true}
 models:
   - name: m
     slo: {p99_ms: 2000}

@@ -36,7 +36,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 
 def config_of(triton: TritonServer, *, repair: bool) -> str:
     return f"""
-server: {{http_port: null, grpc_port: null}}
+server: {{http_port: 0, grpc_port: null}}
 models:
   - name: m
     slo: {{p99_ms: 2500}}

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from gateway.config import Config, ModelSection, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.announcement import own_url
+from gateway.process.command_line import url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
 _TIMEOUT_S = 10.0
@@ -21,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         required=True, metavar="COMMAND"
     )
     explain = route.add_parser("explain", help="where a request would go now, and what each backend was predicted to do")
-    explain.add_argument("where", metavar="CONFIG|URL", help="http://host:port of a gateway, or the configuration it runs with")
+    explain.add_argument("where", metavar="CONFIG|URL", help="host:port or URL of a gateway, or the configuration it runs with")
     explain.add_argument("model", metavar="MODEL")
     explain.add_argument("--version", default="", help="of the model; without it the highest")
     explain.add_argument("--rows", type=int, default=1, help="of the request (1)")
@@ -35,8 +36,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.rows < 1:
         raise ConfigError(f"--rows: {arguments.rows}: expected at least 1")
     shown = credentials(arguments)
-    if arguments.where.startswith(("http://", "https://")):
-        told = ask(arguments.where, arguments.model, arguments.version, arguments.rows, shown)
+    if url := url_of(arguments.where):
+        told = ask(url, arguments.model, arguments.version, arguments.rows, shown)
     else:
         config = load_config(arguments.where)
         model = _model(config, arguments.model, arguments.version)

@@ -22,6 +22,7 @@ import numpy as np
 from backends.base import TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
+from gateway.process.command_line import url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.protocols.json_data import any_value
 from gateway.protocols.smallest import WITHOUT_JSON
@@ -71,10 +72,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _predict(arguments: argparse.Namespace) -> int:
     given = read_input(arguments.input)
     where = arguments.where
-    if re.fullmatch(r"[\w.-]+:\d+", where):
-        where = f"http://{where}"
-    if where.startswith(("http://", "https://")):
-        url, shown = where.rstrip("/"), credentials(arguments)
+    if url := url_of(where):
+        shown = credentials(arguments)
         call, lines = partial(over_the_wire, url, shown=shown), partial(lines_over_the_wire, url, shown=shown)
         _tell(ask(call, lines, arguments.model, arguments.version, given))
     else:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import re
 import urllib.error
 from http.client import HTTPException
 from pathlib import Path
@@ -12,12 +11,11 @@ from urllib.parse import quote
 from gateway.batching.recorded_file import ModelRecording, joined, unpacked
 from gateway.documents.whole_file import write_whole
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
-from gateway.process.command_line import add_command
+from gateway.process.command_line import add_command, url_of
 from gateway.process.console import step
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.why.report import answer, as_json, life_told, of_request, told
 
-_ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 _TIMEOUT_S: Final = 30.0
 _HERE: Final = "http://127.0.0.1:8000"
 _TRIES: Final = 12  # connections for each ingress process, as the kernel picks one by chance
@@ -52,10 +50,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _why(arguments: argparse.Namespace) -> int:
     where: str = arguments.where
-    if _ADDRESS.fullmatch(where):
-        where = f"http://{where}"
-    if where.startswith(("http://", "https://")):
-        data = asked(where.rstrip("/"), arguments.model, credentials(arguments))
+    if url := url_of(where):
+        where, data = url, asked(url, arguments.model, credentials(arguments))
     else:
         try:
             data = Path(where).read_bytes()

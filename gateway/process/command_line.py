@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from gateway.process.interrupts import ENDED_AT_ONCE
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
+_ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 
 
 def program(name: str, does: str, *commands: str, exit_codes: Mapping[int, str]) -> argparse.ArgumentParser:
@@ -45,6 +47,12 @@ def add_command(
         epilog=examples(*typed),
         formatter_class=Paragraphs,
     )
+
+
+def url_of(where: str) -> str:
+    """The URL of a server that is named by it or by host:port, with no slash at its end; empty of all else, such as a file."""
+    url = f"http://{where}" if _ADDRESS.fullmatch(where) else where
+    return url.rstrip("/") if url.startswith(("http://", "https://")) else ""
 
 
 def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:

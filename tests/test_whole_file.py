@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.documents.whole_file import write_whole
-from loadtest.commands.run import write
+from loadtest.commands.outputs import write
 from loadtest.errors import UsageError
 from tests.served.gateway_process import ROOT
 

@@ -5,13 +5,15 @@ Runs of the same seed are compared block by block: each block of both was offere
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
-from loadtest.commands.run import STDOUT, add_json, write
+from loadtest.commands.outputs import STDOUT, check_writable, give, write
+from loadtest.commands.run import add_json
 from loadtest.errors import ExitCode, UsageError
 from loadtest.results import read_run
 
@@ -46,6 +48,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     printed = [name for name in ("json", "markdown", "junit") if getattr(args, name) == STDOUT]
     if len(printed) > 1:
         raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
+    check_writable(args, "json", "markdown", "junit")
     base, new = read_run(args.base), read_run(args.new)
     for path, result in ((args.base, base), (args.new, new)):
         if not result.valid:
@@ -55,18 +58,24 @@ def execute(args: argparse.Namespace) -> ExitCode:
     if not (args.tolerance >= 0 and args.share_tolerance >= 0):
         raise UsageError("--tolerance and --share-tolerance must be at least 0")
     comparison = compare(base, new, tolerance=args.tolerance, share_tolerance=args.share_tolerance)
+    writes: list[Callable[[], None]] = []
     if args.json:
-        write(args.json, msgspec.json.format(msgspec.json.encode(asdict(comparison)), indent=2).decode() + "\n")
+        document = msgspec.json.format(msgspec.json.encode(asdict(comparison)), indent=2).decode() + "\n"
+        writes.append(lambda: write(args.json, document))
     if args.junit:
-        write(args.junit, junit(comparison))
+        writes.append(lambda: write(args.junit, junit(comparison)))
     if args.markdown:
-        write(args.markdown, markdown(comparison, base, new))
-    table = Table("metric", "base", "new", "change", "95 % interval", "verdict", box=None, pad_edge=False)
-    for metric in comparison.metrics:
-        table.add_row(*cells(metric))
-    console = results(hidden=args.quiet or bool(printed))
-    console.print(table)
-    for note in comparison.notes:
-        console.print(f"note: {note}", style="yellow", markup=False)
-    console.print(f"[bold]{comparison.verdict}[/bold]")
+        writes.append(lambda: write(args.markdown, markdown(comparison, base, new)))
+
+    def show() -> None:
+        table = Table("metric", "base", "new", "change", "95 % interval", "verdict", box=None, pad_edge=False)
+        for metric in comparison.metrics:
+            table.add_row(*cells(metric))
+        console = results(hidden=args.quiet or bool(printed))
+        console.print(table)
+        for note in comparison.notes:
+            console.print(f"note: {note}", style="yellow", markup=False)
+        console.print(f"[bold]{comparison.verdict}[/bold]")
+
+    give(show, writes)
     return ExitCode.REGRESSION if comparison.verdict == "regression" else ExitCode.MET

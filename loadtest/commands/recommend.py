@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import Credentials, add_credentials, credentials
-from loadtest.commands.run import STDOUT, add_openmetrics, write
+from loadtest.commands.outputs import STDOUT, check_writable, give, write
+from loadtest.commands.run import add_openmetrics
 from loadtest.errors import ExitCode, LoadtestError, UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.openmetrics == STDOUT:
         raise UsageError("--json and --openmetrics: standard output takes one of them; name a FILE for the other")
     shown = credentials(arguments)
+    check_writable(arguments, "openmetrics")
     spec, catalogue = _read(arguments, shown)
     console = results(hidden=arguments.quiet or arguments.json or arguments.openmetrics == STDOUT)
     launcher = launcher_of(spec, catalogue, shown)
@@ -114,14 +116,20 @@ def _recommend(arguments: argparse.Namespace) -> int:
             if launcher.paid:
                 words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             raise
-    written = write_all(found, folder)
-    if arguments.openmetrics:
+    written: list[Path] = []
+
+    def show_all() -> None:
+        show(found, console)
+        if arguments.json:
+            print(to_json(found))
+
+    def write_openmetrics() -> None:
         write(arguments.openmetrics, openmetrics.render(openmetrics.kept(folder, found)))
         written.append(arguments.openmetrics)
-    show(found, console)
+
+    writes = [lambda: written.extend(write_all(found, folder)), *([write_openmetrics] if arguments.openmetrics else ())]
+    give(show_all, writes)
     console.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True)
-    if arguments.json:
-        print(to_json(found))
     return found.exit_code
 
 

@@ -5,11 +5,13 @@ ends removes. After one that was killed it is still there.
 """
 
 import argparse
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gateway.process.command_line import add_command
+from loadtest.commands.outputs import STDOUT, check_writable, give, write
 from loadtest.commands.run import add_json
 from loadtest.errors import ExitCode, UsageError
 
@@ -32,7 +34,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
 def execute(args: argparse.Namespace) -> ExitCode:
     import numpy as np
 
-    from loadtest.commands.run import STDOUT, exit_code, write
+    from loadtest.commands.run import exit_code
     from loadtest.load import live_log
     from loadtest.load.patterns import schedule
     from loadtest.load.request_log import PENDING, UNSENT, write_csv
@@ -41,6 +43,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.results import to_json
     from loadtest.verdict.analysis import Ended, summarise
 
+    check_writable(args, "json", "log")
     description, log = live_log.read(args.file)
     spec = description.spec
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
@@ -54,9 +57,10 @@ def execute(args: argparse.Namespace) -> ExitCode:
     indices = indices[np.asarray(log.intended)[indices] < elapsed_ns]
     ended = Ended(description.started_at, datetime.now(UTC).isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
     result = summarise(spec, plan, log, indices, (), ended, None, None)
+    writes: list[Callable[[], None]] = []
     if args.log:
-        write_csv(args.log, log, used=indices)
+        writes.append(lambda: write_csv(args.log, log, used=indices))
     if args.json:
-        write(args.json, to_json(result) + "\n")
-    print_run(result, results(hidden=args.quiet or args.json == STDOUT))
+        writes.append(lambda: write(args.json, to_json(result) + "\n"))
+    give(lambda: print_run(result, results(hidden=args.quiet or args.json == STDOUT)), writes)
     return exit_code(result)

@@ -5,24 +5,26 @@ import asyncio
 import csv
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from gateway.documents.whole_file import write_whole
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import add_credentials, credentials
 from loadtest.commands.interrupts import Interruption, interruption
+from loadtest.commands.outputs import STDOUT, NotWritten, check_writable, give, write
 from loadtest.errors import ExitCode, Interrupted, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, read_load_spec, to_json
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from loadtest.load.request_log import RequestLog
     from loadtest.measuring.progress import Progress
 
-STDOUT: Final = Path("-")
 DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
 _NO_COLUMNS: Final = ("errors", "latency_counts")  # of a block: no single values
 
@@ -141,25 +143,32 @@ def execute(args: argparse.Namespace) -> int:
     printed = [name for name in ("json", "csv", "openmetrics") if getattr(args, name) == STDOUT]
     if len(printed) > 1:
         raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
+    check_writable(args, "json", "csv", "openmetrics", "log")
     live = _live_file(args)
+    writes: list[Callable[[], None]] = []
+
+    def keep_log(log: "RequestLog", used: "np.ndarray") -> None:
+        from loadtest.load.request_log import write_csv
+
+        writes.append(lambda: write_csv(args.log, log, used=used))
+
     with interruption() as interrupted, _removed(live):
         try:
-            result = uvloop.run(_measure(spec, args, interrupted, live))
+            result = uvloop.run(_measure(spec, args, interrupted, live, keep_log if args.log else None))
         except Interrupted as exc:
             words.error("loadtest: %s", exc)
             return interrupted.exit_code
+        from loadtest.reports import openmetrics
+        from loadtest.reports.consoles import results
+        from loadtest.reports.terminal import print_run
+
         if args.json:
-            write(args.json, to_json(result) + "\n")
+            writes.append(lambda: write(args.json, to_json(result) + "\n"))
         if args.csv:
-            write(args.csv, blocks_csv(result))
+            writes.append(lambda: write(args.csv, blocks_csv(result)))
         if args.openmetrics:
-            from loadtest.reports import openmetrics
-
-            write(args.openmetrics, openmetrics.render([openmetrics.named(result)]))
-    from loadtest.reports.consoles import results
-    from loadtest.reports.terminal import print_run
-
-    print_run(result, results(hidden=args.quiet or bool(printed)))
+            writes.append(lambda: write(args.openmetrics, openmetrics.render([openmetrics.named(result)])))
+        give(lambda: print_run(result, results(hidden=args.quiet or bool(printed))), writes)
     return exit_code(result)
 
 
@@ -175,11 +184,18 @@ def _live_file(args: argparse.Namespace) -> Path | None:
 
 @contextmanager
 def _removed(live: Path | None) -> Iterator[None]:
+    """Remove it at the end, unless it has what could not be written."""
+    if live is None:
+        yield
+        return
     try:
         yield
-    finally:
-        if live is not None:
-            live.unlink(missing_ok=True)
+    except NotWritten as exc:
+        raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
+    except BaseException:
+        live.unlink(missing_ok=True)
+        raise
+    live.unlink(missing_ok=True)
 
 
 def exit_code(result: RunResult) -> ExitCode:
@@ -190,7 +206,13 @@ def exit_code(result: RunResult) -> ExitCode:
     return ExitCode.MET if result.verdict == "pass" else ExitCode.MISSED
 
 
-async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interruption, live: Path | None) -> RunResult:
+async def _measure(
+    spec: LoadSpec,
+    args: argparse.Namespace,
+    interrupted: Interruption,
+    live: Path | None,
+    on_log: "Callable[[RequestLog, np.ndarray], None] | None",
+) -> RunResult:
     from loadtest.load.target import Address
     from loadtest.measuring.generator import measure
     from loadtest.reports.consoles import meanwhile
@@ -222,7 +244,7 @@ async def _measure(spec: LoadSpec, args: argparse.Namespace, interrupted: Interr
             until_decided=args.until_decided,
             stop=stop,
             on_progress=show if shown else None,
-            log=args.log,
+            on_log=on_log,
             keep=live,
             shown=keys,
         )
@@ -246,14 +268,3 @@ def blocks_csv(result: RunResult) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file, or to standard output for "-". Raises: UsageError."""
-    if path == STDOUT:
-        sys.stdout.write(text)
-        return
-    try:
-        write_whole(path, text)
-    except OSError as exc:
-        raise UsageError(f"{path}: cannot be written: {exc}") from exc

@@ -26,7 +26,7 @@ from loadtest.load import live_log, payloads, target
 from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import NotAnswered, in_thread
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
-from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
+from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
 from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import children, looks
@@ -63,7 +63,7 @@ async def measure(
     or_lost: bool = False,
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    log: Path | None = None,
+    on_log: Callable[[RequestLog, np.ndarray], None] | None = None,
     keep: Path | None = None,
     shown: Credentials = NOTHING_SHOWN,
 ) -> RunResult:
@@ -73,7 +73,7 @@ async def measure(
     or_lost: with that, end too as soon as a run of twice `spec.duration_s` would not pass, were all of it like what was seen.
     stop: set it to end now; the result is then marked partial.
     on_progress: called about twice a second, on the event loop.
-    log: where to write every request (CSV: intended, sent, done, status).
+    on_log: called with the log, and the indices of what is used of it, in order; the log outlives the run.
     keep: a file in which what is measured lives meanwhile (`loadtest.load.live_log`); the caller removes it once it has the
     result. A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself
     gives an invalid one that says so. shown: to a target whose doors are locked. Where they stay so (401, 403, TLS), the run
@@ -121,8 +121,8 @@ async def measure(
         recording = run.recording()
     after = await _statistics(spec, address, model, stop)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
-    if log is not None:
-        write_csv(log, run.log, used=indices)
+    if on_log is not None:
+        on_log(run.log, indices)
     return result
 
 

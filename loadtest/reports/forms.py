@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree
 
 from gateway.documents.whole_file import write_whole
+from loadtest.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,19 +58,28 @@ def render(found: "Recommendation", form: str) -> str:
 
 
 def write_all(found: "Recommendation", folder: Path) -> list[Path]:
-    """Every form as a file, and the configuration to deploy. Returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    """Every form as a file, and the configuration to deploy. Returns what was written.
+
+    Raises: UsageError, once all were tried, if some could not be written.
+    """
+    written, failures = [], []
     for form, name in FILES.items():
         path = folder / name
-        if form == "yaml":
-            if not found.configuration:
-                path.unlink(missing_ok=True)  # of an earlier search
-                continue
-            write_whole(path, configuration(found))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if form == "yaml":
+                if not found.configuration:
+                    path.unlink(missing_ok=True)  # of an earlier search
+                    continue
+                write_whole(path, configuration(found))
+            else:
+                write_whole(path, render(found, form))
+        except OSError as exc:
+            failures.append(f"{path}: cannot be written: {exc}")
         else:
-            write_whole(path, render(found, form))
-        written.append(path)
+            written.append(path)
+    if failures:
+        raise UsageError("; ".join(failures))
     return written
 
 

@@ -11,6 +11,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.results import Block, GeneratorReport, Interval, LoadSpec, Percentiles, RunResult, SloSpec, to_json
 from loadtest.verdict.comparison import compare, junit, markdown
 from loadtest.verdict.decision import CONFIDENCE
+from tests.file_limit import no_file_longer_than
 
 SPEC = LoadSpec("http://base", rate_rps=100, slo=SloSpec.parse("p99<50ms"))
 
@@ -157,6 +158,23 @@ def test_files_are_written_where_asked_and_only_there(tmp_path: Path, capsys: py
     told = capsys.readouterr().out
     assert told.startswith("### loadtest: regression")
     assert told.rstrip().endswith("|")  # and no table beside it
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = saved(tmp_path, made(levels()), made(levels() * 1.5))
+    asked = ["--json", str(tmp_path / "out.json"), "--junit", str(tmp_path / "out.xml"), "--markdown", str(tmp_path / "out.md")]
+    with no_file_longer_than(1_000):  # the JSON is longer, and JUnit and Markdown are not
+        assert main(["compare", *files, *asked]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "regression"
+    assert "out.json: cannot be written" in err
+    assert not (tmp_path / "out.json").exists()
+    assert (tmp_path / "out.md").read_text().startswith("### loadtest: regression")
+    for option in ("--json", "--junit", "--markdown"):
+        assert main(["compare", *files, option, str(tmp_path / "absent" / "x")]) == ExitCode.USAGE
+        told = capsys.readouterr()
+        assert told.err.startswith(f"loadtest: {option} {tmp_path}/absent/x: cannot be written")
+        assert told.out == ""
 
 
 @pytest.mark.parametrize("option", ["--tolerance", "--share-tolerance"])

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from loadtest.errors import Interrupted, TargetError, UsageError
-from loadtest.load.request_log import RequestLog
+from loadtest.load.request_log import RequestLog, write_csv
 from loadtest.measuring.generator import measure
 from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, RunResult, SloSpec, run_from_json, to_json
@@ -241,7 +241,10 @@ def _delay_20_ms(server: ScriptedServer) -> None:
 
 
 def test_the_log_has_every_request_and_the_histogram_agrees_with_it(tmp_path: Path) -> None:
-    result, _ = run(replace(SPEC, rate_rps=600), log=tmp_path / "log.csv")
+    def keep(log: RequestLog, used: np.ndarray) -> None:
+        write_csv(tmp_path / "log.csv", log, used=used)
+
+    result, _ = run(replace(SPEC, rate_rps=600), on_log=keep)
     with (tmp_path / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 300

@@ -41,6 +41,15 @@ def test_a_bad_spec_ends_before_anything_is_started(
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 
+def test_a_file_that_cannot_be_written_ends_a_search_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "absent" / "runs.om"
+    assert main(["recommend", write(tmp_path), "--out", str(tmp_path / "out"), "--openmetrics", str(bad)]) == 2
+    assert f"--openmetrics {bad}: cannot be written: No such file or directory" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
 def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", write(tmp_path), "--budget-minutes", "12"]) == 0
     told = " ".join(capsys.readouterr().out.split())

@@ -89,6 +89,14 @@ def test_every_file_is_written(found: Recommendation, nobody: Recommendation, tm
     assert not (tmp_path / "gateway.yaml").exists()  # not that of the earlier search
 
 
+def test_a_report_that_cannot_be_written_costs_no_other(found: Recommendation, tmp_path: Path) -> None:
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(UsageError, match=r"report\.json: cannot be written: .*Is a directory"):
+        forms.write_all(found, tmp_path)
+    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert names == {"report.html", "report.md", "report.csv", "junit.xml", "gateway.yaml"}
+
+
 class Page(HTMLParser):
     """Checks nesting, and collects what could reach outside."""
 

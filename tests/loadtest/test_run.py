@@ -16,6 +16,7 @@ from loadtest.cli import main
 from loadtest.errors import ExitCode
 from loadtest.measuring.generator_limit import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
 from loadtest.results import Protocol, read_run
+from tests.file_limit import no_file_longer_than
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,47 @@ def test_the_summary_the_blocks_and_the_log_are_written(
         assert word in out
     assert (tmp_path / "blocks.csv").read_text().startswith("index,start_s,")
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + 100  # 200/s from the option · 0.5 s
+
+
+@pytest.mark.parametrize("option", ["json", "csv", "openmetrics", "log"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    kept = {name: str(tmp_path / name) for name in ("json", "csv", "openmetrics", "log") if name != option}
+    files = [word for name, path in kept.items() for word in (f"--{name}", path)]
+    for bad, why in ((tmp_path / "absent" / "x", "No such file"), (tmp_path, "Is a directory")):
+        # A run would say that nobody answers there.
+        assert main(["run", "127.0.0.1:1", *EASY, "--model", "m", f"--{option}", str(bad), *files]) == ExitCode.USAGE
+        assert capsys.readouterr().err.startswith(f"loadtest: --{option} {bad}: cannot be written: {why}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_at_the_end_costs_nothing_else(
+    server: NullServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / name for name in ("json", "csv", "log")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    target = f"127.0.0.1:{server.http_port}"
+    load = ["--model", "null", "--pattern", "constant", "--rate", "200", "--duration", "0.5", "--warmup", "0"]
+    with no_file_longer_than(8_000):  # the result as JSON is, the others and what is kept meanwhile are not
+        assert main(["run", target, *load, *options]) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert "100 requests" in out
+    assert f"{files['json']}: cannot be written: " in err
+    assert f"loadtest recover {files['json']}.live" in err
+    assert len(files["csv"].read_text().splitlines()) == 1 + 25
+    assert len(files["log"].read_text().splitlines()) == 1 + 100
+    assert not files["json"].exists()
+    assert main(["recover", f"{files['json']}.live", "--json", str(files["json"])]) == ExitCode.MET
+    assert read_run(files["json"]).requests == 100
+
+
+def test_recover_tells_of_a_file_that_cannot_be_written_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    live = tmp_path / "x.live"
+    live.write_bytes(b"nothing of a run")
+    for option in ("--json", "--log"):
+        assert main(["recover", str(live), option, str(tmp_path / "absent" / "x")]) == ExitCode.USAGE
+        assert f"{option} {tmp_path}/absent/x: cannot be written" in capsys.readouterr().err
 
 
 class _Announces(BaseHTTPRequestHandler):

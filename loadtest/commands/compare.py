@@ -31,7 +31,13 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument("base", type=Path, help="result of `loadtest run --json`")
     parser.add_argument("new", type=Path)
     parser.add_argument("--tolerance", type=float, default=0.05, metavar="SHARE", help="relative change that is fine (0.05)")
-    parser.add_argument("--share-tolerance", type=float, default=0.005, metavar="SHARE", help="of the attainment (0.005)")
+    parser.add_argument(
+        "--share-tolerance",
+        type=float,
+        default=0.005,
+        metavar="SHARE",
+        help="of the shares that succeeded and met the SLO (0.005)",
+    )
     add_json(parser, "the comparison")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request; -: to standard output")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write it for CI; -: to standard output")

@@ -3,6 +3,9 @@
 Results of the same seed and duration are compared block by block: block 7 of both was offered the very same requests, so what
 the traffic did to both cancels out. Others are compared as two samples (Welch). A change counts if its interval excludes zero
 and its estimate is beyond the tolerance; the intervals together hold at 95 % (Bonferroni over the metrics).
+
+A queue that drains slowly carries over from block to block, and with it what chance did to one of the runs: near the knee two
+equal servers differ for seconds. So the error of a mean allows for what neighbouring blocks share (`statistics.mean_error`).
 """
 
 import math
@@ -16,10 +19,12 @@ from scipy import special
 
 from loadtest.errors import UsageError
 from loadtest.results import Block, RunResult
+from loadtest.verdict.statistics import mean_error
 
 Change = Literal["regression", "improvement", "same", "undecided"]
 
 CONFIDENCE: Final = 0.95
+SHARES: Final = ("attainment", "succeeded")  # metrics that are shares
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
@@ -27,7 +32,7 @@ _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  #
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
-    """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for attainment.
+    """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for SHARES.
 
     None where there are too few blocks to tell.
     """
@@ -54,7 +59,7 @@ class Comparison:
 
 
 def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_tolerance: float = 0.005) -> Comparison:
-    """Compare two valid runs. tolerance: of relative changes; share_tolerance: of the attainment.
+    """Compare two valid runs. tolerance: of relative changes; share_tolerance: of SHARES.
 
     Raises: UsageError, if their loads differ.
     """
@@ -81,8 +86,10 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
         for name in ("p50", "p99", "mean")
     ]
     if base.attainment and new.attainment:
-        shares = base.attainment.estimate, new.attainment.estimate
-        compared.append(_Compared("attainment", *shares, _share_met, more_is_better=True, tolerance=share_tolerance))
+        attained = base.attainment.estimate, new.attainment.estimate
+        compared.append(_Compared("attainment", *attained, _share_met, more_is_better=True, tolerance=share_tolerance))
+    shares = _succeeded(base), _succeeded(new)
+    compared.append(_Compared("succeeded", *shares, _share_succeeded, more_is_better=True, tolerance=share_tolerance))
     if closed:
         rates = base.succeeded_rps, new.succeeded_rps
         compared.append(_Compared("answered (1/s)", *rates, _answered, more_is_better=True, tolerance=tolerance))
@@ -109,12 +116,20 @@ def _share_met(block: Block) -> float | None:
     return block.met / block.requests if block.requests else None
 
 
+def _share_succeeded(block: Block) -> float | None:
+    return 1 - block.failed / block.requests if block.requests else None
+
+
 def _answered(block: Block) -> float | None:
     return _log((block.requests - block.failed) / block.duration_s)
 
 
 def _known(result: RunResult, value: float) -> float | None:
     return value if result.latency.count else None
+
+
+def _succeeded(result: RunResult) -> float | None:
+    return result.succeeded / result.requests if result.requests else None
 
 
 def _log(value: float | None) -> float | None:
@@ -138,32 +153,33 @@ def _metric(
         differences = np.array([now - old for old, now in zip(olds, news, strict=True) if old is not None and now is not None])
         counts = (len(differences),)
         if min(counts) >= _MIN_BLOCKS:
-            centre, error = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(differences))
-            freedom = float(len(differences) - 1)
+            centre = float(differences.mean())
+            error, freedom = mean_error(differences)
     else:
         first = np.array([value for value in olds if value is not None])
         second = np.array([value for value in news if value is not None])
         counts = (len(first), len(second))  # type: ignore[assignment]  # one or two samples
         if min(counts) >= _MIN_BLOCKS:
-            parts = float(first.var(ddof=1)) / len(first), float(second.var(ddof=1)) / len(second)
-            centre, error = float(second.mean() - first.mean()), math.sqrt(sum(parts))
-            freedom = _welch(parts, (len(first), len(second)))
+            errors = mean_error(first), mean_error(second)
+            centre, error = float(second.mean() - first.mean()), math.hypot(errors[0][0], errors[1][0])
+            freedom = _welch(*errors)
     name, base, new, tolerance = compared.name, compared.base, compared.new, compared.tolerance
     if min(counts) < _MIN_BLOCKS:
         return ComparedMetric(name, base, new, None, None, None, tolerance, "undecided")
     reach = float(special.stdtrit(freedom, tail)) * error
     change, lower, upper = centre, centre - reach, centre + reach
-    if name != "attainment":  # from logarithms
+    if name not in SHARES:  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
     verdict = _decide(change, lower, upper, tolerance, compared.more_is_better)
     return ComparedMetric(name, base, new, change, lower, upper, tolerance, verdict)
 
 
-def _welch(parts: tuple[float, float], counts: tuple[int, int]) -> float:
-    total = sum(parts)
+def _welch(*errors: tuple[float, float]) -> float:
+    """The degrees of freedom of a difference. errors: (standard error, degrees of freedom) of both means."""
+    total = sum(error**2 for error, _ in errors)
     if total == 0:
-        return float(sum(counts) - 2)
-    return total**2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+        return sum(freedom for _, freedom in errors)
+    return total**2 / sum(error**4 / freedom for error, freedom in errors)
 
 
 def _decide(change: float, lower: float, upper: float, tolerance: float, more_is_better: bool) -> Change:
@@ -216,7 +232,7 @@ def _title(result: RunResult) -> str:
 
 
 def cells(metric: ComparedMetric) -> tuple[str, ...]:
-    points = metric.name == "attainment"
+    points = metric.name in SHARES
 
     def value(number: float | None) -> str:
         return "-" if number is None else f"{number:.3%}" if points else f"{number:.3f}"

@@ -33,6 +33,9 @@ from loadtest.results import Interval, Percentiles
 CELLS_PER_OCTAVE: Final = 2048
 TAIL: Final = 3  # times as many requests as may miss
 _MOST_CORRELATION: Final = 0.8  # of neighbouring blocks: beyond it the estimate is noise
+_BEYOND_CHANCE: Final = 2.0  # standard errors of the correlation of independent batches, 1 / sqrt(batches)
+_LEAST_BATCHES: Final = 8
+_LEAST_FREEDOM: Final = 2.0
 _FEWER, _MORE = 0.25, 2.0  # times the share seen, up to which the design effect of another share is extrapolated
 _NOISE_BATCHES: Final = 20
 
@@ -214,6 +217,25 @@ def _correlation(means: np.ndarray) -> float:
     deviations, differences = means - means.mean(), np.diff(means)
     squares = float(deviations @ deviations)
     return max(0.0, 1 - float(differences @ differences) / (2 * squares)) if squares > 0 else 0.0
+
+
+def mean_error(series: np.ndarray) -> tuple[float, float]:
+    """The standard error of a mean, though neighbours depend on each other, and its degrees of freedom.
+
+    series: (n,) in order of time, n at least 2. As N-Skart does [2]: neighbours are joined to batches until von Neumann's test
+    takes those for independent, or too few would be left; what they still share is added as for a first-order autoregression.
+    """
+    batches, length = series, 1
+    while (alike := _correlation(batches)) > _BEYOND_CHANCE / math.sqrt(len(batches)):
+        length += 1
+        count = len(series) // length
+        if count < _LEAST_BATCHES:
+            break
+        batches = series[-count * length :].reshape(count, length).mean(axis=1)
+    alike = min(alike, _MOST_CORRELATION)
+    wider = (1 + alike) / (1 - alike)
+    error = math.sqrt(float(batches.var(ddof=1)) / len(batches) * wider)
+    return error, max(_LEAST_FREEDOM, (len(batches) - 1) / wider)
 
 
 def falling(shares: Sequence[float] | np.ndarray, weights: Sequence[float]) -> np.ndarray:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadtest.results import RunResult
+from loadtest.load.patterns import schedule
+from loadtest.results import Block, RunResult
 from loadtest.verdict.comparison import ComparedMetric, cells, compare, junit, markdown
 from tests.loadtest.test_compare import SPEC, levels, made
 
@@ -24,20 +25,26 @@ def other_seed(result: RunResult) -> RunResult:
     return replace(result, spec=replace(result.spec, seed=1))
 
 
+def differing(values: np.ndarray) -> np.ndarray:
+    """In an order in which neighbours differ: nothing says that they depend on each other."""
+    ordered = np.sort(values)
+    return np.stack((ordered[::2], ordered[1::2][::-1]), axis=1).ravel()
+
+
 def test_paired_blocks_are_compared_by_students_test_on_the_logarithm() -> None:
-    new = levels() * np.random.default_rng(1).lognormal(0.05, 0.1, 22)
+    new = levels() * differing(np.random.default_rng(1).lognormal(0.05, 0.1, 22))
     found = compare(made(levels()), made(new)).metrics[0]
-    expected = stats.ttest_rel(np.log(new[2:]), np.log(levels()[2:])).confidence_interval(1 - 0.05 / 4)
+    expected = stats.ttest_rel(np.log(new[2:]), np.log(levels()[2:])).confidence_interval(1 - 0.05 / 5)
     assert (found.lower, found.upper) == pytest.approx((np.expm1(expected.low), np.expm1(expected.high)))
     assert found.change == pytest.approx(np.expm1(np.mean(np.log(new[2:] / levels()[2:]))))
 
 
 def test_runs_that_cannot_be_paired_are_compared_by_welchs_test() -> None:
     # Blocks 2 to 21 of one against 8 to 21 of the other, of which the second is steadier.
-    new = np.random.default_rng(5).lognormal(2.2, 0.1, 22)
-    comparison = compare(made(levels()), settled_later(other_seed(made(new)), 8))
+    old, new = differing(levels()), differing(np.random.default_rng(5).lognormal(2.2, 0.1, 22))
+    comparison = compare(made(old), settled_later(other_seed(made(new)), 8))
     found = comparison.metrics[0]
-    expected = stats.ttest_ind(np.log(new[8:]), np.log(levels()[2:]), equal_var=False).confidence_interval(1 - 0.05 / 4)
+    expected = stats.ttest_ind(np.log(new[8:]), np.log(old[2:]), equal_var=False).confidence_interval(1 - 0.05 / 5)
     assert (found.lower, found.upper) == pytest.approx((np.expm1(expected.low), np.expm1(expected.high)))
     assert (comparison.paired, comparison.blocks) == (False, 14)
 
@@ -106,13 +113,61 @@ def test_a_change_of_just_the_tolerance_is_not_beyond_it() -> None:
     assert worse.metrics[3].verdict == "same"
     assert compare(made(levels(), met=0.995), made(levels(), met=0.985)).metrics[3].verdict == "regression"
     slower = compare(made(levels()), made(levels() * 1.1), tolerance=0.1)  # 1.1 - 1 is more than 0.1
-    assert [metric.verdict for metric in slower.metrics] == ["same"] * 4
+    assert [metric.verdict for metric in slower.metrics] == ["same"] * 5
+
+
+def failing(result: RunResult, failed: int) -> RunResult:
+    """So many of each block's 200 requests fail, and nobody judges."""
+    blocks = tuple(replace(block, met=200 - failed, failed=failed) for block in result.blocks)
+    succeeded = round(result.requests * (1 - failed / 200))
+    return replace(result, blocks=blocks, succeeded=succeeded, attainment=None, verdict=None, spec=replace(SPEC, slo=None))
+
+
+def test_what_fails_fast_is_a_regression_also_where_nobody_asked_for_an_slo() -> None:
+    base, new = failing(made(levels()), 0), failing(made(levels() * 0.5), 94)
+    found = compare(base, new)
+    assert found.verdict == "regression"
+    assert cells(found.metrics[-1]) == (
+        "succeeded", "100.000%", "53.000%", "-47.00 points", "-47.00 points to -47.00 points", "regression",
+    )  # fmt: skip
+    assert compare(new, base).metrics[-1].verdict == "improvement"
+    assert compare(base, failing(made(levels()), 1)).verdict == "same"  # 0.5 % are the tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("utilisation", "at_most"), [(0.7, 0.05), (0.9, 0.05), (0.95, 0.1)])
+def test_equal_servers_are_seldom_told_apart_however_slowly_their_queues_drain(utilisation: float, at_most: float) -> None:
+    told = sum(
+        compare(*(queued(utilisation, seed, part) for part in (1, 2))).verdict in ("regression", "improvement")
+        for seed in range(200)
+    )
+    assert told / 200 <= at_most  # of blocks that are taken for independent: 3, 12 and 50 %
+
+
+def test_a_server_that_is_slower_is_told_apart_near_its_knee() -> None:
+    assert all(compare(queued(0.9, seed, 1), queued(0.95, seed, 2)).verdict == "regression" for seed in range(5))
+
+
+def queued(utilisation: float, seed: int, part: int) -> RunResult:
+    """200 requests/s for 60 s at one server, in blocks of a second. seed: of the arrivals, and with part of the service."""
+    arrivals = schedule("poisson", rate_rps=200, duration_s=60, seed=seed).intended_ns / 1e6
+    service = np.random.default_rng([seed, part]).lognormal(np.log(utilisation * 1e3 / 200), 0.3, len(arrivals))
+    # Lindley's recursion: what is ahead in the queue is the sum less its least value so far.
+    ahead = np.concatenate(([0.0], np.cumsum(service[:-1] - np.diff(arrivals))))
+    latency = ahead - np.minimum.accumulate(ahead) + service
+    block = (arrivals / 1e3).astype(int)
+    figures = [(*np.percentile(latency[block == index], (50, 99)), latency[block == index]) for index in range(60)]
+    blocks = tuple(
+        Block(i, i, 1.0, len(each), int((each <= 50).sum()), 0, float(p50), float(p99), float(each.mean()), warmup=False)
+        for i, (p50, p99, each) in enumerate(figures)
+    )
+    return replace(made(levels()), blocks=blocks)
 
 
 def test_attainment_is_compared_where_both_have_one() -> None:
     with_slo, without = made(levels()), replace(made(levels()), attainment=None)
     names = [[metric.name for metric in compare(*pair).metrics] for pair in ((with_slo, without), (without, with_slo))]
-    assert names == [["latency p50 (ms)", "latency p99 (ms)", "latency mean (ms)"]] * 2
+    assert names == [["latency p50 (ms)", "latency p99 (ms)", "latency mean (ms)", "succeeded"]] * 2
 
 
 def test_closed_loops_are_compared_by_what_was_answered_and_never_paired() -> None:

@@ -215,7 +215,7 @@ class ObjectiveResult:
 class Block:
     """A stretch of the run on a grid that starts with the run; requests belong to it by their intended send time.
 
-    requests: evaluable ones. met: those that met every objective (all successes if there is no SLO).
+    requests: evaluable ones. met: those that met every objective (all successes if there is no SLO). overdue: as of a run.
     p50_ms, p99_ms, mean_ms: latency of the successes, None if there are none. warmup: not counted in the result.
     marked: requests that missed the SLO, but would have met it without what other work on the machine took.
     asked: requests that the schedule wants in it; 0 in a closed loop. errors: failed requests by kind.
@@ -236,6 +236,11 @@ class Block:
     asked: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     latency_counts: tuple[int, ...] = ()
+    overdue: int = 0
+
+    @property
+    def succeeded(self) -> int:
+        return self.requests - self.failed - self.overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +331,8 @@ class RunResult:
     started_at, ended_at: ISO 8601, UTC; blocks count from the first. window_s: the measured time, warm-up excluded.
     asked_rps: the mean rate of the pattern, or, where it changes by design, of what it wants sent in the window; closed loops
         ask what they send. sent_rps: really sent in the window, which chance gives a little more or less than is asked.
-    requests: evaluable ones (succeeded + failed). excluded: cut off by the end of the run.
+    requests: evaluable ones (succeeded + failed + overdue). overdue: cut off by the end of the run when they had waited longer
+        than a limit of the SLO: they missed that one, and tell nothing of longer ones and of errors. excluded: cut off sooner.
     succeeded_rps: answered well per second. goodput_rps: those of them that met every objective, per second of offered time.
     errors: failed requests by kind (`timeout`, `refused`, `reset`, `malformed`, `http 503`, `grpc UNAVAILABLE`).
     error_samples: one message of the server (or system) per kind.
@@ -380,14 +386,16 @@ class RunResult:
     stalls: tuple[Stall, ...] = ()
     p99_interval_ms: tuple[float | None, float | None] = (None, None)
     latency_edges_ms: tuple[float, ...] = ()
+    overdue: int = 0
 
     @property
     def failed(self) -> int:
-        return self.requests - self.succeeded
+        return self.requests - self.overdue - self.succeeded
 
     @property
     def error_rate(self) -> float:
-        return self.failed / self.requests if self.requests else 0.0
+        ended = self.requests - self.overdue
+        return self.failed / ended if ended else 0.0
 
     @property
     def disturbed(self) -> bool:

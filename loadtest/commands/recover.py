@@ -37,7 +37,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.commands.run import exit_code
     from loadtest.load import live_log
     from loadtest.load.patterns import schedule
-    from loadtest.load.request_log import PENDING, UNSENT, write_csv
+    from loadtest.load.request_log import CUT, PENDING, UNSENT, write_csv
     from loadtest.reports.consoles import results
     from loadtest.reports.terminal import print_run
     from loadtest.results import to_json
@@ -47,16 +47,21 @@ def execute(args: argparse.Namespace) -> ExitCode:
     description, log = live_log.read(args.file)
     spec = description.spec
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
-    status, dispatched = np.asarray(log.status), np.asarray(log.dispatched)
-    indices = np.flatnonzero((dispatched > 0) & (status != UNSENT))  # what was still open is cut off: PENDING
-    done = indices[status[indices] != PENDING]
-    if len(done) == 0:
-        raise UsageError(f"{args.file}: the run was killed before anything was answered: there is nothing to recover")
+    status, dispatched, done = np.asarray(log.status), np.asarray(log.dispatched), np.asarray(log.done)
+    indices = np.flatnonzero((dispatched > 0) & (status != UNSENT))
+    nothing = f"{args.file}: the run was killed before anything was answered: there is nothing to recover"
+    if len(indices) == 0:
+        raise UsageError(nothing)
+    last_ns = int(max(dispatched.max(initial=0), done.max(initial=0)))  # that it lived
+    waiting = indices[status[indices] == PENDING]
+    done[waiting], status[waiting] = last_ns, CUT
     indices = indices[np.argsort(np.asarray(log.intended)[indices], kind="stable")]
-    elapsed_ns = min(plan.duration_ns, max(int(dispatched[indices].max()), int(np.asarray(log.done)[done].max())))
+    elapsed_ns = min(plan.duration_ns, last_ns)
     indices = indices[np.asarray(log.intended)[indices] < elapsed_ns]
     ended = Ended(description.started_at, datetime.now(UTC).isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
     result = summarise(spec, plan, log, indices, (), ended, None, None)
+    if result.requests + result.warmup_requests == 0:
+        raise UsageError(nothing)
     writes: list[Callable[[], None]] = []
     if args.log:
         writes.append(lambda: write_csv(args.log, log, used=indices))

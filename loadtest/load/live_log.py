@@ -43,12 +43,12 @@ def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str)
 
 
 def read(path: Path) -> tuple[Description, RequestLog]:
-    """The table as it was when its run ended.
+    """The table as it was when its run ended; a copy.
 
     Raises: UsageError, if the file is no such table or cannot be read.
     """
     try:
-        with path.open("r+b") as file:
+        with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - 16))
             tail = file.read(16)
@@ -59,6 +59,6 @@ def read(path: Path) -> tuple[Description, RequestLog]:
                 )
             file.seek(size - 16 - length)
             description = msgspec.json.decode(file.read(length), type=Description)
-            return description, RequestLog(requests, file.fileno())
+            return description, RequestLog(requests, file.fileno(), copied=True)
     except (OSError, msgspec.MsgspecError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}") from exc

@@ -5,7 +5,7 @@ Columns, all times in nanoseconds from the start of the run (one monotonic clock
     intended    when the schedule wants it sent; latency counts from here
     dispatched  when the generator got to it; less intended is the send lag
     sent        when its first byte went out; the wait for a free connection is over. 0: never
-    done        when its last byte came back, or it failed
+    done        when its last byte came back, it failed, or it was given up
     status      `OK`, a failure of the client's side, an HTTP status, or GRPC + the gRPC status code
     payload     which of the prepared requests it carries
 
@@ -28,7 +28,7 @@ TIMEOUT: Final = 2
 REFUSED: Final = 3  # no connection
 RESET: Final = 4  # the connection ended before the answer
 MALFORMED: Final = 5  # the answer was no HTTP
-CUT: Final = 6  # given up at the end of the run: excluded from everything
+CUT: Final = 6  # given up at the end of the run: it would have taken longer than it had until then
 UNSENT: Final = 7  # the generator came to it after its deadline: asked, and never sent
 GRPC: Final = 1000
 
@@ -56,10 +56,14 @@ class RequestLog:
     Columns are memoryviews: faster than numpy's arrays one item at a time; `np.asarray(log.done)` is a view for many.
     """
 
-    def __init__(self, size: int, fd: int = -1) -> None:
-        """fd: -1 for memory of this process only, else an open file of size · REQUEST_BYTES bytes (stays the caller's)."""
+    def __init__(self, size: int, fd: int = -1, *, copied: bool = False) -> None:
+        """fd: -1 for memory of this process only, else an open file of size · REQUEST_BYTES bytes (stays the caller's).
+
+        copied: what is written here does not reach the file.
+        """
         self.size = size
-        self._memory = mmap.mmap(fd, max(1, size) * REQUEST_BYTES)
+        access = mmap.ACCESS_COPY if copied else mmap.ACCESS_WRITE
+        self._memory = mmap.mmap(fd, max(1, size) * REQUEST_BYTES, access=access)
         view = memoryview(self._memory)
         times = [view[i * size * 8 : (i + 1) * size * 8].cast("q") for i in range(len(_TIMES))]
         self.intended, self.dispatched, self.sent, self.done = times

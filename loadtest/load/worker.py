@@ -367,8 +367,11 @@ class LoadSender:
         return due == most
 
     def _cut(self) -> None:
-        status = np.asarray(self._log.status)[self._expired : self._next : self._job.step]
-        status[status == PENDING] = CUT
+        own = slice(self._expired, self._next, self._job.step)
+        status, done = np.asarray(self._log.status)[own], np.asarray(self._log.done)[own]
+        waiting = status == PENDING
+        done[waiting] = time.monotonic_ns() - self._start_ns
+        status[waiting] = CUT
 
     async def _heartbeat(self) -> None:
         try:

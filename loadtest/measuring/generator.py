@@ -409,7 +409,7 @@ class _LoadRun:
         return report
 
     def _cut_orphans(self) -> None:
-        """What a lost process has sent, and nobody waits for."""
+        """What a lost process has sent, and nobody waits for: nor does anybody know how long it has waited."""
         status = np.asarray(self.log.status)
         status[(status == PENDING) & (np.asarray(self.log.dispatched) > 0)] = CUT
 

@@ -119,7 +119,7 @@ def _info(result: RunResult) -> Iterator[_Value]:
 
 
 def _outcomes(result: RunResult) -> Iterator[_Value]:
-    yield from _counted(result, "outcome", OK, lambda block: block.requests - block.failed)
+    yield from _counted(result, "outcome", OK, lambda block: block.succeeded)
     for kind in sorted({kind for block in result.blocks for kind in block.errors}):
         yield from _counted(result, "outcome", kind, lambda block, kind=kind: block.errors.get(kind, 0))  # type: ignore[misc]
 
@@ -143,7 +143,7 @@ def _durations(result: RunResult) -> Iterator[_Value]:
     for block, at_s in zip((None, *result.blocks), (began_s, *ends_s), strict=True):
         if block is not None:
             counts = [count + more for count, more in zip(counts, block.latency_counts, strict=True)]
-            sum_s += (block.mean_ms or 0.0) * (block.requests - block.failed) / 1e3
+            sum_s += (block.mean_ms or 0.0) * block.succeeded / 1e3
         for edge, below in zip(edges, accumulate(counts), strict=True):
             yield _Value(below, at_s, "_bucket", {"le": edge})
         yield _Value(sum(counts), at_s, "_count")

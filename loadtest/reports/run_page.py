@@ -80,7 +80,7 @@ def _facts(result: RunResult) -> list[tuple[str, str]]:
     told += [
         *([(rate(result.goodput_rps), good)] if result.valid else ()),
         (rate(result.sent_rps), f"sent, of {rate(result.asked_rps)} asked"),
-        (percent(result.error_rate), f"of {result.requests:,} requests failed"),
+        (percent(result.error_rate), f"of {result.requests - result.overdue:,} requests failed"),
         (ms(own.send_lag_p99_ms), f"send lag p99 of the load generator, at most {ms(own.send_lag_limit_ms)} is allowed"),
     ]
     return told

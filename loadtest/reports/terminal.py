@@ -54,8 +54,10 @@ def print_run(result: RunResult, console: Console) -> None:
         + f"in the {result.window_s:.1f} s measured: sent {result.sent_rps:,.1f}/s, answered {result.succeeded_rps:,.1f}/s, "
         f"goodput {result.goodput_rps:,.1f}/s{warmup}"
     )
+    overdue = f", {result.overdue:,} cut off beyond a limit" if result.overdue else ""
     console.print(
-        f"{result.requests:,} requests, {result.failed:,} failed ({result.error_rate:.3%}), {result.excluded:,} cut off"
+        f"{result.requests:,} requests, {result.failed:,} failed ({result.error_rate:.3%}){overdue}, "
+        f"{result.excluded:,} cut off{' sooner' if overdue else ''}"
     )
     for kind, count in result.errors.items():
         sample = result.error_samples.get(kind, "")

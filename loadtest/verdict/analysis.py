@@ -69,13 +69,13 @@ def summarise(
     rate_rps = len(indices) / ended.elapsed_ns * 1e9 if closed else schedule.rate_rps
     grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
     everything = LoggedRequests.read(log, indices, grid)
-    evaluable = everything.where(everything.evaluable)
-    warmup_block, steady = _warmup(spec, schedule, grid, evaluable)
+    evaluable = everything.where(everything.evaluable(spec.slo))
+    warmup_block, steady = _warmup(spec, schedule, grid, everything.where(everything.ended))
     start_ns = warmup_block * grid.block_ns
     window_s = max(ended.elapsed_ns - start_ns, 1) / 1e9
 
     inside = everything.where(everything.block >= warmup_block)
-    counted = inside.where(inside.evaluable)
+    counted = inside.where(inside.evaluable(spec.slo))
     succeeded = counted.where(counted.ok)
     latency = percentiles(succeeded.latency)
     requests = counted.requests()
@@ -117,13 +117,14 @@ def summarise(
         sent_rps=in_time / window_s,
         requests=len(counted.block),
         succeeded=latency.count,
+        overdue=int(np.count_nonzero(~counted.ended)),
         excluded=len(inside.block) - len(counted.block),
         succeeded_rps=latency.count / window_s,
         goodput_rps=int(np.count_nonzero(decision.met(spec.slo, requests))) / window_s,
         latency=latency,
         service=percentiles(succeeded.service),
         latency_histogram=histogram(succeeded.latency),
-        errors=_errors(counted.status[~counted.ok]),
+        errors=_errors(counted.status[counted.failed]),
         error_samples={kind: text for report in reports for kind, text in report.error_samples.items()},
         attainment=decision.attainment(spec.slo, requests) if judged and spec.slo else None,
         objectives=judged,
@@ -172,7 +173,7 @@ def decided(
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
     logged = LoggedRequests.read(log, slice(0, end), grid)
-    logged = logged.where(logged.evaluable)
+    logged = logged.where(logged.ended)
     marked = disturbance.marked(
         spec.slo, logged, Delays.of(recording, logged.intended, logged.done) if recording is not None else None
     )
@@ -199,16 +200,16 @@ def _mser5(logged: LoggedRequests) -> tuple[int, bool]:
     return mser5(np.log(np.maximum(logged.latency, 1)), MOST_WARMUP)
 
 
-def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: LoggedRequests) -> tuple[int, bool]:
+def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, ended: LoggedRequests) -> tuple[int, bool]:
     """The first block that counts, and whether the rest looks steady."""
     if spec.warmup_s is not None:
         return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
-    if not schedule.stationary or len(evaluable.block) == 0:
+    if not schedule.stationary or len(ended.block) == 0:
         return 0, True
-    cut, steady = _mser5(evaluable)
+    cut, steady = _mser5(ended)
     if cut == 0:
         return 0, steady
-    return min(int(evaluable.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
+    return min(int(ended.block[cut - 1]) + 1, int(grid.blocks * MOST_WARMUP)), steady
 
 
 def _p99_interval_ms(succeeded: LoggedRequests) -> tuple[float | None, float | None]:
@@ -240,6 +241,7 @@ def _blocks(
     asked = np.diff(np.searchsorted(schedule.intended_ns, np.arange(grid.blocks + 1) * grid.block_ns)).tolist()
     latency_edges_ns = np.array(latency_edges_ms(spec.slo)) * 1e6
     met, ok, latency = decision.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
+    failed, ended = evaluable.failed, evaluable.ended
     blocks: list[Block] = []
     for index in range(grid.blocks):
         part = slice(edges[index], edges[index + 1])
@@ -252,14 +254,15 @@ def _blocks(
                 duration_s=grid.block_ns / 1e9,
                 requests=len(ok[part]),
                 met=int(np.count_nonzero(met[part])),
-                failed=int(np.count_nonzero(~ok[part])),
+                failed=int(np.count_nonzero(failed[part])),
+                overdue=int(np.count_nonzero(~ended[part])),
                 p50_ms=summary.p50 if summary else None,
                 p99_ms=summary.p99 if summary else None,
                 mean_ms=summary.mean if summary else None,
                 warmup=index < warmup_block,
                 marked=int(np.count_nonzero(marked[part])),
                 asked=asked[index],
-                errors=_errors(evaluable.status[part][~ok[part]]),
+                errors=_errors(evaluable.status[part][failed[part]]),
                 latency_counts=_counts(successes, latency_edges_ns),
             )
         )

@@ -79,9 +79,27 @@ class LoggedRequests:
         columns = (self.intended, self.dispatched, self.sent, self.done, self.status, self.block)
         return LoggedRequests(*(column[which] for column in columns))
 
+    def evaluable(self, slo: SloSpec | None) -> np.ndarray:
+        """Which ended, or are overdue."""
+        found: np.ndarray = self.ended | self.overdue(slo)
+        return found
+
+    def overdue(self, slo: SloSpec | None) -> np.ndarray:
+        """Which were cut off when they had waited longer than a limit of the SLO."""
+        late = np.zeros(len(self.block), bool)
+        for objective in slo.objectives if slo else ():
+            late |= (self.latency if objective.metric == "latency" else self.service) > objective.limit_ms * 1e6
+        found: np.ndarray = late & (self.status == CUT)
+        return found
+
     @property
-    def evaluable(self) -> np.ndarray:
+    def ended(self) -> np.ndarray:
         found: np.ndarray = (self.status != PENDING) & (self.status != CUT) & (self.status != UNSENT)
+        return found
+
+    @property
+    def failed(self) -> np.ndarray:
+        found: np.ndarray = self.ended & ~self.ok
         return found
 
     @property
@@ -91,6 +109,7 @@ class LoggedRequests:
 
     @property
     def latency(self) -> np.ndarray:
+        """Of what was cut off, as long as it had waited."""
         found: np.ndarray = self.done - self.intended
         return found
 
@@ -100,4 +119,4 @@ class LoggedRequests:
 
     def requests(self) -> decision.JudgedRequests:
         """What is judged. They must all be evaluable."""
-        return decision.JudgedRequests(self.latency, self.service, ~self.ok, self.block)
+        return decision.JudgedRequests(self.latency, self.service, self.failed, self.block, ~self.ended)

@@ -117,11 +117,11 @@ def _share_met(block: Block) -> float | None:
 
 
 def _share_succeeded(block: Block) -> float | None:
-    return 1 - block.failed / block.requests if block.requests else None
+    return block.succeeded / ended if (ended := block.succeeded + block.failed) else None
 
 
 def _answered(block: Block) -> float | None:
-    return _log((block.requests - block.failed) / block.duration_s)
+    return _log(block.succeeded / block.duration_s)
 
 
 def _known(result: RunResult, value: float) -> float | None:
@@ -129,7 +129,7 @@ def _known(result: RunResult, value: float) -> float | None:
 
 
 def _succeeded(result: RunResult) -> float | None:
-    return result.succeeded / result.requests if result.requests else None
+    return 1 - result.error_rate if result.requests > result.overdue else None
 
 
 def _log(value: float | None) -> float | None:

@@ -21,13 +21,30 @@ _HOPE: Final = 2.0  # times a whole run: what would not be shown in that is not 
 class JudgedRequests:
     """The evaluable requests of a run, in order of their intended send time: arrays of (n,).
 
-    latency_ns, service_ns: int64, until the answer or the failure. failed: bool. block: int64.
+    latency_ns, service_ns: int64, until the answer, the failure, or the end of the run. failed: bool. block: int64.
+    cut: bool, the end of the run has cut them off: they miss limits that they had waited for, and say nothing of others. None:
+    none of them.
     """
 
     latency_ns: np.ndarray
     service_ns: np.ndarray
     failed: np.ndarray
     block: np.ndarray
+    cut: np.ndarray | None = None
+
+    def known(self, objective: Objective) -> "JudgedRequests":
+        """Those that are known to have met it, or to have missed it."""
+        if self.cut is None:
+            return self
+        return self._where(~self.cut | (self._metric(objective) > objective.limit_ms * 1e6))
+
+    def ended(self) -> "JudgedRequests":
+        """Those that were answered, or failed."""
+        return self if self.cut is None else self._where(~self.cut)
+
+    def _where(self, which: np.ndarray) -> "JudgedRequests":
+        cut = None if self.cut is None else self.cut[which]
+        return JudgedRequests(self.latency_ns[which], self.service_ns[which], self.failed[which], self.block[which], cut)
 
     def missed(self, objective: Objective) -> np.ndarray:
         """Which requests missed it: (n,) bool."""
@@ -64,18 +81,19 @@ def attainment(slo: SloSpec, requests: JudgedRequests) -> Interval:
 
 
 def judge(slo: SloSpec, requests: JudgedRequests, *, confidence: float = CONFIDENCE) -> tuple[ObjectiveResult, ...]:
-    """One result per objective, the error rate last. requests: not empty. confidence: of each one-sided bound."""
-    results = [
-        _judge(
-            str(objective),
-            objective.percentile / 100,
-            batch_means(requests.block, requests.missed(objective), requests.tail(objective, confidence)),
-            confidence,
-        )
-        for objective in slo.objectives
-    ]
-    if slo.max_error_rate is not None:
-        means = batch_means(requests.block, requests.failed)
+    """One result per objective of which anything is known, the error rate last. confidence: of each one-sided bound.
+
+    requests: not empty, each of which ended or missed an objective. So if an objective is left out, another was always missed.
+    """
+    results: list[ObjectiveResult] = []
+    for objective in slo.objectives:
+        known = requests.known(objective)
+        if len(known.block):
+            means = batch_means(known.block, known.missed(objective), known.tail(objective, confidence))
+            results.append(_judge(str(objective), objective.percentile / 100, means, confidence))
+    ended = requests.ended()
+    if slo.max_error_rate is not None and len(ended.block):
+        means = batch_means(ended.block, ended.failed)
         results.append(_judge(f"errors<{slo.max_error_rate * 100:g}%", 1 - slo.max_error_rate, means, confidence))
     return tuple(results)
 
@@ -89,7 +107,7 @@ def overall(objectives: tuple[ObjectiveResult, ...]) -> Verdict:
 def lost(slo: SloSpec, requests: JudgedRequests, share: float) -> bool:
     """Whether a run will not show that an objective is kept, even if twice as long, if all of it is like what was seen.
 
-    requests: not empty; those of the run so far, which are `share` of all that it may have.
+    requests: not empty, and ended; those of the run so far, which are `share` of all that it may have.
     """
     judged = [
         (objective.percentile / 100, requests.missed(objective), requests.tail(objective, CONFIDENCE))

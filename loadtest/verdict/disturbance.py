@@ -33,6 +33,7 @@ def marked(slo: SloSpec | None, logged: LoggedRequests, delays: Delays | None) -
         np.maximum(requests.service_ns - excuse, 0),
         requests.failed & ~(np.isin(logged.status, _LATE) & (excuse >= stalls.FAILED_SHARE * limit_ns)),
         requests.block,
+        requests.cut,
     )
     found: np.ndarray = missed & (excuse >= stalls.SMALL_SHARE * limit_ns) & decision.met(slo, best)
     return found
@@ -58,6 +59,7 @@ def had_met(logged: LoggedRequests, marked: np.ndarray) -> decision.JudgedReques
         np.where(marked, 0, requests.service_ns),
         requests.failed & ~marked,
         requests.block,
+        ~logged.ended & ~marked,
     )
 
 
@@ -134,7 +136,7 @@ def assess(
     if len(excused) and float(excused.mean()) > bearable and generator.send_lag_p99_ms > generator.send_lag_limit_ms:
         late = f"{busy} and kept the load generator from its core: {float(excused.mean()):.1%} of the requests were sent over "
         late += f"{generator.send_lag_limit_ms:.3g} ms late"
-        if slo and found == "fail" and stands(slo, counted, marked | excused[inside.evaluable], found):
+        if slo and found == "fail" and stands(slo, counted, marked | excused[inside.evaluable(slo)], found):
             told.append(f"{late}, but the others miss the SLO even if those had met it")
         else:
             faults.append(f"{late}: {again}")

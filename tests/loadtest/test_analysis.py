@@ -115,6 +115,25 @@ def test_requests_are_counted_by_what_became_of_them() -> None:
     assert (found.started_at, found.ended_at, found.partial, found.server) == ("from", "until", False, None)
 
 
+def test_what_was_cut_off_after_a_limit_is_a_miss_of_it_and_no_failure() -> None:
+    slo = SloSpec.parse("p99<1s,service.p50<200ms,errors<1%")
+    waited = {row: 1010.0 if row < 2450 else 190.0 for row in range(2400, 2500)} | {2499: 700.0}
+    found = run(spec=replace(SPEC, slo=slo), took_ms=waited, wait_ms={2499: 550.0}, status=dict.fromkeys(waited, CUT))
+    assert (found.requests, found.succeeded, found.overdue, found.failed, found.excluded) == (2450, 2400, 50, 0, 50)
+    assert (found.error_rate, found.errors, found.latency.max) == (0, {}, 10)
+    assert found.attainment is not None
+    assert found.attainment.estimate == pytest.approx(2400 / 2450)
+    assert [(one.attainment.estimate, one.verdict) for one in found.objectives][1:] == [
+        (pytest.approx(2400 / 2450), "pass"),
+        (1.0, "pass"),
+    ]
+    assert found.objectives[0].attainment.estimate == pytest.approx(2400 / 2450)
+    last = found.blocks[-1]
+    assert (last.requests, last.succeeded, last.failed, last.met, last.overdue, last.errors) == (50, 0, 0, 0, 50, {})
+    without = run(spec=replace(SPEC, slo=None), took_ms=waited, status=dict.fromkeys(waited, CUT))
+    assert (without.requests, without.overdue, without.excluded) == (2400, 0, 100)
+
+
 def test_latency_and_service_are_of_those_that_succeeded() -> None:
     found = run(
         took_ms={1: 60.0, 2: 90.0, 3: 400.0}, lag_ms={2: 20.0}, wait_ms={1: 10.0, 2: 30.0}, status={3: TIMEOUT}, never_sent=(4,)

@@ -199,6 +199,33 @@ def test_stopping_gives_a_partial_result() -> None:
     assert result.window_s < 15
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_stopping_excuses_no_server_that_hangs(processes: int) -> None:
+    async def scenario() -> RunResult:
+        async with scripted_server() as server:
+
+            def hang() -> None:
+                server.silent = True
+
+            server.at_inference[100] = hang
+            stop = asyncio.Event()
+
+            def once_it_hangs(progress: Progress) -> None:
+                if progress.elapsed_s > 1.5:
+                    stop.set()
+
+            slo = SloSpec.parse("p99<200ms,errors<1%")
+            spec = replace(SPEC, target=server.url, duration_s=30, timeout_s=10, processes=processes, slo=slo)
+            return await measure(spec, stop=stop, on_progress=once_it_hangs)
+
+    result = uvloop.run(scenario())
+    assert (result.partial, result.failed, result.succeeded) == (True, 0, pytest.approx(100, abs=2))
+    assert result.overdue > 60  # of 200/s, for at least 0.8 s
+    assert result.excluded < 60  # of 200/s, in the last 0.2 s
+    assert result.verdict != "pass"
+    assert [objective.attainment.estimate < 0.7 for objective in result.objectives] == [True, False]
+
+
 def test_several_processes_share_the_schedule() -> None:
     result, server = run(replace(SPEC, processes=2))
     assert (result.requests, result.succeeded) == (100, 100)

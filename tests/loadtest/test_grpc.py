@@ -15,6 +15,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 from loadtest.load import nullserver
 from loadtest.measuring.generator import measure
+from loadtest.measuring.progress import Progress
 from loadtest.results import LoadSpec, RunResult, SloSpec
 
 pytestmark = pytest.mark.slow
@@ -160,6 +161,27 @@ def test_a_grpc_server_that_is_down_refuses_everything() -> None:
 
     result = uvloop.run(scenario())
     assert result.errors == {"refused": 50}
+
+
+def test_stopping_excuses_no_server_that_hangs() -> None:
+    async def never(request: pb.ModelInferRequest, context: grpc.aio.ServicerContext) -> None:
+        await asyncio.Event().wait()
+
+    async def scenario() -> RunResult:
+        stop = asyncio.Event()
+
+        def once_it_hangs(progress: Progress) -> None:
+            if progress.elapsed_s > 1:
+                stop.set()
+
+        async with serve(Servicer(never, 4)) as (_, port):
+            spec = replace(SPEC, target=f"127.0.0.1:{port}", duration_s=30, timeout_s=10)
+            return await measure(spec, stop=stop, on_progress=once_it_hangs)
+
+    result = uvloop.run(scenario())
+    assert (result.partial, result.succeeded, result.failed) == (True, 0, 0)
+    assert result.requests == result.overdue > 50  # of 100/s, for at least 0.8 s
+    assert [objective.attainment.estimate for objective in result.objectives] == [0]
 
 
 def test_a_server_that_speaks_http_1_gives_no_answers() -> None:

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 import uvloop
 
 from loadtest.cli import main
 from loadtest.errors import ExitCode
+from loadtest.load import live_log
+from loadtest.load.patterns import schedule
+from loadtest.load.request_log import OK, RequestLog
 from loadtest.measuring.generator_limit import LEAST_LIMIT_RPS, NullServer, generator_limit_rps, null_server
-from loadtest.results import Protocol, read_run
+from loadtest.results import LoadSpec, Protocol, SloSpec, read_run
 from tests.file_limit import no_file_longer_than
 
 pytestmark = pytest.mark.slow
@@ -122,7 +126,7 @@ def test_what_cannot_be_written_at_the_end_costs_nothing_else(
     assert len(files["csv"].read_text().splitlines()) == 1 + 25
     assert len(files["log"].read_text().splitlines()) == 1 + 100
     assert not files["json"].exists()
-    assert main(["recover", f"{files['json']}.live", "--json", str(files["json"])]) == ExitCode.MET
+    assert main(["recover", f"{files['json']}.live", "--json", str(files["json"])]) != ExitCode.USAGE
     assert read_run(files["json"]).requests == 100
 
 
@@ -211,6 +215,32 @@ def test_a_file_that_no_run_has_left_is_refused(tmp_path: Path, content: bytes, 
     (tmp_path / "x.live").write_bytes(content)
     assert main(["recover", str(tmp_path / "x.live")]) == ExitCode.USAGE
     assert "x.live" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "code", "overdue"), [("1s", ExitCode.MISSED, 400), ("10s", ExitCode.MET, 0)])
+def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
+    tmp_path: Path, limit: str, code: ExitCode, overdue: int
+) -> None:
+    path = tmp_path / "x.live"
+    slo = SloSpec.parse(f"p99<{limit},errors<1%")
+    spec = LoadSpec("127.0.0.1:1", model="m", pattern="constant", rate_rps=100, duration_s=60, warmup_s=0, slo=slo)
+    intended = schedule(spec.pattern, rate_rps=100, duration_s=60, seed=0).intended_ns
+    with live_log.create(path) as file:
+        log = RequestLog.shared(len(intended), file.fileno())
+        np.asarray(log.intended)[:] = intended
+        for row in range(1500):  # 10 s in which each was answered in 5 ms, then 5 s in which nobody was
+            log.dispatched[row] = log.sent[row] = intended[row] + 1
+            if row < 1000:
+                log.done[row], log.status[row] = intended[row] + 5_000_000, OK
+        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00")
+    kept = path.read_bytes()
+    assert main(["recover", str(path), "--json", str(tmp_path / "x.json"), "--log", str(tmp_path / "x.csv")]) == code
+    result = read_run(tmp_path / "x.json")
+    # The last sign of life came when the last was dispatched.
+    assert (result.succeeded, result.overdue, result.failed) == (1000, pytest.approx(overdue, abs=1), 0)
+    assert result.excluded == pytest.approx(500 - overdue, abs=2)
+    assert (tmp_path / "x.csv").read_text().count(",cut\n") == pytest.approx(500, abs=1)
+    assert path.read_bytes() == kept
 
 
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])

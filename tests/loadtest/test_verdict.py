@@ -75,6 +75,18 @@ def test_what_failed_meets_nothing_and_what_succeeds_all_that_is_asked() -> None
     assert attainment(SLO, requests).estimate == 0.5
 
 
+def test_what_was_cut_off_missed_the_limits_it_had_waited_for_and_tells_nothing_of_others() -> None:
+    ns, cut = np.full(4000, 1_000_000), np.arange(4000) % 20 == 0
+    ns[cut] = 60_000_000  # of 50 and of 100 ms
+    requests = JudgedRequests(ns, ns, np.zeros(4000, bool), np.arange(4000) // 200, cut)
+    found = judge(SloSpec.parse("p99<50ms,p99<100ms,errors<1%"), requests)
+    assert [(one.verdict, one.attainment.estimate) for one in found] == [("fail", 0.95), ("pass", 1.0), ("pass", 1.0)]
+    alone = JudgedRequests(ns[cut], ns[cut], np.zeros(200, bool), np.arange(200) // 10, cut[cut])
+    assert [(one.objective, one.verdict) for one in judge(SloSpec.parse("p99<50ms,p99<100ms,errors<1%"), alone)] == [
+        ("p99<50ms", "fail")
+    ]
+
+
 def test_failures_count_as_if_they_were_slow() -> None:
     ns = np.ones(4000, np.int64)
     failed = np.zeros(4000, bool)

@@ -157,7 +157,7 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
             raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
     # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
     try:
-        read = json.loads(text)
+        read = json.loads(text.decode())  # of bytes it would take a BOM, and half a character
         if _SURROGATE.search(text):
             json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
         return msgspec.convert(read, loose)

@@ -158,6 +158,7 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("echo", b"", "the body is empty"),
         ("echo", b"{bad", "failed to parse"),
         ("echo", b"[[1, 2, 3, 4]]", "malformed"),
+        ("text", b'{"instances": ["\xed\xa0\x80"], "x": NaN}', "failed to parse"),
         ("echo", {}, "missing 'INPUT0'"),
         ("wide", {"instances": []}, "at least 1 row"),
         ("echo", {"instances": [[1, 2]]}, "expected FP32 [-1, 4]"),

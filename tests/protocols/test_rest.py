@@ -3,6 +3,7 @@
 Expected bytes are those of a real Triton 2.51, but where said.
 """
 
+import codecs
 import json
 import struct
 import tracemalloc
@@ -712,25 +713,33 @@ def test_what_is_encoded_is_decoded_to_the_same(datatype: str, data: st.DataObje
 
 # what further on would be a fault of ours
 
-LONE = r"\ud800"  # half a character
+LONE = (rb"\ud800", "\ud800".encode(errors="surrogatepass"))  # half a character
 BYTES = model(TensorSpec("IN", "BYTES", (-1, 1)))
 
 
 @pytest.mark.parametrize(
     "where",
     [
-        '"id": "%s", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}]',
-        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}], "parameters": {"a": "%s"}',
-        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"x": NaN, "shared_memory_region": "%s",'
-        ' "shared_memory_byte_size": 16}}]',
-        '"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": ["%s"], "parameters": {"x": NaN}}]',
+        b'"id": "%b", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}]',
+        b'"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}], "parameters": {"a": "%b"}',
+        b'"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"x": NaN, "shared_memory_region": "%b",'
+        b' "shared_memory_byte_size": 16}}]',
+        b'"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": ["%b"], "parameters": {"x": NaN}}]',
     ],
 )
-@pytest.mark.parametrize("beside", ["NaN", "1"])
-def test_half_a_character_is_no_text_wherever_it_stands(where: str, beside: str) -> None:
-    body = ("{" + where.replace("NaN", beside) % LONE + "}").encode()
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+@pytest.mark.parametrize("lone", LONE)
+def test_half_a_character_is_no_text_wherever_it_stands(where: bytes, beside: bytes, lone: bytes) -> None:
+    body = b"{%b}" % (where.replace(b"NaN", beside) % lone)
     with pytest.raises(InvalidArgument, match=r"failed to parse|expected BYTES elements|malformed"):
-        decode(BYTES if "BYTES" in where else IDENTITY, body)
+        decode(BYTES if b"BYTES" in where else IDENTITY, body)
+
+
+def test_a_mark_of_byte_order_is_no_json_beside_a_nan_either() -> None:
+    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}'
+    for first in (b"NaN", b"1"):
+        with pytest.raises(InvalidArgument, match="failed to parse"):
+            decode(IDENTITY, codecs.BOM_UTF8 + body % first)
 
 
 def test_a_whole_character_in_two_escapes_is_text_also_beside_a_nan() -> None:

@@ -173,7 +173,10 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("half", {"instances": [[1e9, 1]]}, "FP16 cannot hold"),
         ("text", {"instances": [{"b64": "?"}]}, "b64"),
         ("text", {"instances": [{"b64": "aGk="}, 3]}, "expected text"),
-        ("whole", {"instances": [[1, 2], [3, 4]]}, "expected 1 instance, got 2"),
+        ("whole", {"instances": [[1, 2], [3, 4]]}, "expected a list with 1 instance, got 2"),
+        ("whole", {"instances": []}, "expected a list with 1 instance, got 0"),
+        ("whole", {"instances": 1}, "expected a list with 1 instance, got no list"),
+        ("whole", b'{"instances": 1, "x": NaN}', "expected a list with 1 instance, got no list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_400_with_a_sentence(served: Served, model: str, asked: Any, said: str) -> None:

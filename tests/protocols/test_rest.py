@@ -136,6 +136,11 @@ def test_a_number_beyond_every_datatype_is_refused() -> None:
         decode(of("FP64", 1), b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,1],"data":[1e999]}]}')
     with pytest.raises(InvalidArgument):
         decode(of("INT64", 1), b'{"inputs":[{"name":"IN","datatype":"INT64","shape":[1,1],"data":[' + b"9" * 5000 + b"]}]}")
+    for number in (b"1e400", b"-1e400", b"9" * 400, b"9" * 400 + b".5"):
+        for beside in (b"0", b"NaN", b"Infinity"):
+            data = b"[%b,%b]" % (beside, number)
+            with pytest.raises(InvalidArgument, match="out of range"):
+                decode(of("FP64", 2), b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,2],"data":%b}]}' % data)
 
 
 def test_what_is_not_finite_is_read_as_its_word() -> None:
@@ -149,6 +154,14 @@ def test_what_is_not_finite_is_read_as_its_word() -> None:
         decode(IDENTITY, b"NaN" + body)
     with pytest.raises(InvalidArgument, match="Expected `object`"):
         decode(IDENTITY, b"[NaN]")
+
+
+def test_numbers_beside_a_nan_are_read_exactly() -> None:
+    numbers = ["1e-400", "5e-324", "1.7976931348623157e308", "-0.0", "0.1", "123456789.123456789e-7"]
+    data = ",".join(["NaN", *numbers]).encode()
+    body = b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,7],"data":[%b]}]}' % data
+    tensor = decode(of("FP64", 7), body).inputs["IN"]
+    assert repr(tensor[0, 1:].tolist()) == repr([float(text) for text in numbers])
 
 
 def test_text_becomes_utf8_bytes() -> None:

@@ -7,6 +7,7 @@ row by row; of BYTES one element. Text: one element of BYTES; an answer has a li
 
 import csv
 import io
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -66,6 +67,7 @@ class _Columns(NamedTuple):
 
 def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tensors:
     """titled: the first line has names, which are passed over. Raises: InvalidArgument."""
+    csv.field_size_limit(sys.maxsize)  # here, for it is the process's: `gateway batch` has its own
     columns: list[_Columns] = []
     width = lines = 0
     try:

@@ -321,6 +321,8 @@ def test_long_bodies_of_every_form_are_answered(served: Served) -> None:
     np.testing.assert_array_equal(np.array(columns.json()["predictions"], np.float32), sent)
     lines = invoke(served, "wide", npy(sent), NPY, Accept=CSV)
     np.testing.assert_array_equal(np.loadtxt(io.BytesIO(lines.body), np.float32, delimiter=","), sent)
+    words = b"word " * (200 << 10)
+    assert invoke(served, "text", words, CSV, Accept=CSV).body == words + b"\n"
     refused = invoke(served, "wide", table + b",x", CSV)
     assert (refused.status, "line 64 has 8193 columns" in refused.error) == (400, True)
 

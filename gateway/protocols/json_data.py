@@ -37,7 +37,11 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
     "object": "an object",
 }
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# All of a text up to half a character, which is one of UTF-16's two without the other; and this, if there is one.
+_HALF: Final = re.compile(
+    rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+(\\u[0-9a-fA-F]{4})?",
+    re.DOTALL,
+)
 
 NUMBERS_AT_ONCE: Final = 1 << 13  # a millisecond or two at worst
 _N: Final = ord("n")
@@ -156,18 +160,27 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
     except ValueError as exc:
         text = bytes(message)
         if b"NaN" not in text and b"Infinity" not in text:
+            _check_characters(text)
             raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
     # Python's reader knows the words that JSON lacks, as Triton's and its clients' do.
     try:
         # Of bytes it would take a BOM, and half a character; and what is too large for a float it would make infinite.
         read = json.loads(text.decode(), parse_float=read_float)
-        if _SURROGATE.search(text):
-            json.dumps(read, ensure_ascii=False).encode()  # a lone one is no text: this reader lets it pass, the strict one not
+        _check_characters(text)  # this reader lets half of one pass, the strict one not
         return msgspec.convert(read, loose)
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+def _check_characters(text: bytes) -> None:
+    """Raises: InvalidArgument, for half a character, which msgspec tells as the end of the text."""
+    found = _HALF.match(text)
+    if found is not None and (half := found[1]):
+        raise InvalidArgument(
+            f"failed to parse the request JSON: {half.decode('latin-1')} is half a character, expected its other half beside it"
+        )
 
 
 def depth_of(data: Any) -> int:

@@ -748,6 +748,29 @@ def test_half_a_character_is_no_text_wherever_it_stands(where: bytes, beside: by
         decode(BYTES if b"BYTES" in where else IDENTITY, body)
 
 
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud800", r"\ud800"),
+        (rb"\udBFF and more", r"\udBFF"),
+        (rb"\uDC00", r"\uDC00"),
+        (rb"\ud83d\ude00\\\ud83e\u0041", r"\ud83e"),
+    ],
+)
+def test_half_a_character_is_named(text: bytes, half: str, beside: bytes) -> None:
+    body = b'{"id":"%b","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}' % (text, beside)
+    with pytest.raises(InvalidArgument, match=rf"^failed to parse the request JSON: \{half} is half a character, expected its"):
+        decode(IDENTITY, body)
+
+
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+def test_what_looks_like_half_a_character_is_text(beside: bytes) -> None:
+    text = rb"\\ud800\ud83d\ude00\u00e9\ud7ff"
+    body = b'{"id":"%b","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}' % (text, beside)
+    assert decode(IDENTITY, body).id == "\\ud800\N{GRINNING FACE}\xe9\ud7ff"
+
+
 def test_a_mark_of_byte_order_is_no_json_beside_a_nan_either() -> None:
     body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}'
     for first in (b"NaN", b"1"):

@@ -7,6 +7,7 @@ and written as these words, which JSON lacks and every v2 client has.
 
 import base64
 import codecs
+import contextlib
 import json
 import re
 import struct
@@ -21,11 +22,12 @@ import numpy as np
 import orjson
 
 from backends.datatypes import NUMPY
-from gateway.errors import InvalidArgument
+from gateway.errors import InvalidArgument, shortened
 from gateway.garbage import collecting_nothing
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.tensors import TakesLong, check_count, out_of_range
 from gateway.turns import SLICE, pause
+from gateway.types import ParameterValue
 from gateway.wire.tensors import Buffer, shaped
 
 _Strict = TypeVar("_Strict")
@@ -42,6 +44,7 @@ _HALF: Final = re.compile(
     rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+(\\u[0-9a-fA-F]{4})?",
     re.DOTALL,
 )
+_UNNAMED: Final = re.compile(r"`\$(?:\.(inputs|outputs)\[(\d+)\])?\.parameters\[\.\.\.\]`$")
 
 NUMBERS_AT_ONCE: Final = 1 << 13  # a millisecond or two at worst
 _N: Final = ord("n")
@@ -154,7 +157,7 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
     try:
         return decoder.decode(message)
     except msgspec.ValidationError as exc:
-        raise InvalidArgument(f"malformed inference request: {exc}") from exc
+        raise _malformed(exc, partial(msgspec.json.decode, message, type=_Parameters)) from exc
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
@@ -167,11 +170,41 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
         # Of bytes it would take a BOM, and half a character; and what is too large for a float it would make infinite.
         read = json.loads(text.decode(), parse_float=read_float)
         _check_characters(text)  # this reader lets half of one pass, the strict one not
-        return msgspec.convert(read, loose)
+        try:
+            return msgspec.convert(read, loose)
+        except msgspec.ValidationError as exc:
+            raise _malformed(exc, partial(msgspec.convert, read, _Parameters)) from exc
     except RecursionError:
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
+
+
+class _Parameters(msgspec.Struct, gc=False):
+    """Where v2's messages have parameters."""
+
+    parameters: dict[str, Any] | None = None
+    inputs: list["_Parameters"] = []
+    outputs: list["_Parameters"] | None = None
+
+
+def _malformed(exc: msgspec.ValidationError, read: Callable[[], _Parameters]) -> InvalidArgument:
+    """In msgspec's words, but with the name of a parameter that is at fault, which it leaves out."""
+    said = str(exc)
+    if (found := _UNNAMED.search(said)) is not None:
+        where, index = found.groups()
+        with contextlib.suppress(ValueError, RecursionError):  # the message is at fault further on as well
+            told = read()
+            entries = (getattr(told, where) or [])[int(index) :][:1] if where else [told]
+            odd = [
+                name
+                for entry in entries
+                for name, value in (entry.parameters or {}).items()
+                if not isinstance(value, ParameterValue)
+            ]
+            if odd:
+                said = said.replace("[...]", f"[{shortened(odd[0])!r}]")
+    return InvalidArgument(f"malformed inference request: {said}")
 
 
 def _check_characters(text: bytes) -> None:

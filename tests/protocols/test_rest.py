@@ -5,6 +5,7 @@ Expected bytes are those of a real Triton 2.51, but where said.
 
 import codecs
 import json
+import math
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -227,8 +228,17 @@ def test_empty_tensors_are_tensors() -> None:
         (one([1, 2, 3, 4], id=5), "id"),
         (one([1, 2, 3, 4], outputs=[{"name": "X"}]), "unexpected inference output 'X' for model 'm'"),
         (one([1, 2, 3, 4], outputs=[{}]), "name"),
-        (one([1, 2, 3, 4], parameters={"x": {"a": 1}}), "parameters"),
-        (one([1, 2, 3, 4], parameters={"x": None}), "parameters"),
+        (one([1, 2, 3, 4], parameters={"x": {"a": 1}}), r"malformed .*got `object` - at `\$\.parameters\['x'\]`"),
+        (one([1, 2, 3, 4], parameters={"y": 1, "x": None}), r"malformed .*got `null` - at `\$\.parameters\['x'\]`"),
+        (one([math.nan, 2, 3, 4], parameters={"y": 1, "x": None}), r"malformed .*got `null` - at `\$\.parameters\['x'\]`"),
+        (
+            one([1, 2, 3, 4], outputs=[{"name": "A"}, {"name": "B", "parameters": {"x": []}}]),
+            r"outputs\[1\]\.parameters\['x'\]",
+        ),
+        (as_json(inputs=[{"name": "A", "datatype": "A", "shape": [], "parameters": {"x": None}}]), r"inputs\[0\]\..*\['x'\]"),
+        (one([1, 2, 3, 4], parameters={"x": None})[:-1], r"\$\.parameters\[\.\.\.\]"),  # what is cut has no names to tell
+        (b'{"outputs":[{"name":"A","parameters":{"x":null}}],"outputs":[]}', r"outputs\[0\]\.parameters\[\.\.\.\]"),
+        (b'{"parameters":{"x":null},"parameters":null}', r"\$\.parameters\[\.\.\.\]"),
         (one([1, 2, 3, 4], parameters={"timeout": "x"}), "'timeout': got 'x'"),
         (one([1, 2, 3, 4], parameters={"timeout": -1}), "'timeout': got -1"),
         (one([1, 2, 3, 4], parameters={"timeout": True}), "'timeout': got True"),

@@ -300,17 +300,20 @@ def _decoded(frame: Buffer) -> Sequence[Buffer]:
     signal.setitimer(signal.ITIMER_PROF, about["timeout_s"])  # which ends this process, also within a parser
     try:
         request = _read(about, body)
+        extra: dict[str, Any] = {
+            "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
+            "deadline_ns": request.deadline_ns, "priority": request.priority, "form": request.form,
+        }  # fmt: skip
+        return encode_frame(request.inputs, extra)
     except GatewayError as exc:
         return encode_frame({}, {"error": type(exc).__name__, "message": exc.message})
     except MemoryError:
         return encode_frame({}, {"error": "TooLarge", "message": f"{len(body)} bytes of request take too much memory to read"})
+    except Exception as exc:  # else whoever sends its like again would end one child after another
+        log.exception("a long request could not be read")
+        return encode_frame({}, {"error": "InternalError", "message": f"the request could not be read: {words_of(exc)}"})
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    extra: dict[str, Any] = {
-        "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
-        "deadline_ns": request.deadline_ns, "priority": request.priority, "form": request.form,
-    }  # fmt: skip
-    return encode_frame(request.inputs, extra)
 
 
 def _serve(channel: socket.socket) -> None:

@@ -7,10 +7,11 @@ row by row; of BYTES one element. Text: one element of BYTES; an answer has a li
 
 import csv
 import io
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
-from math import prod
+from math import isinf, prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, shortened
-from gateway.protocols.json_data import gathered, nested_to_json, tensor_of_elements
+from gateway.protocols.json_data import gathered, nested_to_json, read_float, tensor_of_elements
 from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs
 from gateway.protocols.tensors import TakesLong, cast, check_input, check_raw, check_texts, check_written, filled
 from gateway.turns import SLICE, pause
@@ -66,6 +67,7 @@ class _Columns(NamedTuple):
 
 def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tensors:
     """titled: the first line has names, which are passed over. Raises: InvalidArgument."""
+    csv.field_size_limit(sys.maxsize)  # here, for it is the process's: `gateway batch` has its own
     columns: list[_Columns] = []
     width = lines = 0
     try:
@@ -124,7 +126,7 @@ def _reader(datatype: str) -> "tuple[Callable[[str], Any], list[Any] | array[flo
         return str, []
     if datatype == "BOOL":
         return _bool, []
-    return (_integer, []) if "INT" in datatype else (float, array("d"))
+    return (_integer, []) if "INT" in datatype else (_number, array("d"))
 
 
 def _per_row(spec: ModelSpec, tensor: TensorSpec) -> tuple[int, ...]:
@@ -159,6 +161,16 @@ def _bool(field: str) -> bool:
     if found is None:
         raise ValueError
     return found
+
+
+def _number(field: str) -> float:
+    try:
+        return read_float(field)
+    except ValueError:
+        value = float(field)  # as tables also have it: .5, +1, nan
+    if isinf(value) and any(map(str.isdigit, field)):  # `inf` is meant so, a number too large is not
+        raise ValueError
+    return value
 
 
 def _integer(field: str) -> int:

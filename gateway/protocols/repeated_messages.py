@@ -81,6 +81,7 @@ class RepeatedMessages:
         if (
             not isinstance(data, bytes)
             or len(data) > _LONGEST_BYTES
+            or not raw
             or not len(raw) == len(message.inputs) == len(arrays)
             or message.parameters
             or any(array.dtype.hasobject or not array.size for array in arrays.values())

@@ -251,7 +251,8 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool,
         )
     if in_haste and (count > _MANY_CLASSES or rows.size > _MANY_SCORES):
         raise TakesLong
-    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :k]
+    # Integers with all bits turned are in reverse order: exactly, as floats of 64 bits are not, and with a sign or without.
+    best = np.argsort(-rows if array.dtype.kind == "f" else ~rows, axis=1, kind="stable")[:, :k]
     out = np.empty(best.shape, dtype=object)
     for row in range(best.shape[0]):
         for column in range(k):

@@ -243,8 +243,9 @@ def _tensor(
     datatype = expected.datatype
     sizes, flat = _elements(name, datatype, field, json_depth)
     if by_row and not spec.max_rows:
-        if sizes[0] != 1:
-            raise InvalidArgument(f"model '{model}' has no batch dimension: expected 1 instance, got {sizes[0]}")
+        if sizes[:1] != [1]:
+            got = sizes[0] if sizes else "no list"
+            raise InvalidArgument(f"model '{model}' has no batch dimension: expected a list with 1 instance, got {got}")
         sizes = sizes[1:]
     ones = [1] * (len(expected.shape) - len(sizes))
     shape = [*sizes[:1], *ones, *sizes[1:]] if spec.max_rows and sizes else [*ones, *sizes]

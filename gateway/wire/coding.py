@@ -15,12 +15,17 @@ _INFLATED_INLINE_BYTES: Final = 64 << 10
 
 
 def is_coded(exchange: Exchange) -> bool:
-    return b"content-encoding" in exchange.headers and exchange.headers[b"content-encoding"] != b"identity"
+    return _coding(exchange) not in (b"", b"identity")
+
+
+def _coding(exchange: Exchange) -> bytes:
+    """In small letters, for a coding's name may have any (RFC 9110, 8.4.1); empty: there is none."""
+    return exchange.headers.get(b"content-encoding", b"").strip().lower()
 
 
 def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[Exchange], None]) -> None:
     """Inflate a coded body, then call done, which may be at once; or answer with what is wrong with it."""
-    encoding = exchange.headers[b"content-encoding"].strip().lower().removeprefix(b"x-")
+    encoding = _coding(exchange).removeprefix(b"x-")
     if encoding not in WINDOW_BITS:
         message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
         exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")

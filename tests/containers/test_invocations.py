@@ -158,6 +158,7 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("echo", b"", "the body is empty"),
         ("echo", b"{bad", "failed to parse"),
         ("echo", b"[[1, 2, 3, 4]]", "malformed"),
+        ("text", b'{"instances": ["\xed\xa0\x80"], "x": NaN}', "failed to parse"),
         ("echo", {}, "missing 'INPUT0'"),
         ("wide", {"instances": []}, "at least 1 row"),
         ("echo", {"instances": [[1, 2]]}, "expected FP32 [-1, 4]"),
@@ -172,7 +173,10 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("half", {"instances": [[1e9, 1]]}, "FP16 cannot hold"),
         ("text", {"instances": [{"b64": "?"}]}, "b64"),
         ("text", {"instances": [{"b64": "aGk="}, 3]}, "expected text"),
-        ("whole", {"instances": [[1, 2], [3, 4]]}, "expected 1 instance, got 2"),
+        ("whole", {"instances": [[1, 2], [3, 4]]}, "expected a list with 1 instance, got 2"),
+        ("whole", {"instances": []}, "expected a list with 1 instance, got 0"),
+        ("whole", {"instances": 1}, "expected a list with 1 instance, got no list"),
+        ("whole", b'{"instances": 1, "x": NaN}', "expected a list with 1 instance, got no list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_400_with_a_sentence(served: Served, model: str, asked: Any, said: str) -> None:
@@ -265,6 +269,9 @@ def test_an_npy_of_text_and_of_what_numpy_has_no_name_for(served: Served) -> Non
         ("echo", CSV, b"1,2,3", "", "cannot be made"),
         ("echo", CSV, b"1,2,3,4\n1,2", "", "line 2 has 2 columns"),
         ("echo", CSV, b"1,2,3,4\n1,2,x,4", "", "line 2, column 3: got 'x', expected FP32"),
+        ("echo", CSV, b"1,2,1e39,4", "", "FP32 cannot hold"),
+        ("echo", CSV, b"1,nan,-1e400,4", "", "line 1, column 3: got '-1e400', expected FP32"),
+        ("brain", CSV, b"1,%b.5" % (b"9" * 400), "", "line 1, column 2"),
         ("echo", CSV, b"\xff", "", "no UTF-8"),
         ("echo", CSV, b'"1', "", CSV),
         ("whole", CSV, b"1.5,2", "", "expected INT64"),
@@ -314,6 +321,8 @@ def test_long_bodies_of_every_form_are_answered(served: Served) -> None:
     np.testing.assert_array_equal(np.array(columns.json()["predictions"], np.float32), sent)
     lines = invoke(served, "wide", npy(sent), NPY, Accept=CSV)
     np.testing.assert_array_equal(np.loadtxt(io.BytesIO(lines.body), np.float32, delimiter=","), sent)
+    words = b"word " * (200 << 10)
+    assert invoke(served, "text", words, CSV, Accept=CSV).body == words + b"\n"
     refused = invoke(served, "wide", table + b",x", CSV)
     assert (refused.status, "line 64 has 8193 columns" in refused.error) == (400, True)
 

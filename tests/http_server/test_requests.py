@@ -194,6 +194,18 @@ def test_compressed_bodies_are_read(echoing: Served, encoding: str, size: int) -
         assert "content-encoding" not in seen["headers"]
 
 
+@pytest.mark.parametrize("named", ["identity", "Identity", "IDENTITY ", ""])
+def test_a_body_that_is_not_coded_is_taken_as_it_is(echoing: Served, named: str) -> None:
+    with echoing.connect() as client:
+        assert client.ask(post(b"abc", f"Content-Encoding: {named}")).json()["digest"] == digest(b"abc")
+
+
+@pytest.mark.parametrize("named", ["GZIP", "X-Gzip", "Gzip "])
+def test_encodings_are_named_in_any_case(echoing: Served, named: str) -> None:
+    with echoing.connect() as client:
+        assert client.ask(post(gzip.compress(b"abc"), f"Content-Encoding: {named}")).json()["digest"] == digest(b"abc")
+
+
 def test_an_unknown_encoding_says_which_are_known(echoing: Served) -> None:
     with echoing.connect() as client:
         answer = client.ask(post(b"abc", "Content-Encoding: br"))

@@ -298,3 +298,15 @@ def test_a_long_table_is_made_in_pieces(outputs: dict[str, np.ndarray]) -> None:
     rows = zip(*(array.tolist() for array in outputs.values()), strict=True)
     expected = [",".join(cell.decode() if isinstance(cell, bytes) else str(cell) for cell in chain(*row)) for row in rows]
     assert b"".join(made).decode().splitlines() == expected
+
+
+def test_a_field_of_csv_may_be_as_long_as_a_body() -> None:
+    words = "a,b " * 100_000
+    codec = FormCodec("m", "1", TEXT, None, 32)
+    read = codec.decode(f'"{words}"\nc'.encode(), Form("csv"), "", 0, lambda ref: b"").inputs["x"]
+    assert read.tolist() == [[words.encode()], [b"c"]]
+    codec = FormCodec("m", "1", ANY, None, 32)
+    read = codec.decode(b"0." + b"25" * 100_000, Form("csv"), "", 0, lambda ref: b"").inputs["x"]
+    assert read.tolist() == [[np.float32("0.252525252525")]]
+    with pytest.raises(InvalidArgument, match=r"line 1, column 2: got '9{40}', expected FP32"):
+        codec.decode(b"1," + b"9" * 200_000, Form("csv"), "", 0, lambda ref: b"")

@@ -138,7 +138,11 @@ def test_what_is_no_request_is_refused(fields: dict[str, Any], words: str) -> No
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"{", b'"x"', b'{"text_input": "\xff"}', b"[" * 100_000, b'{"text_input":' + b"[" * 100_000]
+    "body",
+    [
+        *(b"[]", b"{", b'"x"', b'{"text_input": "\xff"}', b'{"text_input": "\xed\xa0\x80", "x": NaN}'),
+        *(b"[" * 100_000, b'{"text_input":' + b"[" * 100_000),
+    ],
 )
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     assert refusal(TEXT, body)

@@ -381,6 +381,24 @@ def test_the_best_classes_are_answered_with_their_labels() -> None:
     assert InferResult(message).as_numpy("OUTPUT0").tolist() == [[b"2.000000:1:one", b"0.500000:0:zero", b"0.500000:3"]]
 
 
+@pytest.mark.parametrize(
+    ("datatype", "scores", "order"),
+    [
+        ("INT64", [2**53, 2**53 + 1, 2**53 + 1, 2**53 + 2], [3, 1, 2, 0]),
+        ("INT64", [-(2**63), 2**63 - 1, 0, -1], [1, 2, 3, 0]),
+        ("UINT64", [2**64 - 2, 2**64 - 1, 0, 0], [1, 0, 2, 3]),
+        ("INT8", [-128, 127, 0, 127], [1, 3, 2, 0]),
+        ("UINT8", [0, 255, 1, 255], [1, 3, 2, 0]),
+        ("FP64", [-np.inf, 2**53, 2**53 + 2, np.inf], [3, 2, 1, 0]),
+        ("FP32", [np.nan, 1, -0.0, 0], [1, 2, 3, 0]),
+    ],
+)
+def test_classes_are_in_the_order_of_their_scores(datatype: str, scores: list[float], order: list[int]) -> None:
+    request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", classification=4),))
+    message = write(InferResponse("m", "1", "", {"OUTPUT0": np.array([scores], NUMPY[datatype])}), request, identity(datatype))
+    assert [int(text.split(b":")[1]) for text in InferResult(message).as_numpy("OUTPUT0")[0]] == order
+
+
 def test_an_output_for_a_region_leaves_an_empty_raw_entry() -> None:
     request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
     written: list[tuple[RegionRef, bytes]] = []

@@ -104,6 +104,15 @@ def test_parameters_and_typed_contents_are_read_each_time() -> None:
         assert remembered(data).find(data) is None
 
 
+def test_a_message_without_inputs_is_read_each_time() -> None:
+    optional = TensorSpec("A", "FP32", (2,), optional=True)
+    codec = GrpcCodec("m", "1", ModelSpec("test", (optional,), SPEC.outputs, 0), None)
+    data = pb.ModelInferRequest(model_name="m").SerializeToString()
+    repeated = RepeatedMessages()
+    repeated.remember(data, parse(data), codec, read(data, codec))
+    assert repeated.find(data) is None
+
+
 def test_of_those_that_never_come_again_few_are_remembered() -> None:
     repeated = remembered(*(message([1, 2], [3, 4], id=f"n{number}").SerializeToString() for number in range(20)))
     assert repeated.find(message([1, 2], [3, 4], id="n19").SerializeToString()) is None

@@ -3,7 +3,9 @@
 Expected bytes are those of a real Triton 2.51, but where said.
 """
 
+import codecs
 import json
+import math
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -135,6 +137,11 @@ def test_a_number_beyond_every_datatype_is_refused() -> None:
         decode(of("FP64", 1), b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,1],"data":[1e999]}]}')
     with pytest.raises(InvalidArgument):
         decode(of("INT64", 1), b'{"inputs":[{"name":"IN","datatype":"INT64","shape":[1,1],"data":[' + b"9" * 5000 + b"]}]}")
+    for number in (b"1e400", b"-1e400", b"9" * 400, b"9" * 400 + b".5"):
+        for beside in (b"0", b"NaN", b"Infinity"):
+            data = b"[%b,%b]" % (beside, number)
+            with pytest.raises(InvalidArgument, match="out of range"):
+                decode(of("FP64", 2), b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,2],"data":%b}]}' % data)
 
 
 def test_what_is_not_finite_is_read_as_its_word() -> None:
@@ -148,6 +155,14 @@ def test_what_is_not_finite_is_read_as_its_word() -> None:
         decode(IDENTITY, b"NaN" + body)
     with pytest.raises(InvalidArgument, match="Expected `object`"):
         decode(IDENTITY, b"[NaN]")
+
+
+def test_numbers_beside_a_nan_are_read_exactly() -> None:
+    numbers = ["1e-400", "5e-324", "1.7976931348623157e308", "-0.0", "0.1", "123456789.123456789e-7"]
+    data = ",".join(["NaN", *numbers]).encode()
+    body = b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[1,7],"data":[%b]}]}' % data
+    tensor = decode(of("FP64", 7), body).inputs["IN"]
+    assert repr(tensor[0, 1:].tolist()) == repr([float(text) for text in numbers])
 
 
 def test_text_becomes_utf8_bytes() -> None:
@@ -213,8 +228,17 @@ def test_empty_tensors_are_tensors() -> None:
         (one([1, 2, 3, 4], id=5), "id"),
         (one([1, 2, 3, 4], outputs=[{"name": "X"}]), "unexpected inference output 'X' for model 'm'"),
         (one([1, 2, 3, 4], outputs=[{}]), "name"),
-        (one([1, 2, 3, 4], parameters={"x": {"a": 1}}), "parameters"),
-        (one([1, 2, 3, 4], parameters={"x": None}), "parameters"),
+        (one([1, 2, 3, 4], parameters={"x": {"a": 1}}), r"malformed .*got `object` - at `\$\.parameters\['x'\]`"),
+        (one([1, 2, 3, 4], parameters={"y": 1, "x": None}), r"malformed .*got `null` - at `\$\.parameters\['x'\]`"),
+        (one([math.nan, 2, 3, 4], parameters={"y": 1, "x": None}), r"malformed .*got `null` - at `\$\.parameters\['x'\]`"),
+        (
+            one([1, 2, 3, 4], outputs=[{"name": "A"}, {"name": "B", "parameters": {"x": []}}]),
+            r"outputs\[1\]\.parameters\['x'\]",
+        ),
+        (as_json(inputs=[{"name": "A", "datatype": "A", "shape": [], "parameters": {"x": None}}]), r"inputs\[0\]\..*\['x'\]"),
+        (one([1, 2, 3, 4], parameters={"x": None})[:-1], r"\$\.parameters\[\.\.\.\]"),  # what is cut has no names to tell
+        (b'{"outputs":[{"name":"A","parameters":{"x":null}}],"outputs":[]}', r"outputs\[0\]\.parameters\[\.\.\.\]"),
+        (b'{"parameters":{"x":null},"parameters":null}', r"\$\.parameters\[\.\.\.\]"),
         (one([1, 2, 3, 4], parameters={"timeout": "x"}), "'timeout': got 'x'"),
         (one([1, 2, 3, 4], parameters={"timeout": -1}), "'timeout': got -1"),
         (one([1, 2, 3, 4], parameters={"timeout": True}), "'timeout': got True"),
@@ -712,25 +736,56 @@ def test_what_is_encoded_is_decoded_to_the_same(datatype: str, data: st.DataObje
 
 # what further on would be a fault of ours
 
-LONE = r"\ud800"  # half a character
+LONE = (rb"\ud800", "\ud800".encode(errors="surrogatepass"))  # half a character
 BYTES = model(TensorSpec("IN", "BYTES", (-1, 1)))
 
 
 @pytest.mark.parametrize(
     "where",
     [
-        '"id": "%s", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}]',
-        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}], "parameters": {"a": "%s"}',
-        '"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"x": NaN, "shared_memory_region": "%s",'
-        ' "shared_memory_byte_size": 16}}]',
-        '"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": ["%s"], "parameters": {"x": NaN}}]',
+        b'"id": "%b", "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}]',
+        b'"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [NaN, 1, 1, 1]}], "parameters": {"a": "%b"}',
+        b'"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {"x": NaN, "shared_memory_region": "%b",'
+        b' "shared_memory_byte_size": 16}}]',
+        b'"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 1], "data": ["%b"], "parameters": {"x": NaN}}]',
     ],
 )
-@pytest.mark.parametrize("beside", ["NaN", "1"])
-def test_half_a_character_is_no_text_wherever_it_stands(where: str, beside: str) -> None:
-    body = ("{" + where.replace("NaN", beside) % LONE + "}").encode()
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+@pytest.mark.parametrize("lone", LONE)
+def test_half_a_character_is_no_text_wherever_it_stands(where: bytes, beside: bytes, lone: bytes) -> None:
+    body = b"{%b}" % (where.replace(b"NaN", beside) % lone)
     with pytest.raises(InvalidArgument, match=r"failed to parse|expected BYTES elements|malformed"):
-        decode(BYTES if "BYTES" in where else IDENTITY, body)
+        decode(BYTES if b"BYTES" in where else IDENTITY, body)
+
+
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (rb"\ud800", r"\ud800"),
+        (rb"\udBFF and more", r"\udBFF"),
+        (rb"\uDC00", r"\uDC00"),
+        (rb"\ud83d\ude00\\\ud83e\u0041", r"\ud83e"),
+    ],
+)
+def test_half_a_character_is_named(text: bytes, half: str, beside: bytes) -> None:
+    body = b'{"id":"%b","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}' % (text, beside)
+    with pytest.raises(InvalidArgument, match=rf"^failed to parse the request JSON: \{half} is half a character, expected its"):
+        decode(IDENTITY, body)
+
+
+@pytest.mark.parametrize("beside", [b"NaN", b"1"])
+def test_what_looks_like_half_a_character_is_text(beside: bytes) -> None:
+    text = rb"\\ud800\ud83d\ude00\u00e9\ud7ff"
+    body = b'{"id":"%b","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}' % (text, beside)
+    assert decode(IDENTITY, body).id == "\\ud800\N{GRINNING FACE}\xe9\ud7ff"
+
+
+def test_a_mark_of_byte_order_is_no_json_beside_a_nan_either() -> None:
+    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}'
+    for first in (b"NaN", b"1"):
+        with pytest.raises(InvalidArgument, match="failed to parse"):
+            decode(IDENTITY, codecs.BOM_UTF8 + body % first)
 
 
 def test_a_whole_character_in_two_escapes_is_text_also_beside_a_nan() -> None:

@@ -117,6 +117,7 @@ def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> 
         (infer_body(values())[:-1], "failed to parse"),
         (b"[" * 1_200_000, "malformed"),
         (b'{"id": "' + b"a" * 1_200_000, "failed to parse"),
+        (infer_body(np.full((1, 1 << 17), np.nan), id="?").replace(b"?", b"\xed\xa0\x80"), "failed to parse"),
     ],
 )
 def test_a_long_body_is_refused_in_the_words_of_a_short_one(served: Served, body: bytes, said: str) -> None:
@@ -279,6 +280,30 @@ def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert isinstance(late, InternalError)
     assert isinstance(next_one, InferRequest)
     assert next_one.rows == 8
+
+
+def test_a_fault_of_ours_costs_its_request_and_not_the_process(tmp_path: Path) -> None:
+    spec = ModelSpec("x", (TensorSpec("INPUT0", "FP32", (-1, -1)),), (TensorSpec("OUTPUT0", "FP32", (-1, -1)),), 1 << 30)
+    no_depth: Any = None  # no codec has it
+
+    async def outcomes() -> list[Any]:
+        bodies = LongBodies(SharedMemoryRegions(tmp_path / "regions"))
+        before = {child.pid for child in children()}
+        found: list[Any] = []
+        try:
+            for json_depth in (no_depth, 32):
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                bodies.infer(RestCodec("echo", "1", spec, None, json_depth), infer_body(values()), None, 0, done.set_result)
+                found += [await done, {child.pid for child in children()} - before]
+        finally:
+            bodies.close()
+        return found
+
+    fault, had, next_one, have = asyncio.run(outcomes())
+    assert isinstance(fault, InternalError)
+    assert "TypeError" in fault.message
+    assert isinstance(next_one, InferRequest)
+    assert have == had
 
 
 def test_others_are_answered_while_a_long_body_is_decoded(served: Served) -> None:

@@ -115,7 +115,7 @@ class IngressReplica:
         self._ingress = self._build(_run_dir(config.server.run_dir))
         try:
             if self._control is not None:
-                self._ingress.repository.begin_with(await self._control.asked())
+                self._begin_with(await self._control.asked())
             self._ports = await self._ingress.start()
         except BaseException:
             await self.close()
@@ -142,6 +142,11 @@ class IngressReplica:
         )
         ingress.metrics.watch_told(self._keeper)
         return ingress
+
+    def _begin_with(self, asked: dict[str, bool]) -> None:
+        """asked: whether models are to be loaded, where clients have asked other ingresses for it."""
+        for served in self._ingress.repository.all_models():
+            served.wanted = asked.get(served.name, served.wanted)
 
     def _open_remote(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
         return RemoteRunner(

@@ -107,11 +107,6 @@ class Repository:
         for model in config.models:
             self._models.setdefault(model.name, {})[model.version] = ServedModel(model, wanted=model.load_at_start)
 
-    def begin_with(self, asked: Mapping[str, bool]) -> None:
-        """Before `start`. asked: whether models are to be loaded, where clients have asked other processes for it."""
-        for served in self.all_models():
-            served.wanted = asked.get(served.name, served.wanted)
-
     async def start(self) -> None:
         """Load what is to be loaded at start. Raises: GatewayError, that names every model that fails."""
         failed: list[GatewayError] = []

@@ -109,6 +109,27 @@ def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Clust
     assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)
 
 
+def test_an_ingress_that_starts_later_loads_what_clients_have_loaded_once_and_nothing_that_they_unloaded(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    opened = tmp_path / "opened"
+    (tmp_path / "opens.py").write_text(
+        f"class Opens:\n    inputs = outputs = (('X', 'FP32', (-1, 1)),)\n\n"
+        f"    def __init__(self):\n        open('{opened}', 'a').write('.')\n\n"
+        "    def predict(self, inputs):\n        return inputs\n"
+    )
+    port = free_port()
+    embedded = {"kind": "python", "model": f"{tmp_path}/opens.py:Opens"}
+    gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1, embedded=embedded))
+    for change, status in (("load", 200), ("unload", 400)):
+        assert request(port, "POST", f"/v2/repository/models/embedded/{change}", {})[0] == 200
+        (victim, _) = gateway.pids("ingress")
+        kill(victim)
+        wait_until(lambda gone=victim: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
+        assert {request(port, "GET", "/v2/models/embedded/ready")[0] for _ in range(20)} == {status}
+        assert len(opened.read_text()) == 5  # two at the start, two for the client, and one that came for a killed one
+
+
 def test_an_ingress_in_the_place_of_a_killed_one_gets_its_share_of_the_connections(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1))

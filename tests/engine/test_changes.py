@@ -112,20 +112,6 @@ async def outcome(change: "asyncio.Task[None]") -> BaseException | None:
     return end
 
 
-def test_what_clients_have_asked_other_processes_for_is_there_at_the_start_and_loaded_once(tmp_path: Path) -> None:
-    text = ONE.replace("models: [", "models: [{name: n, backends: [{kind: synthetic, name: n}]}, ")
-
-    async def run(clock: SimulatedClock) -> None:
-        lab = Lab(clock, tmp_path, text)
-        lab.repository.begin_with({"m": True, "n": False})
-        await lab.repository.start()
-        assert (len(lab.runners), lab.open, lab.repository.ready()) == (1, ["synthetic"], True)
-        assert {row["name"]: row["state"] for row in lab.repository.index()} == {"m": "READY", "n": "UNAVAILABLE"}
-        await lab.repository.close()
-
-    run_simulated(run)
-
-
 def test_a_load_whose_client_is_gone_runs_to_its_end(tmp_path: Path) -> None:
     async def main(lab: Lab) -> None:
         loading = lab.load()

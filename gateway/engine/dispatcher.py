@@ -62,7 +62,8 @@ class Dispatcher:
             if ring_bytes and len(model.backends) > 1
             else Router(candidates, policy, model.routing.ejection, slo_ns)
         )
-        self._only = lanes[0] if len(lanes) == 1 else None
+        # Not where others are missing: what is sent to it now is to be moved once they have joined.
+        self._only = lanes[0] if len(model.backends) == 1 else None
         self._rescue_due = False
         self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._starting: set[Candidate] = set()  # were woken
@@ -116,7 +117,6 @@ class Dispatcher:
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
         self.router.join(self._observed(lane))
-        self._only = None
 
     def _observed(self, lane: Lane) -> Candidate:
         backend = next(backend for backend in self._model.backends if backend.label == _label(lane))

@@ -667,13 +667,22 @@ def test_every_routed_request_and_the_price_of_every_execution_is_counted() -> N
     simulated((Kind("cheap", 2.0, 0.5, 3.6, sessions=2), Kind("dear", 1.0, 0.1, 360.0)), main)
 
 
-def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
+def test_the_one_backend_of_a_model_is_not_routed() -> None:
+    async def main(fleet: Fleet) -> None:
+        assert isinstance(await fleet.send(), InferResponse)
+        assert ran(fleet) == [1]
+        assert fleet.counted("gateway_routed_total") == 0
+
+    simulated((CHEAP,), main)
+
+
+def test_a_backend_that_was_missing_gets_requests_once_it_has_joined() -> None:
     async def main(fleet: Fleet) -> None:
         dispatcher = Dispatcher(fleet.lanes[1:], fleet.model, fleet.metrics, fleet.clock)
         fleet.dispatcher = dispatcher
         await fleet.send()
         assert ran(fleet) == [0, 1]
-        assert fleet.counted("gateway_routed_total") == 0
+        assert fleet.counted("gateway_routed_total", backend="dear1") == 1
         dispatcher.join(fleet.lanes[0])
         fleet.sessions[1].fault = always(FAILED)
         assert isinstance(await fleet.send(), InferResponse)
@@ -683,6 +692,31 @@ def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
         assert fleet.counted("gateway_routed_total", backend="cheap1") >= 1
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_what_came_before_a_missing_backend_joined_is_served_by_it_if_the_session_is_lost() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap = fleet.sessions[0]
+
+        def fault(batch: Batch) -> Fault | None:
+            cheap.live = 0
+            return LOST
+
+        cheap.fault = fault
+        fleet.dispatcher = Dispatcher(fleet.lanes[:1], fleet.model, fleet.metrics, fleet.clock)
+        runs = asyncio.ensure_future(fleet.send(1.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.0001)
+        waits = asyncio.ensure_future(fleet.send(2.0))
+        await asyncio.sleep(0)
+        fleet.dispatcher.join(fleet.lanes[1])
+        for value, outcome in enumerate(await asyncio.gather(runs, waits), start=1):
+            assert isinstance(outcome, InferResponse)
+            assert outcome.outputs["Y"] == value
+        assert ran(fleet)[0] == 1
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 2
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 def test_nothing_of_an_answered_request_stays() -> None:

@@ -105,17 +105,9 @@ class Lane:
         self.metrics = metrics
         self.observer: LaneObserver | None = None
         self.runs = Runs(
-            self,
-            name=name,
-            spec=spec,
-            batcher=batcher,
-            runner=runner,
-            metrics=metrics,
-            clock=clock,
-            call_soon=call_soon,
-            trace=trace,
-            shared=shared,
-        )
+            self, name=name, spec=spec, batcher=batcher, runner=runner, metrics=metrics, clock=clock, call_soon=call_soon,
+            trace=trace, shared=shared,
+        )  # fmt: skip
         self._clock = clock
         self._call_soon = call_soon
         self._shared = shared
@@ -224,10 +216,15 @@ class Lane:
     def _hand_over(self, requests: list[InferRequest], now_ns: int, *, as_one: bool = False) -> None:
         """as_one: where the first cannot be taken over, neither can those behind it, and are not asked for."""
         for request in requests:
-            if self.observer is not None and self.observer.takes_over(request, now_ns):
+            if self._taken_over(request, now_ns):
                 self._end(request, Overloaded(f"backend {self.name} is behind its forecast"))
             elif as_one:
                 return
+
+    def _taken_over(self, request: InferRequest, now_ns: int) -> bool:
+        """Whether it is another lane's now: end it here."""
+        observer, waiting = self.observer, self._waiting.get(request)
+        return observer is not None and waiting is not None and observer.takes_over(request, waiting.on_answer, now_ns)
 
     @property
     def _lives(self) -> bool:
@@ -433,9 +430,9 @@ class Lane:
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return False
-        given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
         begun = waiting.batch is not None  # a part of its answer has left
-        if part.start in waiting.retried or to_blame or given_up or begun or not self.runner.available:
+        ends = part.start in waiting.retried or to_blame or begun or not self.runner.available
+        if ends or (lost and self._taken_over(part.request, now_ns)):
             self._end(part.request, error)
             return True
         waiting.retried += (part.start,)

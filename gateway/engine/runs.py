@@ -18,6 +18,7 @@ from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.clock import Clock, Timer
+from gateway.engine.place import OnAnswer
 from gateway.engine.recorders import LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError
@@ -43,8 +44,11 @@ class LaneObserver(Protocol):
         """A batch was ended early, as nobody waited for it any more."""
         ...
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
-        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
+        """Whether another lane has taken a request that cannot be served here, or not without running it again.
+
+        on_answer: as it was submitted. If so, it is to get the request's end here, which is not the caller's answer, at once.
+        """
         ...
 
 

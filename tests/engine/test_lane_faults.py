@@ -8,6 +8,7 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
 from gateway.batching.queue import Queue, State
+from gateway.engine.place import OnAnswer
 from gateway.engine.runner import Execution
 from gateway.errors import (
     BackendFailed,
@@ -41,7 +42,7 @@ class Observer:
 
     def cancelled(self, batch: Batch, now_ns: int) -> None: ...
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
         return self.takes(request)
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.batching.batch import Batch
 from gateway.clock import Timer
 from gateway.engine.dispatcher import Dispatcher
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
     BackendFailed,
@@ -637,6 +638,66 @@ def test_the_start_that_a_copy_asked_for_is_noticed_though_nobody_comes_by() -> 
         assert cold["dear1"] == pytest.approx(3200, abs=200)
 
     simulated((CHEAP, DEAR), main)
+
+
+async def full(fleet: Fleet) -> None:
+    """The dear backend's queue is full for 26 s."""
+    fleet.sessions[1].factor = 1000.0
+    for rows in (256, 2048, 2048):
+        fleet.lanes[1].submit(fleet.request(rows=rows), lambda outcome: None)
+        await asyncio.sleep(0.0001)
+
+
+async def refusing(fleet: Fleet) -> None:
+    """The dear backend takes nothing, though it looks idle."""
+
+    def submit(request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
+        raise Overloaded("told to")
+
+    fleet.lanes[1].submit = submit  # type: ignore[method-assign]  # the lane is the test's to spoil
+
+
+@pytest.mark.parametrize("elsewhere", [full, refusing])
+def test_what_no_other_backend_takes_waits_for_the_next_session(
+    elsewhere: Callable[[Fleet], Coroutine[Any, Any, None]],
+) -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap = fleet.sessions[0]
+        await elsewhere(fleet)
+
+        def rebuilt() -> None:
+            cheap.live = 1
+            cheap.on_change()
+
+        def fault(batch: Batch) -> Fault | None:
+            cheap.fault = always(None)
+            cheap.live = 0
+            fleet.clock.call_at(fleet.clock.now_ns() + 100 * MS, rebuilt)
+            return LOST
+
+        cheap.fault = fault
+        runs = asyncio.ensure_future(fleet.send(1.0))
+        await asyncio.sleep(0.0001)
+        waits = [asyncio.ensure_future(fleet.send(value)) for value in (2.0, 3.0)]
+        for value, outcome in enumerate(await asyncio.gather(runs, *waits), start=1):
+            assert isinstance(outcome, InferResponse)
+            assert outcome.outputs["Y"] == value
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 0
+        assert fleet.counted("gateway_retries_total", backend="cheap1") == 1
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
+def test_a_request_that_moves_makes_room_among_lower_classes() -> None:
+    async def main(fleet: Fleet) -> None:
+        await full(fleet)
+        fleet.sessions[0].fault = always(LOST)
+        sent = asyncio.ensure_future(fleet.send(priority=1))
+        await asyncio.sleep(0.01)
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 1
+        assert isinstance(await sent, InferResponse)
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 def test_what_waits_at_a_backend_that_is_ejected_goes_elsewhere_at_once() -> None:

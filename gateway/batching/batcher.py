@@ -231,6 +231,13 @@ class Batcher(Untold):
             else:
                 self._added(request, now_ns, reserved_ns)
 
+    def has_room(self, request: InferRequest) -> bool:
+        """Whether the queue could take it, be it in the place of others of lower classes."""
+        state, rows = self._state, request.rows if self._batched else 1
+        over = state.rows + rows - self._max_queue_rows
+        fits = over <= 0 or not state.rows or bool(state.whole_below(class_of(request), over, self._batched))
+        return fits and rows <= self._max_request_rows
+
     def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
         """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.
 
@@ -448,18 +455,10 @@ class Batcher(Untold):
     ) -> None:
         limits, in_flight = self._limits, self._state.in_flight
         batch = Batch(
-            parts=parts,
-            rows=rows,
-            padded_rows=limits.padded(rows) if limits.row_sizes else rows,
-            reason=reason,
-            closed_ns=now_ns,
-            group=group,
-            left_rows=self._state.rows,
-            expected_ns=expected_ns,
-            ragged=self._ragged,
-            batched=self._batched,
-            busy=len(in_flight) + 1,
-        )
+            parts=parts, rows=rows, padded_rows=limits.padded(rows) if limits.row_sizes else rows, reason=reason,
+            closed_ns=now_ns, group=group, left_rows=self._state.rows, expected_ns=expected_ns, ragged=self._ragged,
+            batched=self._batched, busy=len(in_flight) + 1,
+        )  # fmt: skip
         in_flight[batch] = None
         batches.append(batch)
 

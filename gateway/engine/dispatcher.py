@@ -62,7 +62,8 @@ class Dispatcher:
             if ring_bytes and len(model.backends) > 1
             else Router(candidates, policy, model.routing.ejection, slo_ns)
         )
-        self._only = lanes[0] if len(lanes) == 1 else None
+        # Not where others are missing: what is sent to it now is to be moved once they have joined.
+        self._only = lanes[0] if len(model.backends) == 1 else None
         self._rescue_due = False
         self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._starting: set[Candidate] = set()  # were woken
@@ -92,7 +93,7 @@ class Dispatcher:
             raise error
         sent = _Sent(self, request, on_answer, on_answer_part, route.candidate)
         try:
-            sent.place = self._lanes[route.candidate].submit(request, sent.done, sent.part)
+            sent.place = self._lanes[route.candidate].submit(request, sent, sent.part)
         except (Unavailable, BackendFailed):
             if not self.fall_back(sent, now_ns):
                 raise
@@ -116,7 +117,6 @@ class Dispatcher:
     def join(self, lane: Lane) -> None:
         """Send requests to a further lane of the model as well."""
         self.router.join(self._observed(lane))
-        self._only = None
 
     def _observed(self, lane: Lane) -> Candidate:
         backend = next(backend for backend in self._model.backends if backend.label == _label(lane))
@@ -160,11 +160,11 @@ class Dispatcher:
         if request in self._second or now_ns > deadline_of(request, self._slo_ns):
             return False
         candidate = self.router.route(request, now_ns, failed=failed).candidate
-        if candidate is None:
+        if candidate is None or not self._lanes[candidate].batcher.has_room(request):
             return False
         request.plain = False  # it does not come there as it arrived
         try:
-            sent.place = self._lanes[candidate].submit(request, sent.done, sent.part)
+            sent.place = self._lanes[candidate].submit(request, sent, sent.part)
         except GatewayError:
             return False
         self._second.add(request)
@@ -240,12 +240,8 @@ class Dispatcher:
         if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
             self._ejected(candidate, now_ns)
 
-    def takes_over(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
-        if request in self._copied:
-            return True
-        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
-            return False
-        return self.router.route(request, now_ns, failed=candidate).candidate is not None
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
+        return on_answer.moves(now_ns) if isinstance(on_answer, _Sent) else request in self._copied
 
     def _ejected(self, candidate: Candidate, now_ns: int) -> None:
         log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
@@ -351,15 +347,16 @@ class _Observer:
         if batch.expected_ns and self._dispatcher.router.hung(now_ns - batch.closed_ns, batch.expected_ns):
             self._dispatcher.failed(self._candidate, now_ns, hung=True)
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
-        return self._dispatcher.takes_over(self._candidate, request, now_ns)
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
+        return self._dispatcher.takes_over(request, on_answer, now_ns)
 
 
 class _Sent:
     """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
 
     __slots__ = (
-        "_begun", "_blamed", "_dispatcher", "_on_answer", "_on_answer_part", "candidate", "failed", "pairs", "place", "request",
+        "_begun", "_blamed", "_dispatcher", "_moved", "_on_answer", "_on_answer_part", "candidate", "failed", "pairs", "place",
+        "request",
     )  # fmt: skip
 
     def __init__(
@@ -375,6 +372,7 @@ class _Sent:
         self._on_answer_part = on_answer_part
         self._begun = False  # a part of its answer has left
         self._blamed = False
+        self._moved = False  # to another lane, and not ended in the first yet
         self.request = request
         self.candidate = candidate
         self.failed: Candidate | None = None
@@ -395,8 +393,18 @@ class _Sent:
         assert self._on_answer_part is not None
         self._on_answer_part(response)
 
-    def done(self, outcome: InferResponse | GatewayError | None) -> None:
+    def moves(self, now_ns: int) -> bool:
+        """Have another lane take it before its lane gives it up, whose end is the next to come."""
+        if self.failed is not None or self._begun:
+            return False
+        self._moved = self._dispatcher.fall_back(self, now_ns)
+        return self._moved
+
+    def __call__(self, outcome: InferResponse | GatewayError | None) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
+        if self._moved:
+            self._moved, self._blamed = False, isinstance(outcome, BackendFailed)
+            return
         try:
             if self._falls_back(outcome):
                 return

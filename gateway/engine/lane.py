@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.base import LastPart, ModelSpec, Tensors
+from backends.base import LastPart, ModelSpec, Tensors, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
@@ -105,17 +105,9 @@ class Lane:
         self.metrics = metrics
         self.observer: LaneObserver | None = None
         self.runs = Runs(
-            self,
-            name=name,
-            spec=spec,
-            batcher=batcher,
-            runner=runner,
-            metrics=metrics,
-            clock=clock,
-            call_soon=call_soon,
-            trace=trace,
-            shared=shared,
-        )
+            self, name=name, spec=spec, batcher=batcher, runner=runner, metrics=metrics, clock=clock, call_soon=call_soon,
+            trace=trace, shared=shared,
+        )  # fmt: skip
         self._clock = clock
         self._call_soon = call_soon
         self._shared = shared
@@ -224,10 +216,18 @@ class Lane:
     def _hand_over(self, requests: list[InferRequest], now_ns: int, *, as_one: bool = False) -> None:
         """as_one: where the first cannot be taken over, neither can those behind it, and are not asked for."""
         for request in requests:
-            if self.observer is not None and self.observer.takes_over(request, now_ns):
-                self._end(request, Overloaded(f"backend {self.name} is behind its forecast"))
-            elif as_one:
-                return
+            try:
+                if self._taken_over(request, now_ns):
+                    self._end(request, Overloaded(f"backend {self.name} is behind its forecast"))
+                elif as_one:
+                    return
+            except BaseException:
+                log.exception("%s: a request could not be handed over", self.name)
+
+    def _taken_over(self, request: InferRequest, now_ns: int) -> bool:
+        """Whether it is another lane's now: end it here."""
+        observer, waiting = self.observer, self._waiting.get(request)
+        return observer is not None and waiting is not None and observer.takes_over(request, waiting.on_answer, now_ns)
 
     @property
     def _lives(self) -> bool:
@@ -255,7 +255,6 @@ class Lane:
                 self._shared.leave(self.runs)
 
     def _gauges(self) -> LaneGauges:
-        running = len(self.runs.running)
         service, lengths = self.batcher.service, self.batcher.lengths
         learned = tuple(
             (str(group.length) if isinstance(group, LengthGroup) else "", rows, expected_s, expected_s * curve.spread)
@@ -268,16 +267,11 @@ class Lane:
         now_ns = self._clock.now_ns()
         oldest_ns = self.batcher.oldest_ns
         return LaneGauges(
-            self.batcher.queue_rows,
-            self.batcher.queue_requests,
-            self.runner.sessions,
-            running,
-            service_s=learned,
-            oldest_ns=now_ns - oldest_ns if oldest_ns is not None else 0,
+            self.batcher.queue_rows, self.batcher.queue_requests, self.runner.sessions, len(self.runs.running),
+            service_s=learned, oldest_ns=now_ns - oldest_ns if oldest_ns is not None else 0,
             running_ns=sum(now_ns - batch.closed_ns for batch in self.runs.running),
-            shifts=sum(curve.resets for curve in service.curves.values()),
-            cold_start_ns=self.runner.cold_start_ns,
-        )
+            shifts=sum(curve.resets for curve in service.curves.values()), cold_start_ns=self.runner.cold_start_ns,
+        )  # fmt: skip
 
     def _runner_changed(self) -> None:
         if not self.runner.available:
@@ -363,10 +357,15 @@ class Lane:
             self._answer_part(*behind.popleft())
             if not behind:
                 return
-        if behind[0][0].whole:
-            self._call_soon(self._answer_behind)
-        else:  # where the loop went on at once, other sessions, whose threads need the interpreter, began 100 ms late
-            self._clock.call_at(now_ns() + _REST_NS, self._answer_behind)
+        try:
+            if behind[0][0].whole:
+                self._call_soon(self._answer_behind)
+            else:  # where the loop went on at once, other sessions, whose threads need the interpreter, began 100 ms late
+                self._clock.call_at(now_ns() + _REST_NS, self._answer_behind)
+        except BaseException:
+            log.exception("%s: what is done is answered at once, as another turn could not be had", self.name)
+            while behind:
+                self._answer_part(*behind.popleft())
 
     def _answer_part(self, part: Part, outputs: Tensors) -> None:
         """Answer one that is done, or do some of what that takes: then it is the first that is behind."""
@@ -378,8 +377,7 @@ class Lane:
                 self._behind.appendleft((part, outputs))
         except BaseException as exc:  # no memory for it, or an output that the model leaves out
             log.exception("%s: the outputs of a request could not be put together", self.name)
-            reason = f"{type(exc).__name__}: {exc}"
-            self._end(request, BackendFailed(f"{self.name}: the outputs do not make an answer: {reason}"))
+            self._end(request, BackendFailed(f"{self.name}: the outputs do not make an answer: {words_of(exc)}"))
 
     def _take(self, part: Part, outputs: Tensors) -> bool:
         """Of what a batch has given for some rows of a request, or for one that is over; whether that was all of it."""
@@ -413,8 +411,10 @@ class Lane:
         lost = execution.session_lost
         alone = len(batch.parts) == 1
         if execution.self_inflicted and alone:
-            request = batch.parts[0].request
-            self._killers.add(request, now_ns)
+            try:
+                self._killers.add(batch.parts[0].request, now_ns)
+            except BaseException:  # no memory for a copy of its inputs
+                log.exception("%s: inputs that have ended a session could not be noted", self.name)
             # Not "unreachable", which clients take for safe to send again.
             error = BackendFailed(error.message)
         for part in batch.parts:
@@ -433,9 +433,9 @@ class Lane:
         waiting = self._waiting.get(part.request)
         if waiting is None:
             return False
-        given_up = lost and self.observer is not None and self.observer.takes_over(part.request, now_ns)
         begun = waiting.batch is not None  # a part of its answer has left
-        if part.start in waiting.retried or to_blame or given_up or begun or not self.runner.available:
+        ends = part.start in waiting.retried or to_blame or begun or not self.runner.available
+        if ends or (lost and self._taken_over(part.request, now_ns)):
             self._end(part.request, error)
             return True
         waiting.retried += (part.start,)

@@ -273,25 +273,24 @@ def _regions(directory: str, enabled: bool) -> SharedMemoryRegions:
     return SharedMemoryRegions(directory, enabled=enabled)
 
 
-def _read(about: Mapping[str, Any], body: memoryview) -> InferRequest:
+def _read(about: Mapping[str, Any], body: memoryview, regions: SharedMemoryRegions) -> InferRequest:
     """Raises: GatewayError."""
     model = about["model"], about["version"], spec_from_plain(about["spec"])
-    read_region = _regions(about["regions"], about["regions_enabled"]).read
     match about["reader"]:
         case "generate":
             generate = GenerateCodec(*model, None, about["json_depth"])
             return generate.decode(body, about["arrival_ns"])
         case "form":
             codec = FormCodec(*model, None, about["json_depth"])
-            return codec.decode(body, Form(*about["form"]), about["answer"], about["arrival_ns"], read_region)
+            return codec.decode(body, Form(*about["form"]), about["answer"], about["arrival_ns"], regions.read)
         case "message":
             grpc = importlib.import_module("gateway.protocols.grpc")  # takes long, and few need it
             request: InferRequest = grpc.GrpcCodec(*model, None).decode(
-                grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], read_region
+                grpc.parse(bytes(body)), about["arrival_ns"], about["remaining_s"], regions.read
             )
             return request
     infer = RestCodec(*model, None, about["json_depth"])
-    return infer.decode(body, about["header_bytes"], about["arrival_ns"], read_region)
+    return infer.decode(body, about["header_bytes"], about["arrival_ns"], regions.read)
 
 
 def _decoded(frame: Buffer) -> Sequence[Buffer]:
@@ -299,7 +298,9 @@ def _decoded(frame: Buffer) -> Sequence[Buffer]:
     body = memoryview(tensors["body"]).toreadonly()  # type: ignore[arg-type]  # an ndarray is a buffer
     signal.setitimer(signal.ITIMER_PROF, about["timeout_s"])  # which ends this process, also within a parser
     try:
-        request = _read(about, body)
+        # Closed after each body: until the next one, others may take them back.
+        with contextlib.closing(_regions(about["regions"], about["regions_enabled"])) as regions:
+            request = _read(about, body, regions)
         extra: dict[str, Any] = {
             "id": request.id, "rows": request.rows, "outputs": request.outputs, "parameters": request.parameters,
             "deadline_ns": request.deadline_ns, "priority": request.priority, "form": request.form,

@@ -13,11 +13,12 @@ from typing import Final, Protocol
 
 import msgspec
 
-from backends.base import ModelSpec, Tensors, trace_of
+from backends.base import ModelSpec, Tensors, trace_of, words_of
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
 from gateway.clock import Clock, Timer
+from gateway.engine.place import OnAnswer
 from gateway.engine.recorders import LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.errors import BackendFailed, Cancelled, GatewayError, InternalError
@@ -43,8 +44,11 @@ class LaneObserver(Protocol):
         """A batch was ended early, as nobody waited for it any more."""
         ...
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
-        """Whether to give up a request that cannot be served here, or not without running it again: another lane will."""
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
+        """Whether another lane has taken a request that cannot be served here, or not without running it again.
+
+        on_answer: as it was submitted. If so, it is to get the request's end here, which is not the caller's answer, at once.
+        """
         ...
 
 
@@ -206,7 +210,10 @@ class Runs:
             error = InternalError(f"{self._name}: internal error while a batch was started")
             self._call_soon(partial(self._ended, batch, Execution(now_ns, now_ns, error=error)))
         if self._have_deadlines:
-            self._expect_deadlines(batch.parts)
+            try:
+                self._expect_deadlines(batch.parts)
+            except BaseException:
+                log.exception("%s: the deadlines of a batch could not be looked after", self._name)
 
     def _woken(self) -> None:
         self._timer = None
@@ -246,7 +253,7 @@ class Runs:
             except GatewayError as exc:
                 error = exc
             except BaseException as exc:
-                error = BackendFailed(f"{self._name}: outputs do not fit the batch: {type(exc).__name__}: {exc}")
+                error = BackendFailed(f"{self._name}: outputs do not fit the batch: {words_of(exc)}")
                 execution = msgspec.structs.replace(execution, trace=trace_of(exc))
         try:
             self._learn(batch, execution, error, now_ns)
@@ -255,7 +262,11 @@ class Runs:
         if error is not None:
             if batch.trace is not None:  # its requests may be run again
                 self._have_traces = True
-            self._requests.failed(batch, execution, error, now_ns)
+            try:
+                self._requests.failed(batch, execution, error, now_ns)
+            except BaseException:
+                log.exception("%s: what becomes of a failed batch could not be decided", self._name)
+                self._answer_all(batch, error)
             self.step()
             return
         # Before the answers are encoded and written: the worker computes the next batch meanwhile.
@@ -263,10 +274,13 @@ class Runs:
         self.answering += batch.parts
         if self._batcher.has_work or self._shared is not None:  # as mostly nothing waits, where few ask
             self.step()
-            if now_ns - batch.closed_ns > _LONG_NS and self.runner.try_await_begin(self._answer):
-                if self._answer_timer is None:
-                    self._answer_timer = self._clock.call_at(now_ns + _ANSWERED_WITHIN_NS, self._answer)
-                return
+            try:
+                if now_ns - batch.closed_ns > _LONG_NS and self.runner.try_await_begin(self._answer):
+                    if self._answer_timer is None:
+                        self._answer_timer = self._clock.call_at(now_ns + _ANSWERED_WITHIN_NS, self._answer)
+                    return
+            except BaseException:
+                log.exception("%s: the next batch could not be waited for", self._name)
         self._answer()
 
     def _answer(self) -> None:
@@ -276,8 +290,16 @@ class Runs:
             self._answer_timer = None
         done, self._done = self._done, []
         for batch, pieces, now_ns in done:
-            self._requests.done(batch, pieces, now_ns)
+            try:
+                self._requests.done(batch, pieces, now_ns)
+            except BaseException:
+                log.exception("%s: a batch could not be answered", self._name)
+                self._answer_all(batch, InternalError(f"{self._name}: internal error while a batch was answered"))
         self.answering = []
+
+    def _answer_all(self, batch: Batch, error: GatewayError) -> None:
+        for part in batch.parts:
+            self._requests.answer(part.request, error)
 
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
         """Tell all who keep account of batches; first those of whose workers it was one."""

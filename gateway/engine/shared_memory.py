@@ -2,7 +2,8 @@
 
 Several ingress processes of a node share a port, so a registration made through one of them must hold in all: each region
 is one small JSON file in a directory they share, created and removed atomically, and every use looks there first. Each
-process keeps the regions it has used open; a registration that was taken back or renewed is seen by its file's identity.
+process keeps the regions it has used open; a registration that was taken back or renewed is seen by its file's identity. One
+whose name is not used again is looked for whenever others are opened, or descriptors, and memory without a name, would pile up.
 
 Bytes are copied out and in with pread and pwrite instead of being mapped: a client that truncates its segment while a model
 reads the mapping would kill the process (SIGBUS). The copy of a batch's rows would be made anyway.
@@ -31,6 +32,7 @@ _MOST_REGIONS: Final = 1024  # each may hold a file descriptor in every ingress 
 _LONGEST_NAME: Final = 1024
 _LONGEST_KEY: Final = 255  # bytes, of a file's name
 _TOUCHED_S: Final = 3600.0
+_LOOKED_AT: Final = 16  # files of regions that are open, for each further one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class SharedMemoryRegions:
         self.directory = Path(directory)
         self.enabled = enabled
         self._open: dict[str, _Open] = {}
+        self._opens_left = 0  # before those taken back are looked for
         self._clock = clock
         self._young_until_s = clock() + _TOUCHED_S
         if enabled:
@@ -212,6 +215,7 @@ class SharedMemoryRegions:
             use = self._open.get(ref.region)
             if use is None or use.identity != identity:
                 self._forget(ref.region)
+                self._forget_taken_back()
                 region = _read(path)
                 use = _Open(region, identity, _open_segment(region))
                 self._open[ref.region] = use
@@ -232,6 +236,20 @@ class SharedMemoryRegions:
         for path in self.directory.glob("*.json"):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 os.utime(file.fileno(), ns=(time.time_ns(), os.fstat(file.fileno()).st_mtime_ns))  # of its identity
+
+    def _forget_taken_back(self) -> None:
+        """Close what others have taken back or renewed, before one more is opened. No read or write is under way then."""
+        self._opens_left -= 1
+        if self._opens_left > 0:
+            return
+        for name, use in list(self._open.items()):
+            try:
+                kept = _identity(self._path(name)) == use.identity
+            except FileNotFoundError:
+                kept = False
+            if not kept:
+                self._forget(name)
+        self._opens_left = len(self._open) // _LOOKED_AT
 
     def _forget(self, name: str) -> None:
         use = self._open.pop(name, None)

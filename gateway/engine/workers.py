@@ -295,7 +295,10 @@ class WorkerPool:
         if worker in self._busy:  # else it was given up, and its batch has been answered
             job = self._take_back(worker, execution)
             if job.here or job.timed:
-                self._learn(job, execution)
+                try:
+                    self._learn(job, execution)
+                except BaseException:
+                    log.exception("%s: what a batch took could not be learned", self._name)
             job.on_done(job.work, execution)
 
     def _learn(self, job: Job, execution: Execution) -> None:

@@ -218,6 +218,23 @@ def test_what_is_displaced_is_out_of_the_queue_also_where_time_was_kept_for_the_
     assert requests_of(step.batches[0]) == high
 
 
+def test_whether_there_is_room_is_what_a_request_would_find() -> None:
+    for waiting in ([], [request(rows=20)], [request(rows=20), request(rows=20, priority=4)], [request(rows=20)] * 2):
+        for rows in (1, 20, 21):
+            for priority in (0, 1, 4):
+                batcher = batcher_of(None, *waiting, max_queue_rows=40)
+                asked = request(rows=rows, priority=priority)
+                has_room = batcher.has_room(asked)
+                try:
+                    batcher.add(asked, 0)
+                except (Overloaded, TooLarge):
+                    assert not has_room
+                else:
+                    assert has_room
+    batcher = batcher_of(None, request(rows=100), max_rows=0, max_queue_rows=2)
+    assert batcher.has_room(request(rows=100))  # which counts as one where there is no batch dimension
+
+
 def test_what_has_begun_to_run_or_is_of_the_same_class_is_not_displaced() -> None:
     large = request(rows=20, priority=4)
     batcher = batcher_of(None, large, max_queue_rows=40)

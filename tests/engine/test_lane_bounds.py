@@ -13,6 +13,7 @@ from gateway.batching.fairness import SharedWorkers, Sharer
 from gateway.batching.policy import Decision
 from gateway.batching.queue import LengthGroup, Queue, State
 from gateway.clock import Timer
+from gateway.engine.place import OnAnswer
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, InternalError, NotReady, Overloaded
 from gateway.types import InferRequest, InferResponse
@@ -36,7 +37,7 @@ class Observer:
     def cancelled(self, batch: Batch, now_ns: int) -> None:
         self.told.append(("cancelled", True))
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
         self.asked.append(request.id)
         return self.takes(request)
 

@@ -1,5 +1,6 @@
 """What the lane does when what it calls raises, sessions die of requests, and deadlines pass while the model runs."""
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -8,6 +9,10 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.policy import Decision
 from gateway.batching.queue import Queue, State
+from gateway.clock import Timer
+from gateway.engine import lane as lane_module
+from gateway.engine.killers import Killers
+from gateway.engine.place import OnAnswer
 from gateway.engine.runner import Execution
 from gateway.errors import (
     BackendFailed,
@@ -41,7 +46,7 @@ class Observer:
 
     def cancelled(self, batch: Batch, now_ns: int) -> None: ...
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
         return self.takes(request)
 
 
@@ -158,6 +163,138 @@ def test_who_takes_over_cannot_keep_an_answer_back(raised: BaseException, caplog
 
     simulate(main)
     assert "could not be run again" in caplog.text
+
+
+def test_who_takes_over_cannot_keep_what_waits_from_its_session(caplog: pytest.LogCaptureFixture) -> None:
+    def takes(request: InferRequest) -> bool:
+        raise MemoryError
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=5 * MS)
+        bench.lane.observer = Observer(takes)
+        bench.send("runs")
+        await bench.pass_ms(1)
+        bench.send("waits")
+        bench.lane.hand_over_all(clock.now_ns())
+        await bench.pass_ms(20)
+        assert one_each(bench) == [InferResponse] * 2
+
+    simulate(main)
+    assert "could not be handed over" in caplog.text
+
+
+@raised
+def test_inputs_that_cannot_be_noted_do_not_keep_an_answer_back(
+    raised: BaseException, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(killers: Killers, request: InferRequest, now_ns: int) -> None:
+        raise raised
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        monkeypatch.setattr(Killers, "add", add)
+        bench.runner.faults = ["killed"]
+        bench.send("poison")
+        await bench.pass_ms(0.5)
+        bench.send("waits")
+        await bench.pass_ms(5)
+        assert one_each(bench) == [BackendFailed, InferResponse]
+        await bench.lane.close()
+
+    simulate(main)
+    assert "could not be noted" in caplog.text
+
+
+@raised
+@pytest.mark.parametrize(("part", "fault"), [("failed", "failed"), ("done", "")])
+def test_who_gives_the_answers_of_a_batch_cannot_keep_them_or_what_waits_back(
+    part: str, fault: str, raised: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(*about: object) -> None:
+        raise raised
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        answers = getattr(bench.lane, part)
+        setattr(bench.lane, part, raises)
+        bench.runner.faults = [fault]
+        bench.send("a")
+        bench.send("b")
+        await bench.pass_ms(0.5)
+        bench.send("waits")
+        await bench.pass_ms(1)
+        setattr(bench.lane, part, answers)
+        await bench.pass_ms(5)
+        assert one_each(bench) == [BackendFailed if fault else InternalError] * 2 + [InferResponse]
+        assert not bench.lane.runs.answering
+        await bench.lane.close()
+
+    simulate(main)
+    assert "of a failed batch could not be decided" in caplog.text or "a batch could not be answered" in caplog.text
+
+
+@raised
+def test_a_next_batch_that_cannot_be_waited_for_keeps_no_answer_back(
+    raised: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(begun: Callable[[], None]) -> bool:
+        raise raised
+
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, fixed_ns=5 * MS)
+        bench.runner.try_await_begin = raises  # type: ignore[method-assign]  # the runner is the test's to spoil
+        bench.send("a")
+        await bench.pass_ms(1)
+        bench.send("b")
+        await bench.pass_ms(20)
+        assert one_each(bench) == [InferResponse] * 2
+
+    simulate(main)
+    assert "could not be waited for" in caplog.text
+
+
+def test_answers_that_no_further_turn_can_be_had_for_are_given_in_this_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_module, "_TURN_NS", -1)  # all but the first answer are left for the next turn
+
+    async def main(clock: SimulatedClock) -> None:
+        loop = asyncio.get_running_loop()
+
+        def call_soon(callback: Callable[[], None]) -> object:
+            if callback.__name__ == "_answer_behind":
+                raise MemoryError
+            return loop.call_soon(callback)
+
+        bench = Bench(clock, call_soon=call_soon)
+        for name in "abc":
+            bench.send(name)
+        await bench.pass_ms(5)
+        assert one_each(bench) == [InferResponse] * 3
+
+    simulate(main)
+    assert "another turn could not be had" in caplog.text
+
+
+def test_deadlines_that_cannot_be_looked_after_keep_no_other_batch_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        class Short:
+            def now_ns(self) -> int:
+                return clock.now_ns()
+
+            def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer:
+                if callback.__name__ == "_deadline_passed":
+                    raise MemoryError
+                return clock.call_at(when_ns, callback)
+
+        bench = Bench(clock, lane_clock=Short(), workers=2)
+        for name in ("a", "b"):
+            bench.send(name, rows=4, timeout_ms=1000)
+        await bench.pass_ms(5)
+        assert one_each(bench) == [InferResponse] * 2
+
+    simulate(main)
+    assert "could not be looked after" in caplog.text
 
 
 def test_outputs_that_lack_what_was_asked_for_fail_that_request_only(caplog: pytest.LogCaptureFixture) -> None:

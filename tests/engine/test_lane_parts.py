@@ -13,7 +13,7 @@ from gateway.batching.policies import POLICIES
 from gateway.config import Batching
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
-from gateway.engine.place import Place
+from gateway.engine.place import OnAnswer, Place
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, InternalError
 from gateway.types import InferRequest, InferResponse
@@ -58,7 +58,7 @@ class Watch:
     def cancelled(self, batch: Batch, now_ns: int) -> None:
         self.gave_up += 1
 
-    def takes_over(self, request: InferRequest, now_ns: int) -> bool:
+    def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
         return False
 
 

@@ -20,7 +20,7 @@ from gateway.engine.nearness import SHORT_NS, Nearness
 from gateway.engine.workers import WorkerPool
 from gateway.ingress import Ingress
 from gateway.types import InferRequest, InferResponse
-from tests.engine.pools import batch_of, run
+from tests.engine.pools import PATIENCE_S, batch_of, run
 from tests.simulation import SimulatedClock, run_simulated
 
 SHORT, LONG = SHORT_NS // 2, 50 * SHORT_NS
@@ -268,6 +268,23 @@ def test_short_batches_move_to_the_loop_and_others_stay_on_the_thread() -> None:
         await pool.close()
 
     asyncio.run(main())
+
+
+def test_what_cannot_be_learned_of_a_run_does_not_keep_its_end_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises(nearness: Nearness, *about: object) -> None:
+        raise MemoryError
+
+    async def main() -> None:
+        pool = pool_for()
+        await pool.open()
+        monkeypatch.setattr(Nearness, "ran_on_thread", raises)
+        assert not await asyncio.wait_for(on_loop(pool), PATIENCE_S)
+        await pool.close()
+
+    asyncio.run(main())
+    assert "could not be learned" in caplog.text
 
 
 def test_nothing_runs_on_the_loop_where_that_is_forbidden_or_a_run_may_wait() -> None:

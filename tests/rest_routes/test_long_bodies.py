@@ -180,6 +180,25 @@ def test_a_long_region_is_read_elsewhere(served: Served) -> None:
         segment.unlink()
 
 
+def test_no_region_stays_open_where_a_long_body_was_read(served: Served) -> None:
+    key = f"/gateway-test-{uuid.uuid4().hex}"
+    sent = values()
+    segment = Path(f"/dev/shm{key}")
+    segment.write_bytes(sent.tobytes())
+    try:
+        region = json.dumps({"key": key, "byte_size": sent.nbytes}).encode()
+        assert ask_raw(served, "/v2/systemsharedmemory/region/closed/register", region) == 200
+        where = {"shared_memory_region": "closed", "shared_memory_byte_size": sent.nbytes}
+        entry = {"name": "INPUT0", "datatype": "FP32", "shape": list(sent.shape), "parameters": where}
+        body = json.dumps({"inputs": [entry], "id": "i" * LONG_JSON_BYTES}).encode()
+        status, answer = asked(served, "/v2/models/wide/infer", body)
+        assert status == 200, answer
+        assert children()
+        assert str(segment) not in [file.path for child in children() for file in child.open_files()]
+    finally:
+        segment.unlink()
+
+
 def ask_raw(served: Served, path: str, body: bytes) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=TIMEOUT_S)
     connection.request("POST", path, body)

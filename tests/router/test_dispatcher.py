@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.batching.batch import Batch
 from gateway.clock import Timer
 from gateway.engine.dispatcher import Dispatcher
+from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
     BackendFailed,
@@ -639,6 +640,66 @@ def test_the_start_that_a_copy_asked_for_is_noticed_though_nobody_comes_by() -> 
     simulated((CHEAP, DEAR), main)
 
 
+async def full(fleet: Fleet) -> None:
+    """The dear backend's queue is full for 26 s."""
+    fleet.sessions[1].factor = 1000.0
+    for rows in (256, 2048, 2048):
+        fleet.lanes[1].submit(fleet.request(rows=rows), lambda outcome: None)
+        await asyncio.sleep(0.0001)
+
+
+async def refusing(fleet: Fleet) -> None:
+    """The dear backend takes nothing, though it looks idle."""
+
+    def submit(request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
+        raise Overloaded("told to")
+
+    fleet.lanes[1].submit = submit  # type: ignore[method-assign]  # the lane is the test's to spoil
+
+
+@pytest.mark.parametrize("elsewhere", [full, refusing])
+def test_what_no_other_backend_takes_waits_for_the_next_session(
+    elsewhere: Callable[[Fleet], Coroutine[Any, Any, None]],
+) -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap = fleet.sessions[0]
+        await elsewhere(fleet)
+
+        def rebuilt() -> None:
+            cheap.live = 1
+            cheap.on_change()
+
+        def fault(batch: Batch) -> Fault | None:
+            cheap.fault = always(None)
+            cheap.live = 0
+            fleet.clock.call_at(fleet.clock.now_ns() + 100 * MS, rebuilt)
+            return LOST
+
+        cheap.fault = fault
+        runs = asyncio.ensure_future(fleet.send(1.0))
+        await asyncio.sleep(0.0001)
+        waits = [asyncio.ensure_future(fleet.send(value)) for value in (2.0, 3.0)]
+        for value, outcome in enumerate(await asyncio.gather(runs, *waits), start=1):
+            assert isinstance(outcome, InferResponse)
+            assert outcome.outputs["Y"] == value
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 0
+        assert fleet.counted("gateway_retries_total", backend="cheap1") == 1
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
+def test_a_request_that_moves_makes_room_among_lower_classes() -> None:
+    async def main(fleet: Fleet) -> None:
+        await full(fleet)
+        fleet.sessions[0].fault = always(LOST)
+        sent = asyncio.ensure_future(fleet.send(priority=1))
+        await asyncio.sleep(0.01)
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 1
+        assert isinstance(await sent, InferResponse)
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
 def test_what_waits_at_a_backend_that_is_ejected_goes_elsewhere_at_once() -> None:
     async def main(fleet: Fleet) -> None:
         faults = [(LOST[0], True, 20 * MS)]
@@ -667,13 +728,22 @@ def test_every_routed_request_and_the_price_of_every_execution_is_counted() -> N
     simulated((Kind("cheap", 2.0, 0.5, 3.6, sessions=2), Kind("dear", 1.0, 0.1, 360.0)), main)
 
 
-def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
+def test_the_one_backend_of_a_model_is_not_routed() -> None:
+    async def main(fleet: Fleet) -> None:
+        assert isinstance(await fleet.send(), InferResponse)
+        assert ran(fleet) == [1]
+        assert fleet.counted("gateway_routed_total") == 0
+
+    simulated((CHEAP,), main)
+
+
+def test_a_backend_that_was_missing_gets_requests_once_it_has_joined() -> None:
     async def main(fleet: Fleet) -> None:
         dispatcher = Dispatcher(fleet.lanes[1:], fleet.model, fleet.metrics, fleet.clock)
         fleet.dispatcher = dispatcher
         await fleet.send()
         assert ran(fleet) == [0, 1]
-        assert fleet.counted("gateway_routed_total") == 0
+        assert fleet.counted("gateway_routed_total", backend="dear1") == 1
         dispatcher.join(fleet.lanes[0])
         fleet.sessions[1].fault = always(FAILED)
         assert isinstance(await fleet.send(), InferResponse)
@@ -683,6 +753,31 @@ def test_a_backend_alone_is_not_routed_until_another_joins() -> None:
         assert fleet.counted("gateway_routed_total", backend="cheap1") >= 1
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_what_came_before_a_missing_backend_joined_is_served_by_it_if_the_session_is_lost() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap = fleet.sessions[0]
+
+        def fault(batch: Batch) -> Fault | None:
+            cheap.live = 0
+            return LOST
+
+        cheap.fault = fault
+        fleet.dispatcher = Dispatcher(fleet.lanes[:1], fleet.model, fleet.metrics, fleet.clock)
+        runs = asyncio.ensure_future(fleet.send(1.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.0001)
+        waits = asyncio.ensure_future(fleet.send(2.0))
+        await asyncio.sleep(0)
+        fleet.dispatcher.join(fleet.lanes[1])
+        for value, outcome in enumerate(await asyncio.gather(runs, waits), start=1):
+            assert isinstance(outcome, InferResponse)
+            assert outcome.outputs["Y"] == value
+        assert ran(fleet)[0] == 1
+        assert fleet.counted("gateway_routed_total", backend="dear1", reason="fallback") == 2
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
 def test_nothing_of_an_answered_request_stays() -> None:

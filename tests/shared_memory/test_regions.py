@@ -1,5 +1,6 @@
 """Regions as clients use them, with a second instance standing for a second ingress process of the node."""
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -86,6 +87,44 @@ def test_a_region_taken_back_through_one_process_is_gone_in_the_others(
     regions.unregister("r")
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
         neighbour.read(RegionRef("r", 0, 5))
+
+
+def held(keys: list[str]) -> int:
+    """How many of these objects this process has open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of another thread, or of the listing
+            found += os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(" (deleted)").removeprefix("/dev/shm") in keys
+    return found
+
+
+def test_regions_taken_back_through_another_process_do_not_stay_open(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    keys = [segment(b"first...") for _ in range(40)]
+    for number, key in enumerate(keys):
+        regions.register(f"r{number}", key, 0, 8)
+        neighbour.read(RegionRef(f"r{number}", 0, 5))
+        regions.unregister(f"r{number}")
+        os.unlink(f"/dev/shm{key}")
+        assert held(keys) == 1
+
+
+def test_of_many_open_regions_a_sixteenth_may_be_taken_back_before_it_is_closed(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    kept = segment(b"kept....")
+    for number in range(160):
+        regions.register(f"kept{number}", kept, 0, 8)
+        neighbour.read(RegionRef(f"kept{number}", 0, 5))
+    keys = [segment(b"first...") for _ in range(40)]
+    for number, key in enumerate(keys):
+        regions.register(f"r{number}", key, 0, 8)
+        neighbour.read(RegionRef(f"r{number}", 0, 5))
+        regions.unregister(f"r{number}")
+        assert held(keys) <= 11
+    assert held([kept]) == 160
+    assert bytes(neighbour.read(RegionRef("kept0", 0, 4))) == b"kept"
 
 
 def test_a_renewed_registration_is_read_from_its_new_object(

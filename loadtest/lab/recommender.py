@@ -37,7 +37,6 @@ from loadtest.search.events import (
     NOT_STARTED,
     Agree,
     Agreed,
-    Entrant,
     Event,
     Experiment,
     Load,
@@ -69,9 +68,8 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
     paid: whether running them costs money. parallel: how many may be up at once. start_s: of one that is paid for.
     """
     assert spec.slo.tightest_ms is not None  # parse_search_spec refuses such an SLO
-    entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
     return Question(
-        entrants=entrants,
+        entrants=tuple(candidate.entrant for candidate in spec.candidates),
         required=required_share(spec.slo),
         limit_ms=spec.slo.tightest_ms,
         seconds=spec.budget.minutes * 60,

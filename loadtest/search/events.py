@@ -1,16 +1,18 @@
 """What a search asks and what it is answered: experiments and events, as plain values that go to the journal and back."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour
+from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
 from loadtest.prices.fleet import HEADROOM
 from loadtest.results import Verdict
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
+TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 NOT_STARTED = "did not start"  # how failures begin of what was never up
 
@@ -20,6 +22,7 @@ class Entrant:
     """What the search must know of a candidate.
 
     Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
+    max_count: the most instances of it that can be had; None: any number.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Entrant:
     sessions: int
     max_rows: int
     numerics: str = ""
+    max_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,29 @@ class Question:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
 
         Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
+        A fleet that needs more instances than can be had costs TOO_FEW times its price.
         """
         if max_rps <= 0:
             return math.inf
         per_million = cost_per_million(entrant.usd_per_hour, max_rps)
         if self.target_rps is None:
             return per_million
-        return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+        fleet = fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+        return fleet if self.suffices(entrant, max_rps) else TOO_FEW * fleet
+
+    def suffices(self, entrant: Entrant, max_rps: float) -> bool:
+        """Whether as many of it as can be had carry the target rate alone; so they do where none is set."""
+        if self.target_rps is None or entrant.max_count is None or max_rps <= 0:
+            return max_rps > 0
+        return replicas_for(self.target_rps, max_rps, self.headroom) <= entrant.max_count
+
+    def carries(self, rates: Iterable[tuple[Entrant, float]]) -> bool:
+        """Whether all of these together do, each at its rate."""
+        return self.carried_rps(rates) >= (self.target_rps or 0.0) * (1 - 1e-9)
+
+    def carried_rps(self, rates: Iterable[tuple[Entrant, float]]) -> float:
+        """What as many of each as can be had carry, with headroom; infinite where any number can be."""
+        return sum(rps * self.headroom * (entrant.max_count or math.inf) for entrant, rps in rates if rps > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Expansion:
             "models": [
                 {
                     **self.model,
-                    "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
+                    "slo": {"p99_ms": self.slo.strictest.limit_ms if self.slo.strictest else 1000.0},
                     "batching": {**self.model.get("batching", {}), **batching},
                     "backends": [{**backend, **own, **instance.costs}],
                 }

@@ -291,8 +291,9 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
         told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
         return [f"{ended}: {told}, and no other could change the answer in that time"]
+    longest_ms = max(question.limit_ms, question.longest_ms)
     start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
-    run_s = start_s + min(decisive_seconds(question.limit_ms, standing.estimated_rps) for standing in tried)
+    run_s = start_s + min(decisive_seconds(longest_ms, standing.estimated_rps) for standing in tried)
     if question.max_usd is not None:
         cheapest = min(standing.entrant.usd_per_hour for standing in tried)
         if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:

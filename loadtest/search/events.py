@@ -36,7 +36,8 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit.
+    """required: share of requests that must meet the SLO's strictest objective. limit_ms: its limit. longest_ms: the longest of
+    all, where that is another: by it runs are cut into blocks. max_usd: None means no limit.
 
     reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
     stand_ins: entrants that take its place, in this order, where it cannot be asked.
@@ -56,6 +57,7 @@ class Question:
     stand_ins: tuple[str, ...] = ()
     parallel: int = 1
     start_s: float = 0.0
+    longest_ms: float = 0.0
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
@@ -218,6 +220,7 @@ class Measured:
     reference_ms, start_s: as in `Profiled`. overlap_s, beside_usd: as in `Agreed`.
     endpoint, began_at: what the platform calls the candidate, and when it was loaded (ISO 8601), to ask it for its figures:
     model_latency_ms, overhead_latency_ms are its means; None: it has none.
+    overrun: of several objectives, the one that was kept worst: its misses over those that it allows; None: there is but one.
     """
 
     entrant: str
@@ -253,6 +256,7 @@ class Measured:
     began_at: str = ""
     model_latency_ms: float | None = None
     overhead_latency_ms: float | None = None
+    overrun: float | None = None
 
     @property
     def requests(self) -> int:
@@ -262,6 +266,13 @@ class Measured:
     def attainment(self) -> float | None:
         """Share that met the SLO; None if nothing was measured."""
         return sum(met for _, met in self.blocks) / self.requests if self.requests else None
+
+    def share(self, required: float) -> float:
+        """What to compare with `required`: the share that met the SLO, or would, were its worst kept objective such a one.
+
+        0 if nothing was measured.
+        """
+        return (self.attainment or 0.0) if self.overrun is None else max(0.0, 1 - self.overrun * (1 - required))
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Knowledge:
 
     def decisive_seconds(self, rps: float) -> float:
         """As `budget.decisive_seconds`, for this question's SLO."""
-        return decisive_seconds(self.question.limit_ms, rps)
+        return decisive_seconds(max(self.question.limit_ms, self.question.longest_ms), rps)
 
 
 def widest(entrants: Iterable[Entrant]) -> Entrant:

@@ -72,7 +72,10 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
     for column, run in enumerate(runs):
         blocks = np.array(run.blocks, dtype=float)
         weights = random.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=draws)
-        shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
+        missed = 1 - (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
+        seen = 1 - (run.attainment or 0.0)
+        # What of several objectives was missed is scattered over the blocks as all misses are.
+        shares[:, column] = 1 - missed * ((1 - run.share(required)) / seen if seen else 1.0)
     weight = [run.requests for run in runs]
     places, drift = random.random(draws), random.normal(0, RUN_SPREAD, draws)
     found = [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)]

@@ -161,6 +161,12 @@ def test_who_held_nowhere_peaks_below_by_what_was_missed() -> None:
     assert found.mean() == pytest.approx(math.log(200), abs=0.005)  # half at least
 
 
+def test_of_several_objectives_peaks_are_drawn_by_the_one_that_is_kept_worst() -> None:
+    some = ((100, 60),) * 10
+    held, missed = (replace(run("a", rps, "undecided", some), overrun=overrun) for rps, overrun in ((400, 0.9), (800, 1.1)))
+    assert math.log(400) < peaks(held, missed).mean() < math.log(800)
+
+
 def test_one_request_is_evidence_too() -> None:
     found = peaks(run("a", 400, "undecided", ((1, 1),)), run("a", 800, "fail", HALF))
     assert found.mean() > math.log(500)

@@ -31,6 +31,7 @@ from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.spec import SearchSpec
+from loadtest.question.subject import subject_of
 from loadtest.results import LoadSpec, RunResult, to_json
 from loadtest.search.events import (
     EXPECTED,
@@ -66,6 +67,7 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
     """What the search needs to know of a spec whose candidates are all priced.
 
     paid: whether running them costs money. parallel: how many may be up at once. start_s: of one that is paid for.
+    Raises: UsageError, if a file that it names cannot be read.
     """
     strictest = spec.slo.strictest
     assert strictest is not None  # parse_search_spec refuses such an SLO
@@ -82,6 +84,7 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
         parallel=parallel,
         start_s=start_s if paid else 0.0,
         longest_ms=spec.slo.longest_ms or 0.0,
+        subject=subject_of(spec),
     )
 
 

@@ -43,6 +43,7 @@ class Question:
     stand_ins: entrants that take its place, in this order, where it cannot be asked.
     min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
     parallel: how many entrants may be up at once. start_s: what a start of a paid one usually takes, until one was seen.
+    subject: a digest of what else a measured rate depends on: payload, model, configurations, all objectives.
     """
 
     entrants: tuple[Entrant, ...]
@@ -58,6 +59,7 @@ class Question:
     parallel: int = 1
     start_s: float = 0.0
     longest_ms: float = 0.0
+    subject: str = ""
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.

@@ -40,7 +40,7 @@ from loadtest.commands.recommend import machine
 from loadtest.lab.driver import run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers import launcher_of
-from loadtest.lab.recommender import Lab, question_of, required_share
+from loadtest.lab.recommender import Lab, question_of
 from loadtest.measuring.generator import measure
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.candidates import CandidateSetup
@@ -281,7 +281,7 @@ class Peak:
 async def _peak(spec: SearchSpec, candidate: CandidateSetup) -> Peak:
     """Raises: RuntimeError, if the candidate or the load generator fails."""
     began = time.monotonic()
-    required = required_share(spec.slo)
+    required = question_of(spec, paid=False).required
     lab = Lab(spec, launcher_of(spec, load_catalogue()), measure)
 
     async def asked(experiment: Experiment) -> Event:
@@ -304,7 +304,7 @@ async def _peak(spec: SearchSpec, candidate: CandidateSetup) -> Peak:
             took_ms[rps] = run.reference_ms
             print(f"  {rps:.4g}/s: {run.attainment:.2%} within the SLO, p99 {run.p99_ms:.0f} ms", flush=True)
             try:
-                rps = steps.send(run.attainment or 0.0)
+                rps = steps.send(run.share(required))
             except StopIteration as stop:
                 held_rps, missed_rps = stop.value
                 speed = (took_ms[held_rps] + took_ms[missed_rps]) / 2 / profiled.reference_ms

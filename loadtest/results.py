@@ -115,6 +115,16 @@ class SloSpec:
         """The smallest limit; None if only the error rate is limited."""
         return min((objective.limit_ms for objective in self.objectives), default=None)
 
+    @property
+    def longest_ms(self) -> float | None:
+        """The largest limit; None if only the error rate is limited."""
+        return max((objective.limit_ms for objective in self.objectives), default=None)
+
+    @property
+    def strictest(self) -> Objective | None:
+        """Of the highest percentile, of equals the tightest: what is later is late by whatever is asked."""
+        return max(self.objectives, key=lambda objective: (objective.percentile, -objective.limit_ms), default=None)
+
 
 def _metric(text: str | None) -> Metric:
     return "service" if text == "service" else "latency"
@@ -209,6 +219,11 @@ class ObjectiveResult:
     design_effect: float
     verdict: Verdict
     requests_needed: int | None
+
+    @property
+    def overrun(self) -> float:
+        """Misses over those that it allows: above 1 it did not hold in the sample."""
+        return (1 - self.attainment.estimate) / max(1 - self.required, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

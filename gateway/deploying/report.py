@@ -14,10 +14,11 @@ _SCHEMA: Final = "loadtest.recommendation/1"  # docs/schemas/recommendation.json
 
 
 class ReportedCandidate(msgspec.Struct, frozen=True):
-    """Of one kind of machine."""
+    """Of one kind of machine. max_rps: proven of it; 0: none is."""
 
     name: str
     instance_type: str
+    max_rps: float
 
 
 class ReportedFleet(msgspec.Struct, frozen=True):
@@ -117,7 +118,10 @@ def read_report(path: Path) -> Measured:
 
 def _caveats(found: Report) -> list[str]:
     caveats = []
-    if found.state != "proven":
+    proven = any(candidate.max_rps for candidate in found.candidates if candidate.name == found.winner)
+    if found.state != "proven" and proven:
+        caveats.append("the fleet is not proven: the rates that are do not carry what was asked for")
+    elif found.state != "proven":
         caveats.append(f"the rate is {found.state}: it held in the sample only")
     if found.launcher == "local":
         caveats.append(f"the rate was measured on {found.machine}, which stood for the instance type")

@@ -1,7 +1,8 @@
 """What a search has measured so far, one JSON line per event: append-only, so that an interruption loses at most one of them.
 
-The first line names the question: a journal is resumed only if it answers the same one (candidates, prices, SLO; a budget may
-grow). The last line of a search that came to its end says so; after it a new search begins, unless it is to go on.
+The first line names the question: a journal is resumed only if it answers the same one (candidates, prices, SLO, payload,
+model; a budget may grow). The last line of a search that came to its end says so; after it a new search begins, unless it is to
+go on.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ KINDS: Final[dict[str, type[Entry]]] = {
     "taken back": TakenBack,
     "paid": Paid,
 }
+CHANGED: Final = "candidates, prices, SLO, payload or model changed"
 FINISHED: Final = b'{"finished":true}\n'
 NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
@@ -43,7 +45,7 @@ class Journal:
         if lines and lines[-1] == FINISHED:
             lines = lines[:-1] if resume else []
         if lines and lines[0] != head:
-            raise UsageError(f"{path}: belongs to another question (candidates, prices or SLO changed): --fresh starts anew")
+            raise UsageError(f"{path}: belongs to another question ({CHANGED}): --fresh starts anew")
         if resume and len(lines) < 2:
             raise UsageError(f"--resume: {path} has no measurement to go on from: leave --resume out")
         self.events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
@@ -73,8 +75,9 @@ class Journal:
 
 
 def fingerprint(question: Question) -> str:
-    """Equal for equal questions, whatever their budgets."""
-    asked = replace(question, seconds=0.0, max_usd=None, parallel=1, start_s=0.0)
+    """Equal for equal questions, whatever their budgets, and however many instances can be had."""
+    entrants = tuple(replace(entrant, max_count=None) for entrant in question.entrants)
+    asked = replace(question, entrants=entrants, seconds=0.0, max_usd=None, parallel=1, start_s=0.0)
     return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
 
 

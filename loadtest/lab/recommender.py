@@ -31,13 +31,13 @@ from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.spec import SearchSpec
-from loadtest.results import LoadSpec, RunResult, SloSpec, to_json
+from loadtest.question.subject import subject_of
+from loadtest.results import LoadSpec, RunResult, to_json
 from loadtest.search.events import (
     EXPECTED,
     NOT_STARTED,
     Agree,
     Agreed,
-    Entrant,
     Event,
     Experiment,
     Load,
@@ -67,13 +67,14 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
     """What the search needs to know of a spec whose candidates are all priced.
 
     paid: whether running them costs money. parallel: how many may be up at once. start_s: of one that is paid for.
+    Raises: UsageError, if a file that it names cannot be read.
     """
-    assert spec.slo.tightest_ms is not None  # parse_search_spec refuses such an SLO
-    entrants = tuple(Entrant(c.name, c.group, c.usd_per_hour, c.sessions, c.max_rows, c.numerics) for c in spec.candidates)
+    strictest = spec.slo.strictest
+    assert strictest is not None  # parse_search_spec refuses such an SLO
     return Question(
-        entrants=entrants,
-        required=required_share(spec.slo),
-        limit_ms=spec.slo.tightest_ms,
+        entrants=tuple(candidate.entrant for candidate in spec.candidates),
+        required=strictest.percentile / 100,
+        limit_ms=strictest.limit_ms,
         seconds=spec.budget.minutes * 60,
         target_rps=spec.target_rps,
         max_usd=spec.budget.usd if paid else None,
@@ -82,12 +83,9 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
         stand_ins=spec.agreement_test.stand_ins if spec.agreement_test else (),
         parallel=parallel,
         start_s=start_s if paid else 0.0,
+        longest_ms=spec.slo.longest_ms or 0.0,
+        subject=subject_of(spec),
     )
-
-
-def required_share(slo: SloSpec) -> float:
-    """The share of requests that must meet every objective at once: at least what the most lenient percentile asks."""
-    return min(objective.percentile for objective in slo.objectives) / 100
 
 
 async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Credentials = NOTHING_SHOWN) -> SearchSpec:
@@ -362,7 +360,7 @@ class Lab:
             rows=experiment.rows,
             sessions=experiment.sessions,
             seconds=experiment.seconds,
-            limit_ms=self._spec.slo.tightest_ms or 0.0,
+            limit_ms=self._spec.slo.strictest.limit_ms if self._spec.slo.strictest else 0.0,
             lengths=f"{min(lengths.typical)}-{max(lengths.typical)}" if lengths is not None else "",
             statistics=_statistics(running),
             meter=not self.paid,  # work on this machine disturbs no candidate that is elsewhere
@@ -423,6 +421,7 @@ class Lab:
             mean_ms=result.latency.mean,
             goodput_rps=result.goodput_rps,
             error_rate=result.error_rate,
+            overrun=max(each.overrun for each in result.objectives) if len(result.objectives) > 1 else None,
             queue_ms=result.server.queue_ms if result.server else None,
             compute_ms=result.server.compute_ms if result.server else None,
             overhead_ms=result.server.overhead_ms if result.server else None,
@@ -448,7 +447,7 @@ class Lab:
             model=self._spec.model,
             seed=self._spec.seed,
             slo=self._spec.slo,
-            timeout_s=max(1.0, 20 * (self._spec.slo.tightest_ms or 0.0) / 1e3),
+            timeout_s=max(1.0, 20 * (self._spec.slo.longest_ms or 0.0) / 1e3),
             rows=str(payload.rows),
             length=payload.length,
             payloads=payload.files,

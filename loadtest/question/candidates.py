@@ -20,6 +20,7 @@ from loadtest.prices.catalogue import Catalogue
 from loadtest.question.numerics import full_precision, numerics_of
 from loadtest.question.spec_file import CandidateSpec, Ec2Launcher, LocalLauncher, SageMakerLauncher, SpecFile, UrlLauncher
 from loadtest.results import SloSpec
+from loadtest.search.events import Entrant
 from loadtest.wording import counted
 
 BATCHING_SETTINGS = ("max_rows", "policy", "max_delay_ms")
@@ -61,6 +62,11 @@ class CandidateSetup:
     def usd_per_hour(self) -> float:
         assert self.price is not None  # priced before the search begins: recommender.price_by_metadata
         return self.price.usd_per_hour
+
+    @property
+    def entrant(self) -> Entrant:
+        """What the search must know of it."""
+        return Entrant(self.name, self.group, self.usd_per_hour, self.sessions, self.max_rows, self.numerics, self.max_count)
 
 
 def priced(candidate: CandidateSetup, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> CandidateSetup:
@@ -224,7 +230,7 @@ class Expansion:
             "models": [
                 {
                     **self.model,
-                    "slo": {"p99_ms": self.slo.tightest_ms or 1000.0},
+                    "slo": {"p99_ms": self.slo.strictest.limit_ms if self.slo.strictest else 1000.0},
                     "batching": {**self.model.get("batching", {}), **batching},
                     "backends": [{**backend, **own, **instance.costs}],
                 }

@@ -12,6 +12,7 @@ from loadtest.prices.costs import (
     autoscaling_invocations_per_minute,
     cost_per_inference,
     cost_per_million,
+    replicas_for,
     requests_per_dollar,
 )
 from loadtest.prices.fleet import Fleet, FleetOption, NoFleet, cheapest_fleet
@@ -41,7 +42,7 @@ from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import clock, differences, letters, usd
+from loadtest.wording import clock, differences, letters, percent, rate, usd
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
 SPARE_SHARE = 0.05  # of the budget: what is left over without a word
@@ -61,25 +62,30 @@ def build(
     today = now.date()
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
-    reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
-    ranking = rank(question, outcome, seed=spec.seed)
     winner = standings[outcome.winner] if outcome.winner else None
-    runner_up = standings[outcome.runner_up] if outcome.runner_up else None
     ranked = [standing for standing in standings.values() if standing.claimed_rps and not standing.broken]
     # Beside a proven rate, one that only held in a sample carries no fleet.
     sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
     options = [
         FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure
     ]
+    fleet = _fleet(options, spec.target_rps, question.headroom) if spec.target_rps and options else None
+    limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
+    state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
+    short = _short(question, sure) if spec.target_rps and options and fleet is None else ""
+    if state == "no candidate":
+        outcome, winner = replace(outcome, winner=None, runner_up=None), None
+    runner_up = standings[outcome.runner_up] if outcome.runner_up else None
+    reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
+    ranking = rank(question, outcome, seed=spec.seed)
     notes = list(outcome.notes)
     if winner:
         decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
         notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
     notes += ended_early(question, outcome)
-    fleet = _fleet(options, spec.target_rps, question.headroom, notes) if spec.target_rps and options else None
-    limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
+    if short and state != "no candidate":  # there it is the answer
+        notes.append(short)
     floor = outcome.floor
-    state = _state(outcome, limited)
     found = Recommendation(
         created_at=now.isoformat(timespec="seconds"),
         source=spec.source,
@@ -90,7 +96,7 @@ def build(
         target_rps=spec.target_rps,
         headroom=question.headroom,
         state=state,
-        needed="",
+        needed=f"{short}: raise `max_count`, or ask for less" if short and state == "no candidate" else "",
         command="",
         answer="",
         winner=outcome.winner,
@@ -105,7 +111,9 @@ def build(
         fleet=fleet,
         fleets=_fleets(options, question.headroom),
         candidates=reports,
-        InferenceRecommendations=tuple(_aws(configured[s.entrant.name], s, fleet) for s in sorted(ranked, key=_aws_order)),
+        InferenceRecommendations=tuple(
+            _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)
+        ),
         floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
         generator_limited=limited,
         configuration=configured[outcome.winner].document if outcome.winner else {},
@@ -128,10 +136,14 @@ def build(
     return replace(found, answer=headline.answer(found))
 
 
-def _state(outcome: SearchOutcome, limited: Sequence[str]) -> RecommendationState:
+def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *, carried: bool) -> RecommendationState:
+    """carried: whether a fleet of what is claimed carries the target rate, if there is one."""
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
-        return "proven" if by_name[outcome.winner].peak_rps else "not proven"
+        possible = ((s.entrant, max(s.claimed_rps, s.likely_rps)) for s in outcome.standings if not s.broken)
+        if not carried and not limited and not question.carries(possible):
+            return "no candidate"
+        return "proven" if carried and by_name[outcome.winner].peak_rps else "not proven"
     if limited or (outcome.floor is not None and not outcome.floor.valid) or _incomparable(outcome):
         return "invalid"
     hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
@@ -192,9 +204,9 @@ def _candidate(
 ) -> CandidateReport:
     price = candidate.price
     assert price is not None  # as question_of saw
-    rate = standing.claimed_rps
+    claimed_rps = standing.claimed_rps
     profiled = outcome.profiles.get(candidate.group)
-    at_max = [run for run in standing.evidence if run.rps == rate]
+    at_max = [run for run in standing.evidence if run.rps == claimed_rps]
     points = curve(standing.runs)
     return CandidateReport(
         name=candidate.name,
@@ -214,8 +226,8 @@ def _candidate(
         failing_rps=standing.missed_rps if math.isfinite(standing.missed_rps) else None,
         held_rps=standing.held_rps,
         estimated_rps=standing.estimated_rps,
-        cost_per_million_usd=cost_per_million(price.usd_per_hour, rate) if rate else None,
-        requests_per_dollar=requests_per_dollar(price.usd_per_hour, rate) if rate else None,
+        cost_per_million_usd=cost_per_million(price.usd_per_hour, claimed_rps) if claimed_rps else None,
+        requests_per_dollar=requests_per_dollar(price.usd_per_hour, claimed_rps) if claimed_rps else None,
         p99_ms_at_max=at_max[-1].p99_ms if at_max else None,
         out=standing.out,
         runs=tuple(standing.runs),
@@ -223,6 +235,7 @@ def _candidate(
         overhead_ms=profiled.overhead_ms if profiled else 0.0,
         curve=points,
         cliff=cliff(points),
+        max_count=candidate.max_count,
         agreement=_agreement(standing.agreement, outcome.reference, question.min_agreement),
     )
 
@@ -278,8 +291,9 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
         told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
         return [f"{ended}: {told}, and no other could change the answer in that time"]
+    longest_ms = max(question.limit_ms, question.longest_ms)
     start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
-    run_s = start_s + min(decisive_seconds(question.limit_ms, standing.estimated_rps) for standing in tried)
+    run_s = start_s + min(decisive_seconds(longest_ms, standing.estimated_rps) for standing in tried)
     if question.max_usd is not None:
         cheapest = min(standing.entrant.usd_per_hour for standing in tried)
         if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:
@@ -291,12 +305,19 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     return [f"{ended}: nothing was left to try that could change the answer"]
 
 
-def _fleet(options: list[FleetOption], target_rps: float, headroom: float, notes: list[str]) -> Fleet | None:
+def _fleet(options: list[FleetOption], target_rps: float, headroom: float) -> Fleet | None:
     try:
         return cheapest_fleet(options, target_rps, headroom=headroom)
-    except NoFleet as exc:
-        notes.append(str(exc))
+    except NoFleet:
         return None
+
+
+def _short(question: Question, claimed: Sequence[Standing]) -> str:
+    """What is said where no fleet of these carries the target rate."""
+    most_rps = question.carried_rps((standing.entrant, standing.claimed_rps) for standing in claimed)
+    kept = "proven" if all(standing.peak_rps for standing in claimed) else "measured"
+    told = f"as many instances as can be had carry {rate(most_rps)} of {rate(question.target_rps or 0.0)}"
+    return f"{told}, loaded to {percent(question.headroom)} of what is {kept} of each"
 
 
 def _fleets(options: list[FleetOption], headroom: float) -> tuple[FleetAtRate, ...]:
@@ -312,23 +333,25 @@ def _fleets(options: list[FleetOption], headroom: float) -> tuple[FleetAtRate, .
     return tuple(found)
 
 
-def _aws(candidate: CandidateSetup, standing: Standing, fleet: Fleet | None) -> InferenceRecommendation:
-    rate = standing.claimed_rps
-    run = next(run for run in reversed(standing.runs) if run.rps == rate)
+def _aws(candidate: CandidateSetup, standing: Standing, question: Question, fleet: Fleet | None) -> InferenceRecommendation:
+    max_rps = standing.claimed_rps
+    run = next(run for run in reversed(standing.runs) if run.rps == max_rps)
+    alone = replicas_for(question.target_rps, max_rps, question.headroom) if question.target_rps else 1
+    count = fleet.counts.get(candidate.name, alone) if fleet else alone
     settings = tuple(EnvironmentParameter(key, "String", str(value)) for key, value in candidate.settings.items())
     return InferenceRecommendation(
         RecommendationId=candidate.name,
         Metrics=RecommendationMetrics(
             CostPerHour=candidate.usd_per_hour,
-            CostPerInference=cost_per_inference(candidate.usd_per_hour, rate * 60),
-            MaxInvocations=int(rate * 60),
+            CostPerInference=cost_per_inference(candidate.usd_per_hour, max_rps * 60),
+            MaxInvocations=int(max_rps * 60),
             ModelLatency=_model_latency_ms(run),
             CpuUtilization=run.cpu_percent,
             MemoryUtilization=run.memory_percent,
         ),
         EndpointConfiguration=EndpointConfiguration(
             InstanceType=f"ml.{candidate.instance_type.removeprefix('ml.')}" if candidate.instance_type else "",
-            InitialInstanceCount=(fleet.counts.get(candidate.name, 1) if fleet else 1),
+            InitialInstanceCount=min(count, candidate.max_count or count),
         ),
         ModelConfiguration=ModelConfiguration(settings),
     )

@@ -41,6 +41,8 @@ def headline(found: Recommendation, *, command: bool = True) -> str:
     if found.state == "not proven":
         ahead = f". So far {winner.letter} is ahead: {winner.differs}" if winner is not None else ""
         return found.needed + (f": {found.command}" if command else "") + ahead
+    if found.state == "no candidate" and found.needed:
+        return found.needed
     if found.state == "no candidate":
         missed = any(candidate.agreement is not None and not candidate.agreement.met for candidate in found.candidates)
         return f"not one was seen to keep {slo}" + (" with answers like the reference's" if missed else "")
@@ -144,9 +146,7 @@ def cliff_told(candidate: CandidateReport) -> str:
 
 def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
     slo = slo_in_words(found.slo)
-    held = (
-        f"kept {slo}, proven at 95 % confidence" if found.state == "proven" else f"kept {slo} while it was measured, not proven"
-    )
+    held = f"kept {slo}, proven at 95 % confidence" if winner.max_rps else f"kept {slo} while it was measured, not proven"
     higher = any(run.rps > winner.claimed_rps for run in winner.runs)
     more = "" if higher else "; the highest that was tried"
     told = [Fact("claimed_rps", rate(winner.claimed_rps), held + more)]
@@ -177,11 +177,15 @@ def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
 
 def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
     runner_up = next((candidate for candidate in found.candidates if candidate.name == found.runner_up), None)
-    if runner_up is None or found.margin is None:
+    if runner_up is None:
         return []
     letter, told = runner_up.letter, []
     unproven = "" if runner_up.max_rps else ", which is not proven"
-    if not found.margin_resolved:
+    if found.margin is None:
+        told.append(
+            Fact("margin", "too few", f"can be had of {letter}, the runner-up, to carry {rate(found.target_rps or 0.0)} alone")
+        )
+    elif not found.margin_resolved:
         told.append(Fact("margin", "the same", f"is what {letter}, the runner-up, costs, within what was measured{unproven}"))
     else:
         more = f"{percent(abs(found.margin))} {'more' if found.margin > 0 else 'less'}"

@@ -185,13 +185,15 @@ def _demand(found: Recommendation, shown: Sequence[CandidateReport], colours: di
     low, high = min(peaks.values()) / 4, max(max(peaks.values()) * 8, 1.2 * (found.target_rps or 0.0))
     series = []
     for c in priced:
-        steps = [n * peaks[c.name] for n in range(1, math.floor(high / peaks[c.name]) + 1)][:STEPS]
-        rates = [low, *(at for at in steps if at > low), high]
+        most = min(high, _most_rps(c, peaks[c.name]))
+        steps = [n * peaks[c.name] for n in range(1, math.floor(most / peaks[c.name]) + 1)][:STEPS]
+        rates = [low, *(at for at in steps if at > low), most]
         points = [Point(at, _monthly(c, at, peaks[c.name])) for at in sorted(set(rates))]
         series.append(Series(colours[c.name], points, marks=False, stairs=True, name=c.letter))
     rings = []
     for one, other in pairwise(priced[: ROOM + 1]):
-        at = break_even_rps(one.price.usd_per_hour, peaks[one.name], other.price.usd_per_hour, peaks[other.name], high)
+        most = min(high, *(_most_rps(c, peaks[c.name]) for c in (one, other)))
+        at = break_even_rps(one.price.usd_per_hour, peaks[one.name], other.price.usd_per_hour, peaks[other.name], most)
         if at is not None:
             hint = f"{one.letter} and {other.letter} change places at {rate(at)}"
             rings.append(Point(at, _monthly(one, at, peaks[one.name]), hint))
@@ -200,6 +202,11 @@ def _demand(found: Recommendation, shown: Sequence[CandidateReport], colours: di
         text += f" {'Rings' if len(rings) > 1 else 'Ring'}: {'; '.join(ring.hint for ring in rings)}."
     chart = Chart(Axis("requests per second", log=True), Axis("USD per month", log=True), series, rings=rings)
     return "Monthly cost against demand", text, Markup(draw(chart))
+
+
+def _most_rps(candidate: CandidateReport, peak_rps: float) -> float:
+    """That as many as can be had carry."""
+    return math.inf if candidate.max_count is None else candidate.max_count * peak_rps
 
 
 def _monthly(candidate: CandidateReport, rps: float, peak_rps: float) -> float:

@@ -63,6 +63,7 @@ class CandidateReport:
     are ranked: the middle of that bracket; what is predicted, if nothing failed. cost_per_million_usd: at max_rps (else
     held_rps), fully used; None if there is no such rate. out: why it was dropped. runs, timings: the evidence. agreement: None
     if nothing was compared. curve: its valid runs, rate ascending. cliff: where p99 jumps; None if it was not seen to.
+    max_count: the most instances that can be had; None: any number.
     """
 
     name: str
@@ -88,6 +89,7 @@ class CandidateReport:
     differs: str = ""
     curve: tuple[CurvePoint, ...] = ()
     cliff: Cliff | None = None
+    max_count: int | None = None
 
     @property
     def claimed_rps(self) -> float:
@@ -120,6 +122,10 @@ class RecommendationMetrics:
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfiguration:
+    """InitialInstanceCount: as in the recommended fleet; of what is not in it, as many as carry target_rps alone, at most
+    max_count; 1 without target_rps.
+    """
+
     InstanceType: str
     InitialInstanceCount: int
 
@@ -165,12 +171,15 @@ class Recommendation:
 
     state: what every output says, and the exit code. proven: the winner's rate passed at 95 % confidence. not proven: a rate
     only held in the sample, or time ended before anything was decided. no candidate: every one was measured and misses the SLO
-    or the agreement, or does not run. invalid: what would decide it could not be measured.
-    needed: what a proof would take, in words, and the command for it; empty if it is proven, or no amount of time brings it.
+    or the agreement, or does not run; or as many as can be had do not carry target_rps. invalid: what would decide it could not
+    be measured.
+    needed: what a proof would take, in words, and the command for it; where no fleet carries target_rps, what keeps it from
+    that. Empty if it is proven, or no amount of time brings it.
     winner, runner_up: names of candidates; None if there is none. proven: state, as a flag.
     verified: whether it recovered from an overload; None if there was no time to see.
     margin: how much more the runner-up costs than the winner, as a share, each at its claimed rate: a fleet for target_rps,
-    else a million requests. margin_resolved: False if what was measured does not tell the two costs apart.
+    else a million requests; None if too few can be had of one of them. margin_resolved: False if what was measured does not
+    tell the two costs apart.
     probability_cheapest: that none is cheaper, by bootstrap over blocks.
     flip_usd_per_hour: the winner's hourly price from which the runner-up costs less, at the claimed rates.
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.

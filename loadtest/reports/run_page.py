@@ -88,8 +88,8 @@ def _facts(result: RunResult) -> list[tuple[str, str]]:
 
 def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
     blocks = [block for block in result.blocks if block.requests]
-    limit_ms = result.spec.slo.tightest_ms if result.spec.slo else None
-    limits = [Line(limit_ms, f"SLO: {slo_in_words(str(result.spec.slo))}")] if limit_ms else []
+    strictest = result.spec.slo.strictest if result.spec.slo else None
+    limits = [Line(strictest.limit_ms, f"SLO: {slo_in_words(str(result.spec.slo))}")] if strictest else []
     time = Axis("seconds since the start")
     latency = [_over_time(blocks, P50, "p50_ms", "p50"), _over_time(blocks, P99, "p99_ms", "p99")]
     rates = [

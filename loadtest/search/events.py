@@ -1,16 +1,18 @@
 """What a search asks and what it is answered: experiments and events, as plain values that go to the journal and back."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour
+from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
 from loadtest.prices.fleet import HEADROOM
 from loadtest.results import Verdict
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
 SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it cannot take it back
+TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 NOT_STARTED = "did not start"  # how failures begin of what was never up
 
@@ -20,6 +22,7 @@ class Entrant:
     """What the search must know of a candidate.
 
     Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
+    max_count: the most instances of it that can be had; None: any number.
     """
 
     name: str
@@ -28,16 +31,19 @@ class Entrant:
     sessions: int
     max_rows: int
     numerics: str = ""
+    max_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """required: share of requests that must meet the SLO. limit_ms: its tightest limit. max_usd: None means no limit.
+    """required: share of requests that must meet the SLO's strictest objective. limit_ms: its limit. longest_ms: the longest of
+    all, where that is another: by it runs are cut into blocks. max_usd: None means no limit.
 
     reference: the entrant whose answers the others' must agree with, or EXPECTED; "" if nothing is compared.
     stand_ins: entrants that take its place, in this order, where it cannot be asked.
     min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
     parallel: how many entrants may be up at once. start_s: what a start of a paid one usually takes, until one was seen.
+    subject: a digest of what else a measured rate depends on: payload, model, configurations, all objectives.
     """
 
     entrants: tuple[Entrant, ...]
@@ -52,18 +58,36 @@ class Question:
     stand_ins: tuple[str, ...] = ()
     parallel: int = 1
     start_s: float = 0.0
+    longest_ms: float = 0.0
+    subject: str = ""
 
     def cost(self, entrant: Entrant, max_rps: float) -> float:
         """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
 
         Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
+        A fleet that needs more instances than can be had costs TOO_FEW times its price.
         """
         if max_rps <= 0:
             return math.inf
         per_million = cost_per_million(entrant.usd_per_hour, max_rps)
         if self.target_rps is None:
             return per_million
-        return fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+        fleet = fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+        return fleet if self.suffices(entrant, max_rps) else TOO_FEW * fleet
+
+    def suffices(self, entrant: Entrant, max_rps: float) -> bool:
+        """Whether as many of it as can be had carry the target rate alone; so they do where none is set."""
+        if self.target_rps is None or entrant.max_count is None or max_rps <= 0:
+            return max_rps > 0
+        return replicas_for(self.target_rps, max_rps, self.headroom) <= entrant.max_count
+
+    def carries(self, rates: Iterable[tuple[Entrant, float]]) -> bool:
+        """Whether all of these together do, each at its rate."""
+        return self.carried_rps(rates) >= (self.target_rps or 0.0) * (1 - 1e-9)
+
+    def carried_rps(self, rates: Iterable[tuple[Entrant, float]]) -> float:
+        """What as many of each as can be had carry, with headroom; infinite where any number can be."""
+        return sum(rps * self.headroom * (entrant.max_count or math.inf) for entrant, rps in rates if rps > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +222,7 @@ class Measured:
     reference_ms, start_s: as in `Profiled`. overlap_s, beside_usd: as in `Agreed`.
     endpoint, began_at: what the platform calls the candidate, and when it was loaded (ISO 8601), to ask it for its figures:
     model_latency_ms, overhead_latency_ms are its means; None: it has none.
+    overrun: of several objectives, the one that was kept worst: its misses over those that it allows; None: there is but one.
     """
 
     entrant: str
@@ -233,6 +258,7 @@ class Measured:
     began_at: str = ""
     model_latency_ms: float | None = None
     overhead_latency_ms: float | None = None
+    overrun: float | None = None
 
     @property
     def requests(self) -> int:
@@ -242,6 +268,13 @@ class Measured:
     def attainment(self) -> float | None:
         """Share that met the SLO; None if nothing was measured."""
         return sum(met for _, met in self.blocks) / self.requests if self.requests else None
+
+    def share(self, required: float) -> float:
+        """What to compare with `required`: the share that met the SLO, or would, were its worst kept objective such a one.
+
+        0 if nothing was measured.
+        """
+        return (self.attainment or 0.0) if self.overrun is None else max(0.0, 1 - self.overrun * (1 - required))
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,10 @@ class Knowledge:
             low, high = (low, middle) if self.question.cost(entrant, middle) <= cost else (middle, high)
         return high
 
+    def is_carried(self, standings: Iterable[Standing]) -> bool:
+        """Whether the proven rates of these together carry the target rate, if there is one."""
+        return self.question.carries((standing.entrant, standing.peak_rps) for standing in standings)
+
     def is_unmeasurable(self, standing: Standing) -> bool:
         """For now: too many of its runs in a row were INVALID."""
         return len(standing.invalid_runs) >= MOST_INVALID
@@ -168,7 +172,7 @@ class Knowledge:
 
     def decisive_seconds(self, rps: float) -> float:
         """As `budget.decisive_seconds`, for this question's SLO."""
-        return decisive_seconds(self.question.limit_ms, rps)
+        return decisive_seconds(max(self.question.limit_ms, self.question.longest_ms), rps)
 
 
 def widest(entrants: Iterable[Entrant]) -> Entrant:

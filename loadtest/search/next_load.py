@@ -39,7 +39,7 @@ def next_load(known: Knowledge) -> Load | None:
         or _challenge(known, shortlist)
         or _refine(known, shortlist, 1)
         or _challenge(known, shortlist, likely=True)
-        or _refine(known, shortlist, FINALISTS)
+        or _refine(known, shortlist, FINALISTS if known.is_carried(shortlist) else len(shortlist))
     )
 
 
@@ -74,12 +74,16 @@ def load_of(
 
 def _shortlist(known: Knowledge) -> list[Standing]:
     ranked = sorted((s for s in known.contenders if s.estimated_rps and not known.is_unmeasurable(s)), key=known.cost)
-    return [
+    near = [
         standing
         for place, standing in enumerate(ranked[:SHORTLIST])
         # The runner-up is measured too: else how far it is behind is a guess.
         if place < FINALISTS or known.cost(ranked[0]) / known.cost(standing) >= KEEP_ABOVE
     ]
+    # And as many as a fleet needs, where there are few instances of each.
+    while len(near) < len(ranked) and not known.question.carries((s.entrant, s.estimated_rps) for s in near):
+        near.append(ranked[len(near)])
+    return near
 
 
 def _again(known: Knowledge, shortlist: list[Standing]) -> Load | None:
@@ -107,14 +111,20 @@ def _scout(known: Knowledge, shortlist: list[Standing]) -> Load | None:
 
 
 def _prove(known: Knowledge, shortlist: list[Standing]) -> Load | None:
-    """The first proven rate of the cheapest. From below: a rate that passes is an answer, one that fails is none."""
+    """The first proven rate of the cheapest, and of as many as it takes where too few of it can be had.
+
+    From below: a rate that passes is an answer, one that fails is none.
+    """
+    carried = known.is_carried(shortlist)
     for standing in shortlist:
-        if standing.peak_rps:
+        if standing.peak_rps and carried:
             return None
+        if standing.peak_rps:
+            continue
         rps = standing.estimated_rps * SURE
         if standing.failing_rps:  # the more often it failed, the further down
             rps = min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1))
-        if rps < known.leading_rps(standing, shortlist):
+        if carried and rps < known.leading_rps(standing, shortlist):
             continue  # proven there, it would still be dearer than another
         share = 1.0 if _hurried(known, standing, standing.estimated_rps) else 0.0
         if standing.tries < MOST_VAIN and (trial := _trial(known, standing, rps, share=share)):

@@ -122,9 +122,9 @@ def predicted_rps(
     The scatter of a short profile on a busy machine is a rough guess: where only it breaks the SLO, the candidate is not given
     up, but predicted at half of what it would carry without.
     """
-    limit_ms = slo.tightest_ms
-    if limit_ms is None or limit_ms <= overhead_ms:
+    if slo.strictest is None or slo.tightest_ms is None or slo.tightest_ms <= overhead_ms:
         return 0.0
+    limit_ms = slo.strictest.limit_ms  # as its configuration says
 
     def holds(rps: float) -> bool:
         arrivals_ns = np.cumsum(np.random.default_rng(seed).exponential(1e9 / rps, requests)).astype(np.int64)

@@ -20,11 +20,11 @@ DRAWS = 2000
 class Ranking:
     """The winner against the rest.
 
-    margin: how much more the runner-up costs, as a share, both at the rates claimed for them; None if there is none. Negative
-        only if the runner-up's rate is not proven.
+    margin: how much more the runner-up costs, as a share, both at the rates claimed for them; None if there is none, or too few
+        can be had of one of them. Negative only if the runner-up's rate is not proven.
     probability_cheapest: that no other candidate is cheaper at its peak, by bootstrap over blocks; candidates without a
         measured bracket enter with their estimate and its usual error. Never 0 or 1: so many draws cannot tell that.
-    flip_usd_per_hour: the winner's hourly price from which the runner-up would cost less, at the rates claimed.
+    flip_usd_per_hour: the winner's hourly price from which the runner-up would cost less, at the rates claimed; None as margin.
     """
 
     probability_cheapest: float
@@ -40,7 +40,7 @@ def rank(question: Question, outcome: SearchOutcome, *, seed: int) -> Ranking | 
     winner = by_name[outcome.winner]
     runner_up = by_name[outcome.runner_up] if outcome.runner_up else None
     margin = flip = None
-    if runner_up is not None:
+    if runner_up is not None and all(question.suffices(s.entrant, s.claimed_rps) for s in (winner, runner_up)):
         costs = [question.cost(standing.entrant, standing.claimed_rps) for standing in (winner, runner_up)]
         margin = costs[1] / costs[0] - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
@@ -72,7 +72,10 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
     for column, run in enumerate(runs):
         blocks = np.array(run.blocks, dtype=float)
         weights = random.multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=draws)
-        shares[:, column] = (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
+        missed = 1 - (weights @ blocks[:, 1]) / np.maximum(weights @ blocks[:, 0], 1)
+        seen = 1 - (run.attainment or 0.0)
+        # What of several objectives was missed is scattered over the blocks as all misses are.
+        shares[:, column] = 1 - missed * ((1 - run.share(required)) / seen if seen else 1.0)
     weight = [run.requests for run in runs]
     places, drift = random.random(draws), random.normal(0, RUN_SPREAD, draws)
     found = [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)]

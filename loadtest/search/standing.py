@@ -61,7 +61,7 @@ class Standing:
         return [run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests]
 
     def _unclear(self, run: Measured) -> bool:
-        return run.purpose == "round" and STALLED * self.required <= (run.attainment or 0.0) < self.required
+        return run.purpose == "round" and STALLED * self.required <= run.share(self.required) < self.required
 
     @property
     def broken(self) -> bool:
@@ -134,7 +134,7 @@ class Standing:
         runs = sorted(self.evidence, key=lambda run: run.rps)
         if not runs:
             return {}
-        shares = falling([run.attainment or 0.0 for run in runs], [run.requests for run in runs])
+        shares = falling([run.share(self.required) for run in runs], [run.requests for run in runs])
         return {run.rps: float(share) for run, share in zip(runs, shares, strict=True)}
 
     @property
@@ -147,7 +147,7 @@ class Standing:
             full = [run.rps for run in last if run.rps >= held and run.p99_ms > NEAR_LIMIT * self.limit_ms]
             return max(held, min(self.predicted_rps * self.bias, self.ceiling_rps, *full))
         # A server that sheds serves about its capacity in time; one that collapses says only that the rate was too high.
-        collapses = [run.rps for run in self.evidence if run.verdict == "fail" and (run.attainment or 0.0) < COLLAPSED]
+        collapses = [run.rps for run in self.evidence if run.verdict == "fail" and run.share(self.required) < COLLAPSED]
         below = min(BURST, max(COLLAPSED ** len(collapses), self._shares[missed])) if missed in collapses else BURST
         return max(below * missed, math.sqrt(held * missed))  # what holds never lowers it
 

@@ -278,6 +278,8 @@ class _Search:
             return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
         if standing.evidence:
             return f"misses the SLO at {min(run.rps for run in standing.evidence):.4g}/s, the lowest rate that was tried"
+        if standing.estimated_rps and not self._question.suffices(standing.entrant, standing.estimated_rps):
+            return f"too few can be had: {counted(standing.entrant.max_count or 0, 'instance')}"
         worth = self._known.cost(winner) / self._known.cost(standing) if winner else 1.0
         if worth < KEEP_ABOVE:
             return f"predicted at {worth:.0%} of the best per dollar"
@@ -286,8 +288,11 @@ class _Search:
     def _needed_seconds(self, winner: Standing | None) -> float | None:
         """How much longer a proof takes, with its start and the check behind it; None if there is none to be had."""
         known = self._known
-        nearest = winner or min(known.contenders, key=known.cost, default=None)
-        if nearest is None or nearest.peak_rps or not nearest.estimated_rps:
+        if winner is not None and winner.peak_rps and known.is_carried(known.contenders):
+            return None
+        unproven = [standing for standing in known.contenders if not standing.peak_rps]
+        nearest = winner if winner in unproven else min(unproven, key=known.cost, default=None)
+        if nearest is None or not nearest.estimated_rps:
             return None
         proof_s = PROOF * known.decisive_seconds(SURE * nearest.estimated_rps)
         return proof_s + 2 * (known.start_s + verify_seconds(self._question))

@@ -425,6 +425,14 @@ def test_a_rate_of_one_type_is_not_taken_for_another(capsys: pytest.CaptureFixtu
     assert "measured c7i.large, and not ml.m7i.large: it is not scaled by that rate" in err
 
 
+def test_what_is_not_proven_is_told_apart_from_a_rate_that_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["deploy", "sagemaker", str(reported(tmp_path, state="not proven")), *PLACE]) == 0
+    assert "the fleet is not proven: the rates that are do not carry what was asked for" in capsys.readouterr().err
+    candidates = [each | {"max_rps": 0} for each in json.loads(reported(tmp_path).read_text())["candidates"]]
+    assert main(["deploy", "sagemaker", str(reported(tmp_path, state="not proven", candidates=candidates)), *PLACE]) == 0
+    assert "the rate is not proven: it held in the sample only" in capsys.readouterr().err
+
+
 def test_the_other_places_take_a_report_as_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = reported(tmp_path)
     found = json.loads(report.read_text())

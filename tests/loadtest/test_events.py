@@ -1,6 +1,7 @@
 """What commands and events say of themselves, and what measuring costs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,26 @@ def test_with_a_target_rate_it_is_whole_instances_with_some_to_spare() -> None:
     assert asked.cost(CHEAP, 0.0) == math.inf
     # Of as many instances the faster ones are better, by little.
     assert asked.cost(CHEAP, 120.0) < asked.cost(CHEAP, 110.0) < asked.cost(CHEAP, 120.0) + 1e-4
+
+
+def test_a_fleet_of_more_instances_than_can_be_had_costs_more_than_any_other() -> None:
+    few = replace(CHEAP, max_count=2)
+    asked = Question((few, DEAR), 0.99, 50.0, 600.0, target_rps=150.0)
+    assert asked.cost(few, 110.0) == asked.cost(CHEAP, 110.0)
+    assert (asked.suffices(few, 110.0), asked.suffices(few, 107.0), asked.suffices(CHEAP, 0.0)) == (True, False, False)
+    assert asked.cost(few, 107.0) > asked.cost(DEAR, 1.0)
+    assert asked.cost(few, 107.0) < asked.cost(few, 50.0)  # and yet there is an order
+    unasked = replace(asked, target_rps=None)
+    assert unasked.cost(few, 1.0) == unasked.cost(CHEAP, 1.0)
+
+
+def test_few_instances_of_each_carry_what_one_kind_does_not() -> None:
+    few, fewer = replace(CHEAP, max_count=2), replace(DEAR, max_count=1)
+    asked = Question((few, fewer), 0.99, 50.0, 600.0, target_rps=140.0)
+    assert asked.carried_rps([(few, 50.0), (fewer, 100.0), (CHEAP, 0.0)]) == pytest.approx(140.0)
+    assert asked.carries([(few, 50.0), (fewer, 100.0)])
+    assert not asked.carries([(few, 50.0), (fewer, 99.0)])
+    assert asked.carries([(CHEAP, 1.0)])
 
 
 def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:

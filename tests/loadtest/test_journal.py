@@ -1,14 +1,19 @@
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.lab.journal import Journal
+from loadtest.lab.journal import Journal, fingerprint
+from loadtest.lab.recommender import question_of
 from loadtest.load.request_log import RequestLog, write_csv
+from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.search.events import Entrant, Measured, Predicted, Profiled, Question, Timing
 from tests.file_limit import no_file_longer_than
+from tests.loadtest.examples import DOCUMENT, example_spec
 
 QUESTION = Question((Entrant("a", "g", 1.0, 1, 8),), 0.99, 50, 600)
 EVENTS = (
@@ -16,6 +21,11 @@ EVENTS = (
     Predicted("a", 120.0),
     Measured("a", "peak", 100.0, "pass", ((200, 199), (210, 210)), 21.0, batch_rows={1: 5, 8: 7}, notes=("busy",)),
 )
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return load_catalogue()
 
 
 def write(path: Path, *, finish: bool = False) -> None:
@@ -85,6 +95,74 @@ def test_the_journal_of_another_question_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "journal.jsonl")
     with pytest.raises(UsageError, match=r"belongs to another question .*--fresh starts anew"):
         reopened(tmp_path / "journal.jsonl", dataclasses.replace(QUESTION, limit_ms=40))
+
+
+def asked(catalogue: Catalogue, **keys: Any) -> str:
+    return fingerprint(question_of(example_spec(catalogue, **keys), paid=False))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"slo": "p99<50ms,errors<0.1%"},
+        {"slo": "p99<50ms,p99.9<500ms"},
+        {"slo": "p99<50ms,service.p50<5ms"},
+        {"payload": {"rows": 8}},
+        {"payload": {"protocol": "grpc"}},
+        {"payload": {"length": "512"}},
+        {"payload": {"values": ["x=0:9"]}},
+        {"model": {**DOCUMENT["model"], "name": "other"}},
+        {"model": {**DOCUMENT["model"], "max_rows": 4}},
+        {"launcher": {**DOCUMENT["launcher"], "nice": 0}},
+        {"candidates": [{**DOCUMENT["candidates"][0], "backend": {"kind": "synthetic", "fixed_ms": 5, "row_ms": 1}}]},
+    ],
+    ids=str,
+)
+def test_what_a_measured_rate_depends_on_is_part_of_the_question(catalogue: Catalogue, other: dict[str, Any]) -> None:
+    assert asked(catalogue, **other) != asked(catalogue)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"budget": {"minutes": 5, "usd": 3}},
+        {"seed": 7},
+        {"launcher": {**DOCUMENT["launcher"], "start_timeout_s": 5}},
+        {"candidates": [{**DOCUMENT["candidates"][0], "max_count": 3}]},
+    ],
+    ids=str,
+)
+def test_what_it_does_not_depend_on_is_not(catalogue: Catalogue, other: dict[str, Any]) -> None:
+    assert asked(catalogue, **other) == asked(catalogue)
+
+
+def test_files_are_told_apart_by_what_is_in_them(catalogue: Catalogue, tmp_path: Path) -> None:
+    payload, code, model = tmp_path / "one.json", tmp_path / "own.py", tmp_path / "model.onnx"
+    request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]}
+
+    def now() -> str:
+        backends = {"kind": "python", "model": f"{code}:Own"}, {"kind": "onnxruntime", "model": str(model)}
+        candidates = [{"instances": ["c7i.large"], "backend": backend} for backend in backends]
+        return asked(
+            catalogue,
+            slo={"p99_ms": 50, "min_agreement": None},
+            payload={"files": [str(payload)]},
+            candidates=candidates,
+        )
+
+    payload.write_text(json.dumps(request))
+    code.write_text("class Own: ...\n")
+    model.write_bytes(b"one")
+    seen = {now()}
+    for path, content in (
+        (payload, json.dumps(request).replace("0]", "1]")),
+        (code, "class Own:\n    b = 1\n"),
+        (model, "two"),
+    ):
+        path.write_text(content)
+        seen.add(now())
+    assert len(seen) == 4
+    assert now() in seen
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"garbage\n", b'{"event":"measured","data":{}}\n', b'{"event":"other","data":{}}\n'])

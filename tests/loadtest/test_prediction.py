@@ -41,6 +41,13 @@ def test_the_prediction_lies_below_the_fluid_limit_and_not_far(policy: str) -> N
     assert 0.6 * 152 < capacity(batching=Batching(policy=policy)) <= 152  # type: ignore[arg-type]
 
 
+def test_half_of_the_requests_may_be_later_than_what_only_the_median_must_keep() -> None:
+    timings = (Timing(1, 1, 12.0), Timing(8, 1, 16.0), Timing(32, 1, 30.0))
+    both = predicted(timings, slo=SloSpec.parse("p50<20ms,p99<200ms"), batching=Batching(), overhead_ms=1.0)
+    assert both > 100
+    assert predicted(timings, slo=SloSpec.parse("p50<12ms,p99<200ms"), batching=Batching(), overhead_ms=1.0) == 0
+
+
 @pytest.mark.slow
 def test_overhead_and_scatter_lower_the_prediction() -> None:
     best = capacity()

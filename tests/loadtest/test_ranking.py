@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,15 @@ def test_the_margin_is_what_the_runner_up_costs_more_at_the_rates_claimed() -> N
     assert fleets is not None
     assert fleets.margin == pytest.approx(3 * 1.5 / (4 * 1.0) - 1, abs=1e-4)
     assert fleets.flip_usd_per_hour == pytest.approx(3 * 1.5 / 4)
+
+
+def test_there_is_no_margin_to_a_runner_up_of_which_too_few_can_be_had() -> None:
+    a, b = standing("a", 1.0, *bracket("a", 400, 420)), standing("b", 1.5, *bracket("b", 500, 520))
+    b.entrant = replace(b.entrant, max_count=2)
+    verdict = judged(a, b, target_rps=1000.0)
+    assert verdict is not None
+    assert (verdict.margin, verdict.flip_usd_per_hour) == (None, None)
+    assert verdict.probability_cheapest > 0.99
 
 
 def test_at_a_target_rate_whole_instances_decide_the_price_that_flips() -> None:
@@ -149,6 +159,12 @@ def test_who_held_nowhere_peaks_below_by_what_was_missed() -> None:
     little = ((100, 20),) * 10
     found = peaks(run("a", 400, "fail", little), run("a", 450, "fail", little))
     assert found.mean() == pytest.approx(math.log(200), abs=0.005)  # half at least
+
+
+def test_of_several_objectives_peaks_are_drawn_by_the_one_that_is_kept_worst() -> None:
+    some = ((100, 60),) * 10
+    held, missed = (replace(run("a", rps, "undecided", some), overrun=overrun) for rps, overrun in ((400, 0.9), (800, 1.1)))
+    assert math.log(400) < peaks(held, missed).mean() < math.log(800)
 
 
 def test_one_request_is_evidence_too() -> None:

@@ -321,10 +321,54 @@ def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
     assert found.InferenceRecommendations[0].EndpointConfiguration.InitialInstanceCount == 2
     # Beyond what two of each carry there is none.
     assert [fleet.rps for fleet in found.fleets] == [40, 80, 200, 400, 800]
-    short = told({ONE: [run(ONE, 400)]}, ONE, spec=spec)
-    assert short.fleet is None
-    assert short.notes[-1].startswith("900 requests/s cannot be carried")
+    assert found.state == "proven"
     assert told({}, spec=spec).fleet is None
+
+
+def test_nothing_is_proven_of_a_fleet_while_too_little_of_it_is() -> None:
+    few = {**example_spec_document(), "max_count": 2}
+    found = told({ONE: [run(ONE, 400)]}, ONE, spec=example_spec(target_rps=900, candidates=[few]), needed_seconds=70.0)
+    assert (found.fleet, found.winner, found.state, found.proven, found.exit_code) == (None, ONE, "not proven", False, 1)
+    assert found.needed == "needs about 2 more minutes"
+    carried = "as many instances as can be had carry 560/s of 900/s, loaded to 70 % of what is proven of each"
+    assert found.notes[-1] == carried
+    assert "400/s kept p99 under 50 ms, proven at 95 % confidence" in found.answer
+
+
+def test_there_is_no_winner_where_no_fleet_can_carry_the_target_rate() -> None:
+    two = {**example_spec_document(), "max_count": 2}
+    spec = example_spec(target_rps=5000, candidates=[two])
+    found = told(BRACKETS, ONE, TWO, spec=spec, predicted={THREE: 0.0, FOUR: 0.0})
+    assert (found.state, found.winner, found.runner_up, found.fleet, found.exit_code) == ("no candidate", None, None, None, 1)
+    assert found.answer == (
+        "NO CANDIDATE: as many instances as can be had carry 980/s of 5,000/s, loaded to 70 % of what is proven of each: "
+        "raise `max_count`, or ask for less."
+    )
+    assert found.configuration == {}
+    assert [(candidate.status, candidate.max_rps) for candidate in found.candidates[:2]] == [
+        ("finalist", 400),
+        ("finalist", 300),
+    ]
+    counts = [each.EndpointConfiguration.InitialInstanceCount for each in found.InferenceRecommendations]
+    assert counts == [2, 2]
+
+
+def test_a_runner_up_of_which_too_few_can_be_had_is_said_to_be_one() -> None:
+    few, plenty = ({**example_spec_document(), "instances": [kind]} for kind in ("c7i.large", "c8g.large"))
+    spec = example_spec(target_rps=900, candidates=[{**few, "max_count": 1}, plenty])
+    found = told({ONE: [run(ONE, 400)], THREE: [run(THREE, 260)]}, THREE, ONE, spec=spec)
+    assert (found.state, found.margin, found.flip_usd_per_hour) == ("proven", None, None)
+    assert "; too few can be had of B, the runner-up, to carry 900/s alone; " in found.answer
+
+
+def test_aws_is_told_how_many_instances_carry_the_target_rate() -> None:
+    spec = example_spec(target_rps=900)
+    counts = {
+        each.RecommendationId: each.EndpointConfiguration.InitialInstanceCount
+        for each in told(PROVEN, ONE, TWO, spec=spec).InferenceRecommendations
+    }
+    assert counts == {ONE: 4, TWO: 5}  # of 0.7 of 400/s, and of 300/s
+    assert told(PROVEN, ONE, TWO).InferenceRecommendations[1].EndpointConfiguration.InitialInstanceCount == 1
 
 
 def example_spec_document() -> dict[str, Any]:

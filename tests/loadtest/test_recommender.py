@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadtest.errors import TargetError, UsageError
@@ -11,15 +12,18 @@ from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Usage
-from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of, required_share
+from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
-from loadtest.results import LoadSpec, RunResult, SloSpec
+from loadtest.results import LoadSpec, RunResult
+from loadtest.search.budget import decisive_seconds
 from loadtest.search.events import Load, Measured, Profile, Profiled
+from loadtest.search.knowledge import Knowledge
+from loadtest.verdict.decision import JudgedRequests, judge
 from tests.loadtest.examples import example_spec
 from tests.loadtest.made_results import run_result
 
@@ -314,6 +318,31 @@ def test_money_is_limited_only_where_it_is_spent(spec: SearchSpec) -> None:
     assert question_of(spending, paid=False).max_usd is None
 
 
-def test_the_most_lenient_percentile_is_required_of_all_objectives_together() -> None:
-    assert required_share(SloSpec.parse("p99<50ms")) == 0.99
-    assert required_share(SloSpec.parse("p50<10ms,p99<50ms")) == 0.5
+def test_of_several_objectives_the_strictest_tells_the_limit_and_the_longest_how_long_runs_take(catalogue: Catalogue) -> None:
+    asked = question_of(example_spec(catalogue, slo="p50<20ms,p99<200ms,service.p90<500ms"), paid=False)
+    assert (asked.required, asked.limit_ms, asked.longest_ms) == (0.99, 200, 500)
+    assert Knowledge(asked, ()).decisive_seconds(1e6) == decisive_seconds(500, 1e6)
+
+
+def test_a_request_is_waited_for_as_long_as_the_longest_limit_allows(catalogue: Catalogue) -> None:
+    launcher = FakeLauncher()
+    spec = example_spec(catalogue, slo="p50<20ms,p99<2s")
+    measure = FakeMeasure(launcher)
+    answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, "peak"))
+    assert measure.specs[0].timeout_s == 40
+
+
+@pytest.mark.parametrize(("slo", "overrun"), [("p99<50ms,errors<0.1%", pytest.approx(6.0)), ("p99<50ms", None)])
+def test_a_run_tells_how_far_its_worst_objective_was_missed(catalogue: Catalogue, slo: str, overrun: Any) -> None:
+    launcher = FakeLauncher()
+    spec = example_spec(catalogue, slo=slo)
+
+    class Failing(FakeMeasure):
+        async def __call__(self, spec: LoadSpec, **how: Any) -> RunResult:
+            index = np.arange(5000)
+            requests = JudgedRequests(np.ones(5000), np.ones(5000), index % 500 < 3, index // 250)
+            assert spec.slo is not None
+            return dataclasses.replace(await super().__call__(spec, **how), objectives=judge(spec.slo, requests))
+
+    measured = answer(Lab(spec, launcher, Failing(launcher)), Load(spec.candidates[0].name, 10, 5, "peak"))
+    assert measured.overrun == overrun

@@ -16,8 +16,15 @@ def test_an_slo_is_read_from_text() -> None:
         Objective("latency", 99.9, 1000),
     )
     assert slo.max_error_rate == pytest.approx(0.001)
-    assert slo.tightest_ms == 0.5
+    assert (slo.tightest_ms, slo.longest_ms) == (0.5, 1000)
+    assert slo.strictest == Objective("latency", 99.9, 1000)
     assert SloSpec.parse(str(slo)) == slo
+
+
+def test_of_equal_percentiles_the_tightest_is_the_strictest() -> None:
+    assert SloSpec.parse("p99<50ms,service.p99<20ms,p50<5ms").strictest == Objective("service", 99, 20)
+    only_errors = SloSpec.parse("errors<1%")
+    assert (only_errors.strictest, only_errors.longest_ms) == (None, None)
 
 
 def test_an_slo_is_read_from_yaml() -> None:

@@ -1,5 +1,7 @@
 """What ends a search, or a candidate, against laboratories in which nothing else would."""
 
+from dataclasses import replace
+
 from loadtest.search.events import Event, Experiment, Load, Profile, Profiled
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
@@ -31,3 +33,24 @@ def test_a_group_that_cannot_be_profiled_is_out_and_never_loaded() -> None:
     assert outcome.winner == "c1"  # though c0 would cost a third
     assert outcome.standings[0].out == "has no statistics"
     assert not [experiment for experiment in lab.experiments if isinstance(experiment, Load) and experiment.entrant == "c0"]
+
+
+def test_who_is_cheapest_but_too_few_loses_to_whom_any_number_can_be_had_of() -> None:
+    cheap, plenty = entrants(1.0, 2.0)
+    candidates = (replace(cheap, max_count=2), plenty)
+    outcome = SimulatedLab(question(candidates, target_rps=5000.0), {"c0": Truth(480.0), "c1": Truth(260.0)}).run()
+    assert outcome.winner == "c1"
+    assert outcome.standings[1].peak_rps > 0
+
+
+def test_as_many_are_proven_as_a_fleet_takes_of_which_there_are_few() -> None:
+    candidates = tuple(replace(entrant, max_count=1) for entrant in entrants(1.0, 2.0, 4.0, 8.0))
+    truths = {entrant.name: Truth(400.0) for entrant in candidates}
+    three = SimulatedLab(question(candidates, target_rps=650.0), truths).run()  # 0.7 of 400 each
+    assert [standing.peak_rps > 0 for standing in three.standings] == [True, True, True, False]
+    assert three.winner == "c0"
+    assert three.needed_seconds is None
+    assert three.standings[3].out == "too few can be had: 1 instance"
+    hasty = SimulatedLab(question(candidates, minutes=1.2, target_rps=650.0), truths).run()
+    assert hasty.standings[0].peak_rps > 0
+    assert hasty.needed_seconds is not None

@@ -41,6 +41,11 @@ def test_every_candidates_configuration_can_be_deployed(catalogue: Catalogue) ->
         assert config.models[0].backends[0].usd_per_hour == candidate.usd_per_hour
 
 
+def test_of_several_objectives_the_strictest_percentile_is_what_the_gateway_promises(catalogue: Catalogue) -> None:
+    spec = example_spec(catalogue, slo="p50<20ms,p99<200ms,errors<1%")
+    assert [candidate.document["models"][0]["slo"] for candidate in spec.candidates] == [{"p99_ms": 200}] * 4
+
+
 def test_a_model_and_its_backend_can_be_named_in_a_gateway_file(catalogue: Catalogue, tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(yaml.safe_dump({"models": [{**changed()["model"], "backends": [CANDIDATE["backend"]]}]}))

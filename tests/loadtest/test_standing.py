@@ -68,6 +68,18 @@ def test_a_rate_held_in_the_sample_is_claimed_where_none_is_proven() -> None:
     assert standing(run(400, share=0.98)).missed_rps == 400
 
 
+def test_a_rate_at_which_one_of_several_objectives_missed_is_not_held() -> None:
+    errors = run(400, share=0.994, overrun=6.0)  # 0.6 % failed, 0.1 % may
+    found = standing(run(300, overrun=0.5), errors)
+    assert (found.held_rps, found.missed_rps) == (300, 400)
+    assert standing(run(400, share=0.6, overrun=0.8)).held_rps == 400  # half must be quick, and 99 % not slow
+
+
+def test_half_of_the_requests_missing_is_no_collapse_where_half_may() -> None:
+    assert standing(run(400, "fail", share=0.45, overrun=1.1), predicted=500.0).estimated_rps == pytest.approx(0.95 * 400)
+    assert standing(run(400, "fail", share=0.45, overrun=55.0), predicted=500.0).estimated_rps == pytest.approx(0.87 * 400)
+
+
 def test_a_proven_rate_is_held_though_a_lower_one_missed() -> None:
     # Shares fall with the rate: those of 300 and 400 are put together.
     found = standing(run(300, share=0.96), run(400, "pass", 0.992))

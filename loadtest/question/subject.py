@@ -1,0 +1,65 @@
+"""What is measured: whatever changes what a rate means that was measured of a candidate, as one digest."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from loadtest.errors import UsageError
+from loadtest.load.payloads import paths_of
+from loadtest.question.spec import SearchSpec
+
+# Of a launcher: where and how long it starts candidates. Their cores are a candidate's own.
+_WHEREABOUTS: Final = {
+    *("cpus", "stands_for", "start_timeout_s", "parallel", "spot"),
+    *("region", "bucket", "role_arn", "subnet", "subnets", "security_groups", "instance_profile"),
+}
+
+
+def subject_of(spec: SearchSpec) -> str:
+    """Equal where the same requests are answered by the same, and judged alike: then what was measured counts for both.
+
+    Raises: UsageError, if a file cannot be read.
+    """
+    test = spec.agreement_test
+    told = {
+        "slo": asdict(spec.slo),
+        "model": spec.model,
+        "payload": {**spec.payload.model_dump(mode="json"), "files": _digests(spec.payload.files)},
+        "pad": spec.pad,
+        "launcher": spec.launcher.model_dump(mode="json", exclude=_WHEREABOUTS),
+        "candidates": {candidate.name: [candidate.url, candidate.document] for candidate in spec.candidates},
+        "files": {str(path): _digest(path) for path in sorted({*_named(spec)})},
+        "agreement": [_digests(test.files), test.statistics, test.batched] if test is not None else None,
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _named(spec: SearchSpec) -> Iterator[Path]:
+    """The files that candidates name: models, and the code of some."""
+    for candidate in spec.candidates:
+        for model in candidate.document.get("models", ()):
+            for backend in model["backends"]:
+                yield from _files(backend)
+
+
+def _files(options: Mapping[str, Any]) -> Iterator[Path]:
+    for value in options.values():
+        if isinstance(value, str):
+            path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)  # FILE.py:NAME is code
+            if path.is_file():
+                yield path
+
+
+def _digests(names: Iterable[str]) -> list[str]:
+    return [_digest(path) for path in paths_of(names)] if names else []
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc

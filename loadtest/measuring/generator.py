@@ -240,7 +240,7 @@ class _LoadRun:
         """Send everything. Gives the indices of what was dispatched, in order of intended time.
 
         file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
-        before anything was sent; TargetError, if the target let nothing in.
+        before anything was sent; LoadtestError, if it failed before; TargetError, if the target let nothing in.
         """
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
@@ -264,8 +264,10 @@ class _LoadRun:
             elapsed_ns = self._decided_ns
         elif self._faults or self._stop.is_set():
             halted_ns = min(elapsed_ns, (self._halted_ns or time.monotonic_ns()) - self._start_ns)
-            if halted_ns <= 0:
+            if halted_ns <= 0 and not self._faults:
                 raise Interrupted("interrupted before anything was sent")
+            if halted_ns <= 0:
+                raise LoadtestError(f"nothing was sent: {self._faults[0]}")
             partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
             elapsed_ns = halted_ns
         status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)

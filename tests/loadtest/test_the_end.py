@@ -17,7 +17,8 @@ import psutil
 import pytest
 import uvloop
 
-from loadtest.errors import Interrupted
+from loadtest.errors import Interrupted, LoadtestError
+from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.request_log import REQUEST_BYTES, RequestLog
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import looks
@@ -188,6 +189,15 @@ def test_an_exception_anywhere_in_the_sender_ends_the_run_and_is_reported(where:
     report, _, seconds = send(break_it, silence, timeout_ns=1_000_000 if where == "expire" else 10_000_000_000, **closed)
     assert report.fault == "Bug: in here"
     assert seconds < 5
+
+
+def test_a_generator_that_may_open_no_connection_says_so_and_blames_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(self: Dialler, protocol: object) -> None:
+        raise Exhausted("no further connection: Too many open files")
+
+    monkeypatch.setattr(Dialler, "dial", none_left)
+    with pytest.raises(LoadtestError, match=r"nothing was sent: .*Too many open files"):
+        scripted(lambda server: None)
 
 
 def test_users_who_send_more_than_can_be_kept_end_the_run_and_it_is_said() -> None:

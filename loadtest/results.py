@@ -130,7 +130,8 @@ class LoadSpec:
         stairs, diurnal, trace, users. A phase's own `rate` and `duration` win over the ones here.
     rate_rps: mean offered rate; 0 for a closed loop, and for a trace replayed as it is.
     seed: of every random choice; each dimension (arrivals, payload, think time) draws from its own stream.
-    connections: the most that may be open (per process). A request that finds none free waits, and the wait counts.
+    connections: the most that may be open (per process). A request that finds none free waits, and the wait counts. None: 256,
+        or one for each user, if they are more; 4 over gRPC, of which each carries many requests. A result has the number.
     timeout_s: from the intended send time.
     warmup_s: dropped from the start; None: found by MSER-5, at most a fifth of the run.
     rows, length: "4" or "1-8" (uniform): what -1 in the model's shapes becomes; the first dimension, and every other.
@@ -152,7 +153,7 @@ class LoadSpec:
     duration_s: float = 30.0
     seed: int = 0
     slo: SloSpec | None = None
-    connections: int = 256
+    connections: int | None = None
     processes: int = 1
     timeout_s: float = 10.0
     warmup_s: float | None = None

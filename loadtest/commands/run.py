@@ -83,7 +83,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30")
     parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
     parser.add_argument("--seed", type=int, help="default 0")
-    parser.add_argument("--connections", type=int, metavar="N", help="the most per process, default 256")
+    parser.add_argument("--connections", type=int, metavar="N", help="the most per process; default 256, or the users; gRPC 4")
     parser.add_argument("--processes", type=int, metavar="N", help="that send, default 1")
     parser.add_argument("--timeout", type=float, dest="timeout_s", metavar="S", help="default 10")
     parser.add_argument("--warmup", type=float, dest="warmup_s", metavar="S", help="default: found (MSER-5)")

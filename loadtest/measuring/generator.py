@@ -29,7 +29,7 @@ from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, sched
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
 from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
-from loadtest.measuring import children, looks
+from loadtest.measuring import children, connections, looks
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Follower, Progress
@@ -85,6 +85,7 @@ async def measure(
     check(spec)
     stop = stop or asyncio.Event()
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
+    spec = connections.settled(spec, plan.users)
     address = target.Address.of(spec, shown)
     if address.tls:
         shown.context()  # what is wrong with its files is told here
@@ -121,6 +122,7 @@ async def measure(
         recording = run.recording()
     after = await _statistics(spec, address, model, stop)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
+    result = replace(result, warnings=result.warnings + connections.waited(spec, result.generator))
     if log is not None:
         write_csv(log, run.log, used=indices)
     return result
@@ -163,7 +165,7 @@ def check(spec: LoadSpec) -> None:
     """Raises: UsageError, for a number that makes no sense. Asks nobody."""
     bounds = {
         "duration": (spec.duration_s, 0.1, 86_400),
-        "connections": (spec.connections, 1, 60_000),
+        "connections": (1 if spec.connections is None else spec.connections, 1, connections.MOST),
         "processes": (spec.processes, 1, 64),
         "timeout": (spec.timeout_s, 0.001, 3600),
         "rate": (spec.rate_rps, 0, 10_000_000),
@@ -304,6 +306,7 @@ class _LoadRun:
         if not plan.users:
             np.asarray(self.log.intended)[:] = plan.intended_ns
             np.asarray(self.log.payload)[:] = payload_choice(size, len(self._requests), spec.seed)
+        assert spec.connections is not None  # settled
         limit_ms = spec.slo.tightest_ms if spec.slo else None
         spin = limit_ms is not None and limit_ms * LAG_SHARE < _SPIN_BELOW_MS
         job = SendingJob(

@@ -5,12 +5,13 @@
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 import msgspec
 
+from gateway.errors import instead
 from loadtest.errors import UsageError
 
 Protocol = Literal["rest-json", "rest-binary", "grpc", "invocations"]
@@ -416,11 +417,26 @@ def run_from_json(text: str | bytes, *, source: str) -> RunResult:
 
 
 def read_load_spec(path: str | Path) -> LoadSpec:
-    """Read a spec as JSON. Raises: UsageError, with the path of the first fault."""
+    """Read a spec as JSON. Raises: UsageError, with the path of the first fault; a field that nobody knows is one."""
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=LoadSpec)
+        document = msgspec.json.decode(Path(path).read_bytes())
+        _know_fields(document, LoadSpec, f"{path}: ")
+        return msgspec.convert(document, LoadSpec)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: no load spec: {exc}") from exc
+
+
+def _know_fields(value: object, kind: Any, where: str) -> None:
+    """kind: the annotation of what the value is read as. Raises: UsageError."""
+    if isinstance(value, dict) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        for name, inner in value.items():
+            if name not in kinds:
+                raise UsageError(f"{where}{name}: unknown{instead(name, kinds, 'Fields')}")
+            _know_fields(inner, kinds[name], f"{where}{name}.")
+    for inner_kind in get_args(kind):
+        for item in value if isinstance(value, list) else [value]:
+            _know_fields(item, inner_kind, where)
 
 
 def read_run(path: str | Path) -> RunResult:

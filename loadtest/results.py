@@ -416,12 +416,15 @@ def run_from_json(text: str | bytes, *, source: str) -> RunResult:
     return result
 
 
-def read_load_spec(path: str | Path) -> LoadSpec:
-    """Read a spec as JSON. Raises: UsageError, with the path of the first fault; a field that nobody knows is one."""
+def read_load_spec(path: str | Path) -> tuple[LoadSpec, frozenset[str]]:
+    """Read a spec as JSON, and tell which fields it has.
+
+    Raises: UsageError, with the path of the first fault; a field that nobody knows is one.
+    """
     try:
         document = msgspec.json.decode(Path(path).read_bytes())
         _know_fields(document, LoadSpec, f"{path}: ")
-        return msgspec.convert(document, LoadSpec)
+        return msgspec.convert(document, LoadSpec), frozenset(document)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: no load spec: {exc}") from exc
 

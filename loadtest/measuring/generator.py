@@ -21,15 +21,15 @@ import msgspec
 import numpy as np
 
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
-from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
+from loadtest.errors import Interrupted, LoadtestError, TargetError
 from loadtest.load import live_log, payloads, target
 from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import NotAnswered, in_thread
-from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
+from loadtest.load.patterns import MAX_REQUESTS, Schedule, left_out, payload_choice, schedule
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog, write_csv
-from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
 from loadtest.measuring import children, connections, looks
+from loadtest.measuring.asked import check, check_shapes
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Follower, Progress
@@ -66,6 +66,7 @@ async def measure(
     log: Path | None = None,
     keep: Path | None = None,
     shown: Credentials = NOTHING_SHOWN,
+    strict: bool = False,
 ) -> RunResult:
     """Run one load test, from first to last answer, and judge it.
 
@@ -79,6 +80,7 @@ async def measure(
     gives an invalid one that says so. shown: to a target whose doors are locked. Where they stay so (401, 403, TLS), the run
     ends: an error, or an invalid result, if something was answered before. The run ends `spec.timeout_s` and about a second
     after its duration at the latest. Cancelled, it ends within about a second, with all that it opened and started.
+    strict: refuse rows and lengths that the model has no place for.
     Raises: UsageError (the spec), ConfigError (shown), TargetError (metadata needed for synthetic payloads cannot be had, or
     the target lets nothing in), Interrupted (stop was set before anything was sent).
     """
@@ -92,7 +94,7 @@ async def measure(
     try:
         if spec.sigv4:
             await _unless(stop, in_thread(AwsKeys.find, timeout_s=FIRST_S))  # each sending process finds its own
-        model, requests = await _unless(stop, in_thread(_prepare, spec, address, timeout_s=_QUESTIONS_S))
+        model, requests = await _unless(stop, in_thread(_prepare, spec, address, strict, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
     before = await _statistics(spec, address, model, stop)
@@ -122,7 +124,8 @@ async def measure(
         recording = run.recording()
     after = await _statistics(spec, address, model, stop)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
-    result = replace(result, warnings=result.warnings + connections.waited(spec, result.generator))
+    noted = (*left_out(spec.pattern, spec.duration_s), *connections.waited(spec, result.generator))
+    result = replace(result, warnings=result.warnings + noted)
     if log is not None:
         write_csv(log, run.log, used=indices)
     return result
@@ -161,41 +164,21 @@ async def _statistics(
     return None
 
 
-def check(spec: LoadSpec) -> None:
-    """Raises: UsageError, for a number that makes no sense. Asks nobody."""
-    bounds = {
-        "duration": (spec.duration_s, 0.1, 86_400),
-        "connections": (1 if spec.connections is None else spec.connections, 1, connections.MOST),
-        "processes": (spec.processes, 1, 64),
-        "timeout": (spec.timeout_s, 0.001, 3600),
-        "rate": (spec.rate_rps, 0, 10_000_000),
-        "seed": (spec.seed, 0, 1 << 62),
-        "warmup": (spec.warmup_s or 0, 0, spec.duration_s),
-    }
-    for name, (value, low, high) in bounds.items():
-        if not low <= value <= high:
-            raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
-    for name, text in spec.headers:
-        if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
-            raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
-    if spec.sigv4:
-        check_signed(spec)
-
-
-def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:
+def _prepare(spec: LoadSpec, address: target.Address, strict: bool) -> tuple[str, list[bytes]]:
     """The model's name and its encoded requests."""
     if spec.protocol == "grpc" and address.tls:
         target.shake_hands(address)
     if spec.payloads:
         model = spec.model if spec.protocol == "invocations" else target.model_name(spec, address)
         return model, payloads.from_files(spec, address, model)
+    at = address
     if spec.protocol == "invocations":
-        root = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
-        model = target.model_name(spec, root)
-        made = payloads.synthetic(spec, target.model_metadata(spec, root, model)["inputs"])
-        return model, payloads.http_requests(spec, address, model, made)
-    model = target.model_name(spec, address)
-    made = payloads.synthetic(spec, target.model_metadata(spec, address, model).get("inputs", []))
+        at = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
+    model = target.model_name(spec, at)
+    inputs = target.model_metadata(spec, at, model).get("inputs", [])
+    if strict:
+        check_shapes(spec, inputs)
+    made = payloads.synthetic(spec, inputs)
     if spec.protocol == "grpc":
         return model, payloads.grpc_requests(spec, model, made)
     return model, payloads.http_requests(spec, address, model, made)

@@ -47,8 +47,8 @@ _WATCH_S: Final = 0.5
 _WORKER_READY_S: Final = 30.0
 _WORKER_END_S: Final = 5.0  # from the moment at which it should
 _QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
-_STATISTICS_S: Final = 10.0
-_LAST_WORD_S: Final = 1.0  # for the target's statistics, once the user has ended the run
+_STATISTICS_S: Final = 10.0  # before the run
+_LAST_WORD_S: Final = 1.0  # after it: a target that has fallen silent does not keep it from ending
 
 T = TypeVar("T")
 # A sequential test looks after 20 blocks and then after each 30 % more. Ten looks at most are paid for (Bonferroni).
@@ -97,7 +97,7 @@ async def measure(
         model, requests = await _unless(stop, in_thread(_prepare, spec, address, strict, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
-    before = await _statistics(spec, address, model, stop)
+    before = await _statistics(spec, address, model, stop, within_s=_STATISTICS_S)
     if stop.is_set():
         raise Interrupted("interrupted before anything was sent")
     async with AsyncExitStack() as opened:
@@ -122,7 +122,7 @@ async def measure(
         indices, reports, ended = await run.execute(file, keep=keep is not None)
         await meter.end()
         recording = run.recording()
-    after = await _statistics(spec, address, model, stop)
+    after = await _statistics(spec, address, model, stop, within_s=_LAST_WORD_S)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
     noted = (*left_out(spec.pattern, spec.duration_s), *connections.waited(spec, result.generator))
     result = replace(result, warnings=result.warnings + noted)
@@ -153,12 +153,10 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _statistics(
-    spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event
+    spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event, *, within_s: float
 ) -> target.ServerStatistics | None:
     """The server's totals; None if it does not tell them in the time there is."""
-    asked = in_thread(
-        target.server_statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S
-    )
+    asked = in_thread(target.server_statistics, spec, address, model, timeout_s=within_s)
     with suppress(NotAnswered, Interrupted):
         return await (asked if stop.is_set() else _unless(stop, asked))
     return None

@@ -20,8 +20,9 @@ import uvloop
 from loadtest.errors import Interrupted, LoadtestError
 from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.request_log import REQUEST_BYTES, RequestLog
+from loadtest.load.target import server_statistics
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
-from loadtest.measuring import looks
+from loadtest.measuring import generator, looks
 from loadtest.measuring.generator import measure
 from loadtest.measuring.generator_limit import NullServer, null_server
 from loadtest.measuring.progress import Progress
@@ -327,6 +328,24 @@ def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
         )  # fmt: skip
     os.close(writer)
     assert done.stderr == b""
+
+
+def test_a_target_that_has_fallen_silent_is_asked_for_its_statistics_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_s: list[float] = []
+    ask = generator.in_thread
+
+    async def noted(call: Callable[..., object], *args: object, timeout_s: float, **options: object) -> object:
+        if call is server_statistics:
+            asked_s.append(timeout_s)
+        return await ask(call, *args, timeout_s=timeout_s, **options)
+
+    def fall_silent(server: ScriptedServer) -> None:
+        server.at_inference[10] = lambda: setattr(server, "answer", lambda *question: None)
+
+    monkeypatch.setattr(generator, "in_thread", noted)
+    result = scripted(fall_silent, replace(SPEC, timeout_s=0.1))
+    assert result.server is None
+    assert asked_s[-1] <= 1
 
 
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:

@@ -5,12 +5,13 @@
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
 import msgspec
 
+from gateway.errors import instead
 from loadtest.errors import UsageError
 
 Protocol = Literal["rest-json", "rest-binary", "grpc", "invocations"]
@@ -140,7 +141,8 @@ class LoadSpec:
         stairs, diurnal, trace, users. A phase's own `rate` and `duration` win over the ones here.
     rate_rps: mean offered rate; 0 for a closed loop, and for a trace replayed as it is.
     seed: of every random choice; each dimension (arrivals, payload, think time) draws from its own stream.
-    connections: the most that may be open (per process). A request that finds none free waits, and the wait counts.
+    connections: the most that may be open (per process). A request that finds none free waits, and the wait counts. None: 256,
+        or one for each user, if they are more; 4 over gRPC, of which each carries many requests. A result has the number.
     timeout_s: from the intended send time.
     warmup_s: dropped from the start; None: found by MSER-5, at most a fifth of the run.
     rows, length: "4" or "1-8" (uniform): what -1 in the model's shapes becomes; the first dimension, and every other.
@@ -162,7 +164,7 @@ class LoadSpec:
     duration_s: float = 30.0
     seed: int = 0
     slo: SloSpec | None = None
-    connections: int = 256
+    connections: int | None = None
     processes: int = 1
     timeout_s: float = 10.0
     warmup_s: float | None = None
@@ -437,12 +439,30 @@ def run_from_json(text: str | bytes, *, source: str) -> RunResult:
     return result
 
 
-def read_load_spec(path: str | Path) -> LoadSpec:
-    """Read a spec as JSON. Raises: UsageError, with the path of the first fault."""
+def read_load_spec(path: str | Path) -> tuple[LoadSpec, frozenset[str]]:
+    """Read a spec as JSON, and tell which fields it has.
+
+    Raises: UsageError, with the path of the first fault; a field that nobody knows is one.
+    """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=LoadSpec)
+        document = msgspec.json.decode(Path(path).read_bytes())
+        _know_fields(document, LoadSpec, f"{path}: ")
+        return msgspec.convert(document, LoadSpec), frozenset(document)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: no load spec: {exc}") from exc
+
+
+def _know_fields(value: object, kind: Any, where: str) -> None:
+    """kind: the annotation of what the value is read as. Raises: UsageError."""
+    if isinstance(value, dict) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        for name, inner in value.items():
+            if name not in kinds:
+                raise UsageError(f"{where}{name}: unknown{instead(name, kinds, 'Fields')}")
+            _know_fields(inner, kinds[name], f"{where}{name}.")
+    for inner_kind in get_args(kind):
+        for item in value if isinstance(value, list) else [value]:
+            _know_fields(item, inner_kind, where)
 
 
 def read_run(path: str | Path) -> RunResult:

@@ -32,7 +32,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("action", nargs="?", choices=("list", "show", "refresh"), default="list")
     parser.add_argument("instances", nargs="*", metavar="TYPE", help="types; list: prefixes (c7i); none: all")
-    parser.add_argument("--region", default="us-east-1", help="refresh: where to ask for (default us-east-1)")
+    parser.add_argument(
+        "--region", default="us-east-1", help="whose prices; of others than the default us-east-1, those refreshed"
+    )
     parser.add_argument("--cache", type=Path, metavar="PATH", help="where fetched prices are kept")
     parser.add_argument("--json", action="store_true", help="as JSON, and nothing else")
     parser.set_defaults(execute=_execute)
@@ -59,7 +61,7 @@ def _execute(arguments: argparse.Namespace) -> int:
         if arguments.json:
             _write({"region": arguments.region, "fetched": len(live), "cache": str(cache), "missing": missing})
         return 0 if live else 1
-    catalogue = current_catalogue(now, cache=cache)
+    catalogue = current_catalogue(now, cache=cache, region=arguments.region)
     if arguments.action == "show":
         if not arguments.instances:
             raise UsageError("prices show: name at least one instance type")

@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     )
     add_load_options(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
-    parser.add_argument("--until-decided", action="store_true", help="end as soon as the SLO is decided")
+    parser.add_argument("--until-decided", action="store_true", help="of a steady rate: end as soon as the SLO is decided")
     parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
@@ -82,10 +82,10 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
         metavar="RPS",
         help=f"mean offered requests/s; without it (and --pattern) {DEFAULT_USERS} users who each wait for their answer",
     )
-    parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30")
+    parser.add_argument("--duration", type=float, dest="duration_s", metavar="S", help="default 30, or as long as a trace")
     parser.add_argument("--slo", metavar="TEXT", help='such as "p99<50ms,errors<0.1%%"')
     parser.add_argument("--seed", type=int, help="default 0")
-    parser.add_argument("--connections", type=int, metavar="N", help="the most per process, default 256")
+    parser.add_argument("--connections", type=int, metavar="N", help="the most per process; default 256, or the users; gRPC 4")
     parser.add_argument("--processes", type=int, metavar="N", help="that send, default 1")
     parser.add_argument("--timeout", type=float, dest="timeout_s", metavar="S", help="default 10")
     parser.add_argument("--warmup", type=float, dest="warmup_s", metavar="S", help="default: found (MSER-5)")
@@ -105,6 +105,9 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 def _asked(args: argparse.Namespace) -> LoadSpec:
     """The spec that the options describe. Raises: UsageError."""
+    from loadtest.load.patterns import trace_length_s
+    from loadtest.measuring.asked import check_used
+
     given: dict[str, Any] = {
         name: getattr(args, name)
         for name in LoadSpec.__dataclass_fields__
@@ -117,15 +120,20 @@ def _asked(args: argparse.Namespace) -> LoadSpec:
         given["slo"] = SloSpec.parse(args.slo)
     if args.headers:
         given["headers"] = tuple(_header(text) for text in args.headers)
+    told = frozenset(given)
     if args.spec:
-        spec = replace(read_load_spec(args.spec), **given)
+        spec, fields = read_load_spec(args.spec)
+        spec, told = replace(spec, **given), told | fields
     elif "target" not in given:
         took = f"; --json took {str(args.json)!r} as its FILE: put --json last" if args.json not in (None, STDOUT) else ""
         raise UsageError(f"run: needs a TARGET (or --spec FILE){took}")
     else:
         spec = LoadSpec(**given)
     if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
-        return replace(spec, pattern=f"users:count={DEFAULT_USERS}")
+        spec = replace(spec, pattern=f"users:count={DEFAULT_USERS}")
+    check_used(spec, given, until_decided=args.until_decided)
+    if "duration_s" not in told and (length_s := trace_length_s(spec.pattern)):
+        spec = replace(spec, duration_s=length_s)
     return spec
 
 
@@ -247,6 +255,7 @@ async def _measure(
             on_log=on_log,
             keep=live,
             shown=keys,
+            strict=True,
         )
     if shown:
         _tell("")

@@ -21,7 +21,7 @@ from gateway.errors import InvalidArgument
 from gateway.wire.tensors import tensor_from_bytes
 from loadtest.errors import TargetError
 from loadtest.load.aws_keys import AwsKeys
-from loadtest.load.payloads import Request, encode_body, grpc_requests, infer_path, tensors_of
+from loadtest.load.payloads import Request, encode_body, grpc_request, infer_path, tensors_of
 from loadtest.load.signing import signed_headers
 from loadtest.load.target import Address
 from loadtest.results import LoadSpec
@@ -176,7 +176,7 @@ class _BlockingRestClient:
         self._keys = AwsKeys.find() if spec.sigv4 else None
 
     def ask(self, request: Request) -> Tensors:
-        body, headers = encode_body(self._spec, request.inputs, request.datatypes)
+        body, headers = encode_body(self._spec, request.inputs, request.datatypes, request.extras)
         headers |= self._headers
         if self._keys is not None:
             keys = self._keys.current()
@@ -219,7 +219,7 @@ class _BlockingGrpcClient:
         import grpc
         from tritonclient.grpc import service_pb2
 
-        (message,) = grpc_requests(self._spec, self._model, [(request.inputs, request.datatypes)])
+        message = grpc_request(self._spec, self._model, request.inputs, request.datatypes, request.extras)
         try:
             answer = self._stub.ModelInfer(
                 service_pb2.ModelInferRequest.FromString(message), timeout=_LONGEST_S, metadata=self._metadata

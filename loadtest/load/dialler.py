@@ -1,6 +1,7 @@
 """Open connections to one host whose name was looked up before the run."""
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -10,8 +11,13 @@ from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.load.blocking import NotAnswered, in_thread
 
 _BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+_NO_FILE: Final = (errno.EMFILE, errno.ENFILE)
 
 P = TypeVar("P", bound=asyncio.Protocol)
+
+
+class Exhausted(Exception):
+    """This machine, not the target, allows no further connection."""
 
 
 class Dialler:
@@ -40,6 +46,7 @@ class Dialler:
             self._tls.set_alpn_protocols(list(protocols))
         self._timeout_s = timeout_s
         self._addresses = [host]
+        self._answered = ""  # the address that did last
 
     async def look_up(self) -> None:
         """A name that does not resolve is no error yet: `dial` will fail."""
@@ -60,7 +67,7 @@ class Dialler:
 
         A connection counts from its return: one whose dialling fails or is cancelled late may have been made, and the event
         loop then closes it without a word to its protocol.
-        Raises: OSError (TimeoutError is one), of the last address tried.
+        Raises: OSError (TimeoutError is one), of the last address tried; Exhausted.
         """
         loop = asyncio.get_running_loop()
         name = self._host if self._tls else None
@@ -68,10 +75,15 @@ class Dialler:
             for address in self._addresses:
                 try:
                     _, made = await loop.create_connection(protocol, address, self._port, ssl=self._tls, server_hostname=name)
-                except OSError:
+                except OSError as exc:
+                    # Of an address that has never answered it may mean that this machine has none of its kind, as of IPv6.
+                    no_port = exc.errno == errno.EADDRNOTAVAIL and address == self._answered
+                    if no_port or exc.errno in _NO_FILE:
+                        raise Exhausted(f"no further connection can be opened from here: {exc}") from exc
                     if address == self._addresses[-1]:
                         raise
                 else:
+                    self._answered = address
                     self._addresses.sort(key=lambda each, first=address: each != first)  # type: ignore[misc]  # no type for it
                     return made
         raise AssertionError("there is always an address")

@@ -23,7 +23,7 @@ fall uniformly into the gap to the next arrival. With f < 1 that is thinning.
 """
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ from loadtest.errors import UsageError
 
 MAX_REQUESTS: Final = 20_000_000  # of one run: 38 bytes each are kept (`request_log.REQUEST_BYTES`)
 
+_LEAST_S: Final = 0.1  # of a run
+
 # Streams of randomness: one per dimension, so that changing one leaves the others as they were.
 _ARRIVALS, _PAYLOADS, _THINKING = range(3)
 
@@ -43,12 +45,22 @@ STATIONARY: Final = frozenset({"constant", "poisson", "burst", "users"})
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One parsed phase. options: its keys but rate and duration, still text."""
+    """One parsed phase. options: its keys, still text."""
 
     kind: str
     rate_rps: float
     duration_s: float
     options: Mapping[str, str]
+
+    @property
+    def stationary_open(self) -> bool:
+        """Whether it is an open loop whose statistics do not change by design."""
+        return self.kind in STATIONARY - {"users"}
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether `rate` would change nothing: without it, it says when to send."""
+        return self.kind == "users" or (self.kind in ("ramp", "stairs") and "to" in self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +141,8 @@ def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, .
                     f"pattern {kind}: cannot read {pair!r}, expected key=value of rate, duration, {', '.join(_OPTIONS[kind])}"
                 )
             options[key] = value
+        if "rate" in options and Phase(kind, 0, 0, options).has_rate:
+            raise UsageError(f"pattern {kind}: rate={options['rate']} changes nothing here: leave it out")
         rate = _number(kind, options, "rate", rate_rps)
         duration = _number(kind, options, "duration", duration_s)
         if duration <= 0:
@@ -139,6 +153,11 @@ def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, .
     if not phases:
         raise UsageError("pattern: empty, expected such as poisson")
     return tuple(phases)
+
+
+def uses_rate(phases: Iterable[Phase]) -> bool:
+    """Whether the run's own rate changes what is sent."""
+    return any("rate" not in phase.options and not phase.has_rate for phase in phases)
 
 
 def _number(kind: str, options: Mapping[str, str], key: str, default: float) -> float:
@@ -230,7 +249,7 @@ def _by_rate(at_s: np.ndarray, rate_rps: np.ndarray, rng: np.random.Generator, *
 def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     if "file" not in phase.options:
         raise UsageError("pattern trace: needs file=PATH, a CSV with one arrival per line")
-    times = read_trace(phase.options["file"], phase.options.get("column", "timestamp"))
+    times = _arrivals(phase)
     if phase.rate_rps == 0:
         return times
     span_s = min(phase.duration_s, float(times[-1])) or phase.duration_s
@@ -248,6 +267,34 @@ def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     index = np.repeat(np.arange(len(times)), copies)
     first = np.concatenate([[True], index[1:] != index[:-1]]) if len(index) else np.zeros(0, bool)
     return np.sort(times[index] + np.where(first, 0.0, rng.random(len(index)) * gaps[index]))
+
+
+def _arrivals(phase: Phase) -> np.ndarray:
+    return read_trace(phase.options["file"], phase.options.get("column", "timestamp"))
+
+
+def trace_length_s(pattern: str) -> float | None:
+    """How long a trace lasts, the mean gap behind its last arrival included. None: the pattern is not just one, or says it."""
+    phase, *others = parse(pattern, rate_rps=1.0, duration_s=1.0)
+    if others or phase.kind != "trace" or "duration" in phase.options or "file" not in phase.options:
+        return None
+    times = _arrivals(phase)
+    return max(_LEAST_S, float(times[-1]) * len(times) / max(1, len(times) - 1))
+
+
+def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
+    """Of each trace that is longer than its phase, what is not replayed."""
+    found: list[str] = []
+    for phase in parse(pattern, rate_rps=1.0, duration_s=duration_s):
+        if phase.kind == "trace":
+            times = _arrivals(phase)
+            late = int(np.count_nonzero(times >= phase.duration_s))
+            if late:
+                found.append(
+                    f"the trace {phase.options['file']} lasts {times[-1]:.6g} s: {late:,} of its {len(times):,} arrivals, "
+                    f"those from {phase.duration_s:g} s on, were left out"
+                )
+    return tuple(found)
 
 
 def read_trace(path: str | Path, column: str = "timestamp") -> np.ndarray:

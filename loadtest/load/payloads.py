@@ -1,7 +1,8 @@
 """The requests a run sends: made from the model's metadata or read from files, encoded once, before the run.
 
 A file is a v2 request (.json), or one in each line (.jsonl); `{"inputs": […], "expected": {"outputs": […]}}` says what its
-answer should be. With rows, requests are joined: with others of equal shape, or, padded, of nearly the same length.
+answer should be. What else stands in it (id, parameters, outputs) is sent along in every protocol, or refused. With rows,
+requests are joined: with others that ask the same and have equal shapes, or, padded, nearly the same length.
 
 Synthetic values: floats are standard normal; integers are 1 to 99 (valid token numbers in every vocabulary), but 1 where the
 input's name has "mask" and 0 where it has "type"; BYTES are short words. `--values NAME=LOW:HIGH` overrides.
@@ -9,10 +10,10 @@ input's name has "mask" and 0 where it has "type"; BYTES are short words. `--val
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import orjson
@@ -28,7 +29,37 @@ _VARIETY: Final = 64  # different synthetic requests
 _POOL_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 10_000  # and requests in them
 _MAX_FILE_BYTES: Final = 256 << 20
+_OF_TENSORS: Final = ("name", "datatype", "shape", "data")
 _PAYLOAD_STREAM: Final = 3  # of randomness, beside those of loadtest.load.patterns
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a v2 request says beside its tensors, as its JSON has it.
+
+    fields: of the request, such as id, parameters and outputs. of_inputs: input -> its other fields, such as parameters.
+    key: equal where the same is asked, whatever the id.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    of_inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    key: bytes = b""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """From a request's JSON. Raises: ValueError, KeyError, TypeError or AttributeError, for what is none."""
+        fields = {name: value for name, value in document.items() if name not in ("inputs", "expected")}
+        of_inputs = {
+            str(tensor["name"]): {name: value for name, value in tensor.items() if name not in _OF_TENSORS}
+            for tensor in document["inputs"]
+        }
+        if any("binary_data_size" in own.get("parameters", {}) for own in of_inputs.values()):
+            raise ValueError("an input has both its data and a binary_data_size")
+        # What orjson cannot write, such as longer integers, no protocol can carry.
+        return cls(fields, of_inputs, orjson.dumps([{**fields, "id": None}, of_inputs], option=orjson.OPT_SORT_KEYS))
+
+
+_NO_EXTRAS: Final = Extras()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +73,7 @@ class Request:
     datatypes: dict[str, str]
     expected: Tensors | None = None
     source: str = ""
+    extras: Extras = _NO_EXTRAS
 
     @property
     def rows(self) -> int | None:
@@ -104,16 +136,53 @@ def http_requests(spec: LoadSpec, address: Address, model: str, made: Iterable[t
 
 def grpc_requests(spec: LoadSpec, model: str, made: Iterable[tuple[Tensors, dict[str, str]]]) -> list[bytes]:
     """Serialised ModelInferRequest messages with raw contents."""
+    return [grpc_request(spec, model, arrays, datatypes) for arrays, datatypes in made]
+
+
+def grpc_request(
+    spec: LoadSpec, model: str, arrays: Tensors, datatypes: Mapping[str, str], extras: Extras = _NO_EXTRAS
+) -> bytes:
+    """The same of one. Raises: UsageError, for what a message has no place for."""
     from tritonclient.grpc import service_pb2
 
-    messages: list[bytes] = []
-    for arrays, datatypes in made:
-        message = service_pb2.ModelInferRequest(model_name=model, model_version=spec.version)
-        for name, array in arrays.items():
-            message.inputs.add(name=name, datatype=datatypes[name], shape=array.shape)
-            message.raw_input_contents.append(bytes(tensor_to_bytes(array)))
-        messages.append(message.SerializeToString())
-    return messages
+    message = service_pb2.ModelInferRequest(model_name=model, model_version=spec.version)
+    for name, array in arrays.items():
+        tensor = message.inputs.add(name=name, datatype=datatypes[name], shape=array.shape)
+        message.raw_input_contents.append(bytes(tensor_to_bytes(array)))
+        _tell(tensor, extras.of_inputs.get(name, {}), ("parameters",))
+    _tell(message, extras.fields, ("id", "parameters", "outputs"))
+    serialised: bytes = message.SerializeToString()
+    return serialised
+
+
+def _tell(message: Any, fields: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Fill in what its JSON says. message: of the protocol's. Raises: UsageError, for what has no place in it."""
+    try:
+        for name, value in fields.items():
+            if name not in known:
+                raise ValueError(f"{name!r} is none of {', '.join(known)}")
+            if name == "parameters":
+                for key, given in value.items():
+                    setattr(message.parameters[key], _kind_of_parameter(key, given), given)
+            elif name == "outputs":
+                for output in value:
+                    _tell(message.outputs.add(), output, ("name", "parameters"))
+            else:
+                setattr(message, name, value)
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise UsageError(f"cannot be said over gRPC: {exc}") from exc
+
+
+def _kind_of_parameter(name: str, value: object) -> str:
+    """The field of an InferParameter. Raises: ValueError."""
+    if name.startswith("binary_data"):
+        raise ValueError(f"parameter {name!r} is of REST's binary form")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "int64_param" if value < 1 << 63 else "uint64_param"
+    kinds = {bool: "bool_param", str: "string_param", float: "double_param"}
+    if type(value) not in kinds:
+        raise ValueError(f"parameter {name!r}: {value!r} is no true or false, number or text")
+    return kinds[type(value)]
 
 
 def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
@@ -173,8 +242,8 @@ def distinct(requests: Iterable[Request]) -> list[Request]:
     """Each once, in their order."""
     known: dict[tuple[object, ...], Request] = {}
     for request in requests:
-        key = tuple((name, array.shape, bytes(tensor_to_bytes(array))) for name, array in request.inputs.items())
-        known.setdefault(key, request)
+        tensors = ((name, array.shape, bytes(tensor_to_bytes(array))) for name, array in request.inputs.items())
+        known.setdefault((request.extras.key, *tensors), request)
     return list(known.values())
 
 
@@ -192,8 +261,8 @@ def joined(
             raise UsageError(
                 f"payload {request.source}: its inputs have no common first dimension: it cannot be joined to rows"
             )
-        key = tuple((name, array.shape[2 if name in pad else 1 :]) for name, array in sorted(request.inputs.items()))
-        groups.setdefault(key, []).append(request)
+        shapes = ((name, array.shape[2 if name in pad else 1 :]) for name, array in sorted(request.inputs.items()))
+        groups.setdefault((request.extras.key, *shapes), []).append(request)
     ordered = [sorted(group, key=lambda request: length_of(request, pad)) for group in groups.values()]
     places = [(group, at) for group in ordered for at in range(len(group))]
     rng = np.random.default_rng([seed, _PAYLOAD_STREAM])
@@ -227,7 +296,7 @@ def _join(requests: Sequence[Request], rows: int, pad: Mapping[str, float]) -> R
                 at += len(array)
             arrays = [filled]
         inputs[name] = np.concatenate(arrays)[:rows]
-    return Request(inputs, requests[0].datatypes, source=requests[0].source)
+    return Request(inputs, requests[0].datatypes, source=requests[0].source, extras=requests[0].extras)
 
 
 def length_of(request: Request, pad: Iterable[str]) -> int:
@@ -236,8 +305,17 @@ def length_of(request: Request, pad: Iterable[str]) -> int:
 
 
 def _encoded(spec: LoadSpec, address: Address, model: str, requests: Iterable[Request]) -> list[bytes]:
-    made = [(request.inputs, request.datatypes) for request in requests]
-    return grpc_requests(spec, model, made) if spec.protocol == "grpc" else http_requests(spec, address, model, made)
+    made: list[bytes] = []
+    for request in requests:
+        said = request.inputs, request.datatypes, request.extras
+        try:
+            if spec.protocol == "grpc":
+                made.append(grpc_request(spec, model, *said))
+            else:
+                made.append(_http(spec, address, model, *encode_body(spec, *said)))
+        except UsageError as exc:
+            raise UsageError(f"payload {request.source}: {exc}") from exc
+    return made
 
 
 def paths_of(names: Iterable[str]) -> list[Path]:
@@ -279,9 +357,10 @@ def _request(text: bytes, source: str) -> Request:
         document = json.loads(text)
         inputs, datatypes = tensors_of(document["inputs"])
         expected = tensors_of(document["expected"]["outputs"])[0] if "expected" in document else None
+        extras = Extras.of(document)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise UsageError(f"payload {source}: not a v2 inference request: {type(exc).__name__}: {exc}") from exc
-    return Request(inputs, datatypes, expected, source)
+    return Request(inputs, datatypes, expected, source, extras)
 
 
 def tensors_of(described: Iterable[Mapping[str, Any]]) -> tuple[Tensors, dict[str, str]]:
@@ -312,20 +391,25 @@ def _paddings(texts: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def encode_body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+def encode_body(
+    spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str], extras: Extras = _NO_EXTRAS
+) -> tuple[bytes, dict[str, str]]:
     """The body and its headers, in the spec's protocol."""
+    of = extras.of_inputs
     if spec.protocol == "rest-binary":
         raw = {name: bytes(tensor_to_bytes(array)) for name, array in arrays.items()}
         described = [
             {
+                **of.get(name, {}),
                 "name": name,
                 "datatype": datatypes[name],
                 "shape": list(array.shape),
-                "parameters": {"binary_data_size": len(raw[name])},
+                "parameters": {**of.get(name, {}).get("parameters", {}), "binary_data_size": len(raw[name])},
             }
             for name, array in arrays.items()
         ]
-        head = orjson.dumps({"inputs": described, "parameters": {"binary_data_output": True}})
+        parameters = {"binary_data_output": True, **extras.fields.get("parameters", {})}
+        head = orjson.dumps({**extras.fields, "inputs": described, "parameters": parameters})
         kind = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
         return head + b"".join(raw.values()), kind
     tensors: list[dict[str, Any]] = []
@@ -334,8 +418,10 @@ def encode_body(spec: LoadSpec, arrays: Tensors, datatypes: dict[str, str]) -> t
             raise UsageError(f"input {name!r}: {datatypes[name]} has no JSON form: use --protocol rest-binary or grpc")
         flat: Any = array.reshape(-1)
         data = [item.decode() for item in flat] if array.dtype == object else np.ascontiguousarray(flat)
-        tensors.append({"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data})
-    return orjson.dumps({"inputs": tensors}, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
+        own = {"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data}
+        tensors.append({**of.get(name, {}), **own})
+    document = {**extras.fields, "inputs": tensors}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
 
 
 def infer_path(spec: LoadSpec, address: Address, model: str) -> str:

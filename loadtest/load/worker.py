@@ -42,7 +42,6 @@ _EXPIRED_AT_ONCE: Final = 5_000  # then everything else has its turn
 _LATE_START_NS: Final = 500_000_000  # after the last intended moment: what is not sent by then never is
 _LAST_SWEEP_NS: Final = 500_000_000  # after the last deadline: for a loop so busy that its sweeps are late
 _FAR_BEHIND_NS: Final = 100_000_000  # the run is lost already: let others have the processor
-_GRPC_CONNECTIONS: Final = 4  # one HTTP/2 connection is served by one thread in most servers
 _PREOPENED_S: Final = 0.02  # connections opened ahead: those that this much service time needs
 
 
@@ -116,7 +115,7 @@ class LoadSender:
                 tls=job.tls,
                 requests=job.requests,
                 metadata=job.metadata,
-                connections=min(_GRPC_CONNECTIONS, job.connections),
+                connections=job.connections,
                 log=log,
                 on_done=self._finished,
                 on_fault=self._break,

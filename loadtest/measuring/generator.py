@@ -21,15 +21,15 @@ import msgspec
 import numpy as np
 
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
-from loadtest.errors import Interrupted, LoadtestError, TargetError, UsageError
+from loadtest.errors import Interrupted, LoadtestError, TargetError
 from loadtest.load import live_log, payloads, target
 from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import NotAnswered, in_thread
-from loadtest.load.patterns import MAX_REQUESTS, Schedule, payload_choice, schedule
+from loadtest.load.patterns import MAX_REQUESTS, Schedule, left_out, payload_choice, schedule
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
-from loadtest.load.signing import check_signed
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
-from loadtest.measuring import children, looks
+from loadtest.measuring import children, connections, looks
+from loadtest.measuring.asked import check, check_shapes
 from loadtest.measuring.looks import Looker
 from loadtest.measuring.machine import Meter
 from loadtest.measuring.progress import Follower, Progress
@@ -47,8 +47,8 @@ _WATCH_S: Final = 0.5
 _WORKER_READY_S: Final = 30.0
 _WORKER_END_S: Final = 5.0  # from the moment at which it should
 _QUESTIONS_S: Final = 60.0  # before the run: several, and the reading of files
-_STATISTICS_S: Final = 10.0
-_LAST_WORD_S: Final = 1.0  # for the target's statistics, once the user has ended the run
+_STATISTICS_S: Final = 10.0  # before the run
+_LAST_WORD_S: Final = 1.0  # after it: a target that has fallen silent does not keep it from ending
 
 T = TypeVar("T")
 # A sequential test looks after 20 blocks and then after each 30 % more. Ten looks at most are paid for (Bonferroni).
@@ -66,6 +66,7 @@ async def measure(
     on_log: Callable[[RequestLog, np.ndarray], None] | None = None,
     keep: Path | None = None,
     shown: Credentials = NOTHING_SHOWN,
+    strict: bool = False,
 ) -> RunResult:
     """Run one load test, from first to last answer, and judge it.
 
@@ -79,22 +80,24 @@ async def measure(
     gives an invalid one that says so. shown: to a target whose doors are locked. Where they stay so (401, 403, TLS), the run
     ends: an error, or an invalid result, if something was answered before. The run ends `spec.timeout_s` and about a second
     after its duration at the latest. Cancelled, it ends within about a second, with all that it opened and started.
+    strict: refuse rows and lengths that the model has no place for.
     Raises: UsageError (the spec), ConfigError (shown), TargetError (metadata needed for synthetic payloads cannot be had, or
     the target lets nothing in), Interrupted (stop was set before anything was sent).
     """
     check(spec)
     stop = stop or asyncio.Event()
     plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
+    spec = connections.settled(spec, plan.users)
     address = target.Address.of(spec, shown)
     if address.tls:
         shown.context()  # what is wrong with its files is told here
     try:
         if spec.sigv4:
             await _unless(stop, in_thread(AwsKeys.find, timeout_s=FIRST_S))  # each sending process finds its own
-        model, requests = await _unless(stop, in_thread(_prepare, spec, address, timeout_s=_QUESTIONS_S))
+        model, requests = await _unless(stop, in_thread(_prepare, spec, address, strict, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
-    before = await _statistics(spec, address, model, stop)
+    before = await _statistics(spec, address, model, stop, within_s=_STATISTICS_S)
     if stop.is_set():
         raise Interrupted("interrupted before anything was sent")
     async with AsyncExitStack() as opened:
@@ -119,8 +122,10 @@ async def measure(
         indices, reports, ended = await run.execute(file, keep=keep is not None)
         await meter.end()
         recording = run.recording()
-    after = await _statistics(spec, address, model, stop)
+    after = await _statistics(spec, address, model, stop, within_s=_LAST_WORD_S)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
+    noted = (*left_out(spec.pattern, spec.duration_s), *connections.waited(spec, result.generator))
+    result = replace(result, warnings=result.warnings + noted)
     if on_log is not None:
         on_log(run.log, indices)
     return result
@@ -148,52 +153,30 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _statistics(
-    spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event
+    spec: LoadSpec, address: target.Address, model: str, stop: asyncio.Event, *, within_s: float
 ) -> target.ServerStatistics | None:
     """The server's totals; None if it does not tell them in the time there is."""
-    asked = in_thread(
-        target.server_statistics, spec, address, model, timeout_s=_LAST_WORD_S if stop.is_set() else _STATISTICS_S
-    )
+    asked = in_thread(target.server_statistics, spec, address, model, timeout_s=within_s)
     with suppress(NotAnswered, Interrupted):
         return await (asked if stop.is_set() else _unless(stop, asked))
     return None
 
 
-def check(spec: LoadSpec) -> None:
-    """Raises: UsageError, for a number that makes no sense. Asks nobody."""
-    bounds = {
-        "duration": (spec.duration_s, 0.1, 86_400),
-        "connections": (spec.connections, 1, 60_000),
-        "processes": (spec.processes, 1, 64),
-        "timeout": (spec.timeout_s, 0.001, 3600),
-        "rate": (spec.rate_rps, 0, 10_000_000),
-        "seed": (spec.seed, 0, 1 << 62),
-        "warmup": (spec.warmup_s or 0, 0, spec.duration_s),
-    }
-    for name, (value, low, high) in bounds.items():
-        if not low <= value <= high:
-            raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
-    for name, text in spec.headers:
-        if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
-            raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
-    if spec.sigv4:
-        check_signed(spec)
-
-
-def _prepare(spec: LoadSpec, address: target.Address) -> tuple[str, list[bytes]]:
+def _prepare(spec: LoadSpec, address: target.Address, strict: bool) -> tuple[str, list[bytes]]:
     """The model's name and its encoded requests."""
     if spec.protocol == "grpc" and address.tls:
         target.shake_hands(address)
     if spec.payloads:
         model = spec.model if spec.protocol == "invocations" else target.model_name(spec, address)
         return model, payloads.from_files(spec, address, model)
+    at = address
     if spec.protocol == "invocations":
-        root = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
-        model = target.model_name(spec, root)
-        made = payloads.synthetic(spec, target.model_metadata(spec, root, model)["inputs"])
-        return model, payloads.http_requests(spec, address, model, made)
-    model = target.model_name(spec, address)
-    made = payloads.synthetic(spec, target.model_metadata(spec, address, model).get("inputs", []))
+        at = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
+    model = target.model_name(spec, at)
+    inputs = target.model_metadata(spec, at, model).get("inputs", [])
+    if strict:
+        check_shapes(spec, inputs)
+    made = payloads.synthetic(spec, inputs)
     if spec.protocol == "grpc":
         return model, payloads.grpc_requests(spec, model, made)
     return model, payloads.http_requests(spec, address, model, made)
@@ -240,7 +223,7 @@ class _LoadRun:
         """Send everything. Gives the indices of what was dispatched, in order of intended time.
 
         file: an empty one, for the log. keep: whether it is to outlive this process. Raises: Interrupted, if it was stopped
-        before anything was sent; TargetError, if the target let nothing in.
+        before anything was sent; LoadtestError, if it failed before; TargetError, if the target let nothing in.
         """
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
@@ -264,8 +247,10 @@ class _LoadRun:
             elapsed_ns = self._decided_ns
         elif self._faults or self._stop.is_set():
             halted_ns = min(elapsed_ns, (self._halted_ns or time.monotonic_ns()) - self._start_ns)
-            if halted_ns <= 0:
+            if halted_ns <= 0 and not self._faults:
                 raise Interrupted("interrupted before anything was sent")
+            if halted_ns <= 0:
+                raise LoadtestError(f"nothing was sent: {self._faults[0]}")
             partial = halted_ns < elapsed_ns or bool(np.any(np.asarray(self.log.status) == CUT))
             elapsed_ns = halted_ns
         status, intended = np.asarray(self.log.status), np.asarray(self.log.intended)
@@ -302,6 +287,7 @@ class _LoadRun:
         if not plan.users:
             np.asarray(self.log.intended)[:] = plan.intended_ns
             np.asarray(self.log.payload)[:] = payload_choice(size, len(self._requests), spec.seed)
+        assert spec.connections is not None  # settled
         limit_ms = spec.slo.tightest_ms if spec.slo else None
         spin = limit_ms is not None and limit_ms * LAG_SHARE < _SPIN_BELOW_MS
         job = SendingJob(

@@ -52,6 +52,13 @@ class Catalogue(InstanceTypes):
                 instances[name] = instances[name].model_copy(update={"prices": prices})
         return self.model_copy(update={"sources": sources, "instances": instances})
 
+    def elsewhere(self, region: str) -> "Catalogue":
+        """The same types in another region, of which no price is known yet."""
+        instances = {
+            name: instance.model_copy(update={"prices": {}, "spot": None}) for name, instance in self.instances.items()
+        }
+        return self.model_copy(update={"region": region, "instances": instances})
+
 
 def load_catalogue(path: Traversable = BUNDLED) -> Catalogue:
     """Read an instances file. Raises: UsageError, with one line per fault."""

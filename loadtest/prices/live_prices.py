@@ -72,9 +72,13 @@ def write_cache(path: Path, prices: Iterable[LivePrice], now: datetime.datetime)
     fresh.replace(path)
 
 
-def current_catalogue(now: datetime.datetime, *, instances: Traversable = BUNDLED, cache: Path = CACHE) -> Catalogue:
-    """The bundled snapshot with fresh live prices of its region put over it."""
+def current_catalogue(
+    now: datetime.datetime, *, instances: Traversable = BUNDLED, cache: Path = CACHE, region: str = ""
+) -> Catalogue:
+    """The bundled snapshot with fresh live prices of its region put over it; of another region, those alone."""
     catalogue = load_catalogue(instances)
+    if region not in ("", catalogue.region):
+        catalogue = catalogue.elsewhere(region)
     live = {(p.instance_type, p.basis): p.price for p in read_cache(cache, now) if p.region == catalogue.region}
     return catalogue.with_prices(live)
 

@@ -1,6 +1,8 @@
 """The two clients against connections that end when they should not: each request ends once, and closing always ends."""
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadtest.load.dialler import Dialler
+from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
 from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
@@ -267,3 +269,51 @@ def test_expired_requests_are_taken_back_from_the_queue_and_the_wire() -> None:
             await client.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_no_file_left_for_a_connection_is_our_fault_and_fails_no_request(
+    kind: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        sent = Sent()
+        client = client_of(kind, 1, sent)
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refusing(number), raising=False)
+        client.send(0)
+        async with asyncio.timeout(10):
+            await sent.came.wait()
+        assert sent.done == []
+        assert os.strerror(number) in str(sent.faults[0])
+        await client.close()
+
+    asyncio.run(scenario())  # uvloop's loops take no other method
+
+
+def test_no_port_left_is_our_fault_where_the_address_has_answered_and_else_the_addresss() -> None:
+    class Silent(Peer):
+        pass
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+        async with listening(Silent) as port:
+            dialler = Dialler("127.0.0.1", port, tls=False, timeout_s=5)
+            loop.create_connection = refusing(errno.EADDRNOTAVAIL)  # type: ignore[method-assign]
+            with pytest.raises(OSError, match=os.strerror(errno.EADDRNOTAVAIL)):
+                await dialler.dial(Peer)  # as ::1 where there is no IPv6
+            loop.create_connection = connect  # type: ignore[method-assign]
+            made = await dialler.dial(Peer)
+            loop.create_connection = refusing(errno.EADDRNOTAVAIL)  # type: ignore[method-assign]
+            with pytest.raises(Exhausted, match=os.strerror(errno.EADDRNOTAVAIL)):
+                await dialler.dial(Peer)
+            made.transport.abort()
+
+    asyncio.run(scenario())
+
+
+def refusing(number: int) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def create_connection(*args: object, **options: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return create_connection

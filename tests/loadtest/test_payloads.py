@@ -98,6 +98,69 @@ def test_one_json_file_serves_every_protocol() -> None:
     assert message.raw_input_contents[0] == values
 
 
+ASKED: dict[str, Any] = {
+    "id": "a",
+    "parameters": {"sequence_id": 7, "priority": 18446744073709551615, "share": 0.5, "last": True, "who": "me"},
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], "parameters": {"k": 1}}],
+    "outputs": [{"name": "small", "parameters": {"classification": 2}}],
+}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "expected.json", "rows"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+def test_what_a_request_says_beside_its_tensors_is_sent_in_every_protocol(tmp_path: Path, name: str, protocol: Any) -> None:
+    document = ASKED | ({"expected": {"outputs": []}} if name == "expected.json" else {})
+    path = tmp_path / ("a.jsonl" if name == "rows" else name)
+    path.write_text(json.dumps(document))
+    spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows="2" if name == "rows" else "1")
+    (made,) = from_files(spec, Address.of(SPEC), "m")
+    if protocol != "grpc":
+        head = json.JSONDecoder().raw_decode(body(made).decode(errors="replace"))[0]
+        own = head["inputs"][0]["parameters"]
+        assert {key: head["parameters"][key] for key in ASKED["parameters"]} == ASKED["parameters"]
+        assert (head["id"], head["outputs"], own["k"]) == ("a", ASKED["outputs"], 1)
+        return
+    message = pb.ModelInferRequest.FromString(made)
+    told = {key: value.WhichOneof("parameter_choice") for key, value in message.parameters.items()}
+    assert told == {
+        "sequence_id": "int64_param", "priority": "uint64_param", "share": "double_param", "last": "bool_param",
+        "who": "string_param",
+    }  # fmt: skip
+    assert message.parameters["priority"].uint64_param == ASKED["parameters"]["priority"]
+    assert (message.id, message.inputs[0].parameters["k"].int64_param) == ("a", 1)
+    assert (message.outputs[0].name, message.outputs[0].parameters["classification"].int64_param) == ("small", 2)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"note": "mine"}, r"a\.jsonl: line 1: cannot be said over gRPC: 'note' is none of id, parameters, outputs"),
+        ({"model_name": "other"}, "'model_name' is none of"),
+        ({"parameters": {"k": [1]}}, "parameter 'k': \\[1\\] is no true or false, number or text"),
+        ({"parameters": {"k": 1 << 64}}, "line 1: not a v2 inference request: .*64"),
+        ({"parameters": {"binary_data_output": True}}, "'binary_data_output' is of REST's binary form"),
+        ({"outputs": [{"name": "y", "data": []}]}, "'data' is none of name, parameters"),
+        ({"outputs": 1}, "over gRPC"),
+        ({"id": 7}, "over gRPC"),
+    ],
+)
+def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(ASKED | more))
+    with pytest.raises(UsageError, match=words):
+        from_files(replace(SPEC, payloads=(str(path),), protocol="grpc"), Address.of(SPEC), "m")
+
+
+def test_requests_that_ask_for_other_things_are_neither_joined_nor_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps(ASKED | {"outputs": [{"name": name}], "id": name}) for name in ("y", "z", "z")))
+    requests = read_requests([str(path)])
+    assert len(distinct(requests)) == 2
+    assert {(str(made.extras.fields["outputs"]), made.rows) for made in joined(requests, 2, 2, {})} == {
+        ("[{'name': 'y'}]", 2), ("[{'name': 'z'}]", 2),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -12,9 +12,11 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from gateway.instances.facts import Price
 from loadtest.cli import main
 from loadtest.errors import ExitCode
 from loadtest.prices.catalogue import load_catalogue
+from loadtest.prices.live_prices import LivePrice, write_cache
 
 pytestmark = pytest.mark.slow  # every command reads the whole catalogue
 
@@ -115,6 +117,17 @@ def test_show_needs_a_type(prices: Prices) -> None:
     code, _, said = prices("show")
     assert code == ExitCode.USAGE
     assert "name at least one instance type" in said
+
+
+def test_prices_of_another_region_are_those_that_were_fetched_there(tmp_path: Path, prices: Prices) -> None:
+    price = Price(usd_per_hour=0.1234, source="the list", date=NOW.date())
+    write_cache(tmp_path / "not" / "yet" / "cache.json", [LivePrice("c7i.large", "eu-central-1", "ec2", price, NOW)], NOW)
+    _, told, _ = prices("list", "c7i.large", "c7i.xlarge", "--region", "eu-central-1")
+    assert "USD per hour, eu-central-1" in told
+    assert row(told, "c7i.large ")[4:] == ["0.1234", "unknown", "unknown"]
+    assert row(told, "c7i.xlarge ")[4:] == ["unknown"] * 3
+    _, told, _ = prices("list", "c7i.large")
+    assert row(told, "c7i.large ")[4].startswith("0.089")
 
 
 @pytest.mark.parametrize("action", ["show", "refresh"])

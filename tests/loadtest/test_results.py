@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import UsageError
-from loadtest.results import LoadSpec, Objective, SloSpec, json_schema, run_from_json, to_json
+from loadtest.results import LoadSpec, Objective, SloSpec, json_schema, read_load_spec, run_from_json, to_json
 from tests.loadtest.made_results import run_result
 
 
@@ -87,3 +87,29 @@ def test_the_published_schema_is_the_current_one() -> None:
     # To write it anew: json.dumps(json_schema(), indent=2, ensure_ascii=False)
     published = Path(__file__).parents[2] / "docs" / "schemas" / "run.json"
     assert json.loads(published.read_text(encoding="utf-8")) == json.loads(json.dumps(json_schema()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rate": 500}, r"spec.json: rate: unknown; did you mean 'rate_rps'\? Fields: 'target'"),
+        ({"warmup": 5}, "spec.json: warmup: unknown; did you mean 'warmup_s'"),
+        ({"slo": {"objectives": [], "max_errors": 0.01}}, r"slo.max_errors: unknown; did you mean 'max_error_rate'\? Fields:"),
+        ({"slo": {"objectives": [{"metric": "latency", "percent": 99}]}}, "slo.objectives.percent: unknown; did you mean"),
+    ],
+)
+def test_a_field_of_a_spec_that_nobody_knows_is_refused(tmp_path: Path, fields: dict[str, object], words: str) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"target": "http://x", **fields}))
+    with pytest.raises(UsageError, match=words):
+        read_load_spec(path)
+
+
+def test_a_spec_that_was_written_is_read(tmp_path: Path) -> None:
+    spec = LoadSpec("http://x", slo=SloSpec.parse("p99<50ms,service.p50<5ms,errors<1%"), payloads=("a", "b"), warmup_s=3.0)
+    path = tmp_path / "spec.json"
+    path.write_text(to_json(spec))
+    assert read_load_spec(path) == (spec, frozenset(LoadSpec.__dataclass_fields__))
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="no load spec"):
+        read_load_spec(path)

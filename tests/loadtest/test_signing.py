@@ -25,7 +25,8 @@ from loadtest.load.aws_keys import AwsKeys
 from loadtest.load.payloads import read_requests
 from loadtest.load.signing import Keys, SignedRequests, refusal, signed_headers
 from loadtest.load.target import Address
-from loadtest.measuring.generator import check, measure
+from loadtest.measuring.asked import check
+from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, SloSpec
 from tests.certificates import Authority
 from tests.loadtest.fake_endpoint import ACCESS_KEY, REGION, SECRET_KEY

@@ -17,10 +17,12 @@ import psutil
 import pytest
 import uvloop
 
-from loadtest.errors import Interrupted
+from loadtest.errors import Interrupted, LoadtestError
+from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.request_log import REQUEST_BYTES, RequestLog
+from loadtest.load.target import server_statistics
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
-from loadtest.measuring import looks
+from loadtest.measuring import generator, looks
 from loadtest.measuring.generator import measure
 from loadtest.measuring.generator_limit import NullServer, null_server
 from loadtest.measuring.progress import Progress
@@ -190,6 +192,15 @@ def test_an_exception_anywhere_in_the_sender_ends_the_run_and_is_reported(where:
     assert seconds < 5
 
 
+def test_a_generator_that_may_open_no_connection_says_so_and_blames_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_left(self: Dialler, protocol: object) -> None:
+        raise Exhausted("no further connection: Too many open files")
+
+    monkeypatch.setattr(Dialler, "dial", none_left)
+    with pytest.raises(LoadtestError, match=r"nothing was sent: .*Too many open files"):
+        scripted(lambda server: None)
+
+
 def test_users_who_send_more_than_can_be_kept_end_the_run_and_it_is_said() -> None:
     report, log, seconds = send(lambda sender, log: None, users=2, think_ns=(0,), duration_ns=20_000_000_000)
     assert report.fault.startswith("no more than 20 requests can be kept, and they were used up after 0.")
@@ -317,6 +328,24 @@ def test_who_looks_ends_without_a_word_when_the_generator_is_gone() -> None:
         )  # fmt: skip
     os.close(writer)
     assert done.stderr == b""
+
+
+def test_a_target_that_has_fallen_silent_is_asked_for_its_statistics_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_s: list[float] = []
+    ask = generator.in_thread
+
+    async def noted(call: Callable[..., object], *args: object, timeout_s: float, **options: object) -> object:
+        if call is server_statistics:
+            asked_s.append(timeout_s)
+        return await ask(call, *args, timeout_s=timeout_s, **options)
+
+    def fall_silent(server: ScriptedServer) -> None:
+        server.at_inference[10] = lambda: setattr(server, "answer", lambda *question: None)
+
+    monkeypatch.setattr(generator, "in_thread", noted)
+    result = scripted(fall_silent, replace(SPEC, timeout_s=0.1))
+    assert result.server is None
+    assert asked_s[-1] <= 1
 
 
 def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:

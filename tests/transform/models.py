@@ -10,6 +10,8 @@ import numpy.typing as npt
 Row = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Any = Annotated[npt.NDArray[np.float32], (-1, -1)]
 One = Annotated[npt.NDArray[np.int8], (-1,)]
+Half = Annotated[npt.NDArray[np.float16], (-1, 2)]
+Pixels = Annotated[npt.NDArray[np.uint8], (-1, 3)]
 Text = Annotated[npt.NDArray[np.object_], (-1,)]
 
 
@@ -25,6 +27,14 @@ def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
 
 
 def small(x: One) -> One:
+    return x
+
+
+def half(x: Half) -> Half:
+    return x
+
+
+def pixels(x: Pixels) -> Pixels:
     return x
 
 

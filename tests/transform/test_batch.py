@@ -119,6 +119,28 @@ def test_a_number_that_would_change_is_refused(tmp_path: Path) -> None:
     assert [row["_row"] for row in read(tmp_path / "out.csv.bad.jsonl")] == [1, 2]
 
 
+@pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(("model", "beyond", "largest"), [("twice", 1e300, 1e38), ("half", 70000.0, 60000.0)])
+def test_a_number_beyond_a_float_is_refused(tmp_path: Path, given: str, model: str, beyond: float, largest: float) -> None:
+    source = written(tmp_path / f"in.{given}", [{"x": [largest, 0.3]}, {"x": [beyond, 1.0]}, {"x": [-1.0 * beyond, 1.0]}])
+    assert run(configuration(tmp_path, model), model, source, tmp_path / "out.jsonl") == 0
+    (row,) = read(tmp_path / "out.jsonl")
+    assert row["output"][0] == pytest.approx(largest * (2 if model == "twice" else 1), rel=1e-3)
+    bad = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert [row["_row"] for row in bad] == [1, 2]
+    assert f"element 0 is {beyond}" in bad[0]["error"]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8()])
+def test_integers_of_parquet_are_taken_where_they_stay_the_same(tmp_path: Path, kind: pa.DataType) -> None:
+    odd = {"int64": -1, "uint64": (1 << 64) - 1, "int8": -1}[str(kind)]
+    pq.write_table(pa.table({"x": pa.array([[1, 2, 3], [1, odd, 3]], pa.list_(kind))}), tmp_path / "in.parquet")
+    assert run(configuration(tmp_path, "pixels"), "pixels", tmp_path / "in.parquet", tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "output": [1, 2, 3]}]
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["error"] == f"input 'x': element 1 is {odd}, which UINT8 cannot hold"
+
+
 def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [{"features": [1.0, 2.0], "id": 1 << 70, "more": None}])
     words = ("--column", "x=features", "--keep", "id,x", "--bad", tmp_path / "bad.jsonl")

@@ -2,7 +2,8 @@
 
 `OUTPUT.partial` holds `job.json`, which says what the job is, and for each chunk of rows that is done `N.rows`, the answers,
 and `N.bad`, the rows without one, where there are any. `N.rows` is written last: with it the chunk is done. When all are, they
-are joined, and the folder is removed.
+are joined, and the folder is removed. Before, `joining` says where the bad rows go: what lies there and at the output from then
+on is this job's.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
 _FORMAT: Final = 1
 _JOB: Final = "job.json"
+_JOINING: Final = "joining"
 _JOINED: Final = "joined"  # the output is there, and all that is left to do is to remove the folder
 _LOCK: Final = "lock"
 _AT_ONCE: Final = 2  # chunks, so that the end of one does not leave sessions idle
@@ -50,6 +52,10 @@ class Files(NamedTuple):
     def partial(self) -> Store:
         return self.output.beside(f"{self.output.path}.partial")
 
+    @property
+    def joining(self) -> Store:
+        return self.output.beside(f"{self.partial.path}/{_JOINING}")
+
     def part(self, number: int, kind: str) -> Store:
         return self.output.beside(f"{self.partial.path}/{number:08}.{kind}")
 
@@ -65,13 +71,23 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
         there = set()
     if there:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
-    else:
-        for store in (files.output, files.bad):
-            if store.exists():
-                raise ConfigError(f"{store.path}: exists: name another file, or remove it")
+    _check_free(files)
+    if not there:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
     return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+
+
+def _check_free(files: Files) -> None:
+    """Raises: ConfigError, where something lies at the places of the results that is not this job's."""
+    output, bad, partial = (store.resolved() for store in (files.output, files.bad, files.partial))
+    if bad.files == output.files and (bad.path == output.path or bad.path.startswith(f"{partial.path}/")):
+        raise ConfigError(f"{files.bad.path}: expected another file than OUTPUT for rows without an answer")
+    joining = files.joining.read().decode() if files.joining.exists() else None
+    if joining is None and files.output.exists():
+        raise ConfigError(f"{files.output.path}: exists: name another file, or remove it")
+    if joining != bad.path and files.bad.exists():
+        raise ConfigError(f"{files.bad.path}: exists: name another file, or remove it")
 
 
 def _check_same(job: RowsJob, told: bytes, where: str) -> None:
@@ -199,6 +215,9 @@ class RowsWork:
         names = sorted(files.partial.names())
         parts = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".rows")]
         bad = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".bad")]
+        _check_free(files)
+        with files.joining.written() as file:
+            file.write(files.bad.resolved().path.encode())
         if bad:
             join(files.bad, "jsonl", bad)
         join(files.output, self._job.written_as, parts)

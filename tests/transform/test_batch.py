@@ -277,6 +277,65 @@ def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
         assert np.shape([row["OUTPUT0"] for row in read(tmp_path / f"out.{ending}")]) == (9, 3)
 
 
+JOB = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
+
+
+def begun(folder: Path) -> Files:
+    """A job of which a chunk is done."""
+    files = Files(Store.at(str(folder / "out.jsonl")), Store.at(str(folder / "bad.jsonl")))
+    assert begin(files, JOB, restart=False) == set()
+    Path(files.part(0, "rows").path).touch()
+    return files
+
+
+@pytest.mark.parametrize("bad", ["out.jsonl", "link/out.jsonl", "out.jsonl.partial/00000000.rows"])
+def test_rows_without_an_answer_have_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    written(tmp_path / "in.jsonl", [*ROWS, {"x": []}])
+    assert run(configuration(tmp_path), "twice", "in.jsonl", "out.jsonl", "--bad", bad) == 2
+    assert f"{bad}: expected another file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "bad.jsonl", "important.jsonl"])
+def test_what_came_while_a_job_was_broken_off_is_not_replaced(tmp_path: Path, name: str) -> None:
+    files = begun(tmp_path)
+    if name == "important.jsonl":
+        files = files._replace(bad=Store.at(str(tmp_path / name)))
+    assert begin(files, JOB, restart=False) == {0}
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=rf"{name}: exists"):
+        begin(files, JOB, restart=False)
+
+
+def test_what_came_while_a_job_ran_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    monkeypatch.setenv("SEEN", str(output))  # which the model writes
+    config = configuration(tmp_path, "slow", batching={"probe_s": 0})
+    assert run(config, "slow", source, output) == 2
+    assert "out.jsonl: exists" in capsys.readouterr().err
+    assert "69\n" in output.read_text()
+    output.unlink()
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    assert run(config, "slow", source, output) == 0
+    assert len(read(output)) == 70
+
+
+def test_a_job_that_was_broken_off_while_its_parts_were_joined_goes_on(tmp_path: Path) -> None:
+    files = begun(tmp_path)
+    Path(files.joining.path).write_text(files.bad.path)
+    for store in files:
+        Path(store.path).touch()
+    assert begin(files, JOB, restart=False) == {0}
+    (tmp_path / "important.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"important.jsonl: exists"):
+        begin(files._replace(bad=Store.at(str(tmp_path / "important.jsonl"))), JOB, restart=False)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -289,11 +348,7 @@ def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said: str) -> None:
-    job = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
-    files = Files(Store.at(str(tmp_path / "out.jsonl")), Store.at(str(tmp_path / "bad.jsonl")))
-    assert begin(files, job, restart=False) == set()
-    Path(files.part(3, "rows").path).touch()
-    assert begin(files, job, restart=False) == {3}
+    files = begun(tmp_path)
     with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
-        begin(files, msgspec.structs.replace(job, **other), restart=False)
-    assert begin(files, msgspec.structs.replace(job, **other), restart=True) == set()
+        begin(files, msgspec.structs.replace(JOB, **other), restart=False)
+    assert begin(files, msgspec.structs.replace(JOB, **other), restart=True) == set()

@@ -66,16 +66,17 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     there = partial.names() - {_LOCK}
     if there and not there & {_JOB, _JOINED}:
         raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
-    if there and (restart or _JOINED in there):
-        _remove(partial)
-        there = set()
-    if there:
+    done = {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    if there and (restart or _JOINED in there or not done):  # with nothing done, options may change
+        _clear(partial, _LOCK)
+        done = set()
+    if done:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
     _check_free(files)
-    if not there:
+    if not done:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
-    return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    return done
 
 
 def _check_free(files: Files) -> None:
@@ -223,14 +224,14 @@ class RowsWork:
         join(files.output, self._job.written_as, parts)
         with files.partial.beside(f"{files.partial.path}/{_JOINED}").written():
             pass
-        _remove(files.partial)
+        _clear(files.partial, _JOINED)
+        files.partial.remove_folder()
 
 
-def _remove(partial: Store) -> None:
+def _clear(partial: Store, but: str) -> None:
     """Whenever that is broken off, what is left says whose it is, and whether the output is there: they go last."""
-    for name in sorted(partial.names() - {_JOINED}, key=lambda name: (name == _JOB, name)):
+    for name in sorted(partial.names() - {but}, key=lambda name: (name == _JOINED, name == _JOB, name)):
         partial.beside(f"{partial.path}/{name}").remove()
-    partial.remove_folder()
 
 
 def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:

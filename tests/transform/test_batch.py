@@ -214,6 +214,7 @@ def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytes
     assert "a folder of something else" in capsys.readouterr().err
     (partial / "strange").unlink()
     (partial / "job.json").write_text("{}")
+    (partial / "00000000.rows").touch()
     assert run(config, "twice", source, output) == 2
     assert "--restart begins anew" in capsys.readouterr().err
     assert run(config, "twice", source, output, "--restart") == 0
@@ -286,6 +287,25 @@ def begun(folder: Path) -> Files:
     assert begin(files, JOB, restart=False) == set()
     Path(files.part(0, "rows").path).touch()
     return files
+
+
+def test_options_may_change_while_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = written(tmp_path / "in.csv", [{"y": [1.0, 2.0]}]), tmp_path / "out.jsonl"
+    assert run(configuration(tmp_path), "twice", source, output) == 2
+    assert "as by --column INPUT=COLUMN" in capsys.readouterr().err
+    assert run(configuration(tmp_path), "twice", source, output, "--column", "x=y") == 0
+    assert read(output) == [{"_row": 0, "output": [2, 4]}]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_is_thrown_away_leaves_the_lock(tmp_path: Path, restart: bool) -> None:
+    files = begun(tmp_path)
+    if not restart:
+        Path(files.part(0, "rows").path).unlink()
+    with alone(files):
+        assert begin(files, JOB, restart=restart) == set()
+        with pytest.raises(ConfigError, match="another `gateway batch`"), alone(files):
+            pass
 
 
 @pytest.mark.parametrize("bad", ["out.jsonl", "link/out.jsonl", "out.jsonl.partial/00000000.rows"])

@@ -117,18 +117,22 @@ def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> No
     kept = list(dict.fromkeys(name for each in done for name in each.kept))
     columns: dict[str, pa.Array] = {NUMBER: pa.array([each.number for each in done], pa.int64())}
     for name in kept:
-        values = [plain(each.kept.get(name)) for each in done]
-        try:
-            columns[name] = pa.array(values)
-        except pa.ArrowException:  # of several types
-            columns[name] = pa.array(
-                [None if value is None else _json(value).decode().strip() for value in values], pa.string()
-            )
+        columns[name] = _kept([plain(each.kept.get(name)) for each in done])
     outputs = {name for each in done for name in each.answer}
     for tensor in spec.outputs:
         if tensor.name in outputs:
             columns[tensor.name] = _arrow([_number(each.answer.get(tensor.name)) for each in done], tensor, bool(spec.max_rows))
     pq.write_table(pa.table(columns), file)
+
+
+def _kept(values: list[Any]) -> pa.Array:
+    """As JSON, where Parquet has no type for all of them."""
+    try:
+        column = pa.array(values)
+        pq.write_table(pa.table({"": column[:0]}), io.BytesIO())  # objects without a member, for one, have no type there
+    except (pa.ArrowException, OverflowError):  # of several types; integers beyond 64 bits
+        return pa.array([None if value is None else _json(value).decode().strip() for value in values], pa.string())
+    return column
 
 
 def _arrow(values: list[Any], tensor: TensorSpec, batched: bool) -> pa.Array:
@@ -193,10 +197,15 @@ def _join_parquet(file: IO[bytes], parts: Sequence[Store]) -> None:
             schemas.append(pq.read_schema(opened))
     try:
         whole = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([(NUMBER, pa.int64())])
+        _write_as(whole, file, parts)
     except pa.ArrowException as exc:
         raise ConfigError(
             f"a kept column is of several types, which Parquet cannot have: {exc}: write .jsonl, or --keep others"
         ) from exc
+
+
+def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store]) -> None:
+    """Raises: pa.ArrowException, where a value changes in its column's type, as a large integer among fractions."""
     with pq.ParquetWriter(file, whole) as writer:
         for part in parts:
             with part.open() as opened:

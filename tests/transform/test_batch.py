@@ -148,6 +148,33 @@ def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "output": [2, 4]}]
 
 
+@pytest.mark.parametrize(
+    ("kept", "text"), [(1 << 70, str(1 << 70)), ((1 << 64) - 1, str((1 << 64) - 1)), ({}, "{}"), ({"a": [{}]}, '{"a":[{}]}')]
+)
+def test_what_parquet_has_no_type_for_is_json_there(tmp_path: Path, kept: Any, text: str) -> None:
+    source = written(tmp_path / "in.jsonl", [{"x": [1.0, 2.0], "more": kept}, {"x": [1.0, 2.0]}])
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet") == 0
+    assert [row["more"] for row in read(tmp_path / "out.parquet")] == [text, None]
+
+
+def test_large_integers_of_parquet_are_kept(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "id": pa.array([1 << 63], pa.uint64())}), source)
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet") == 0
+    assert [row["id"] for row in read(tmp_path / "out.parquet")] == [str(1 << 63)]
+
+
+@pytest.mark.parametrize("ids", [((1 << 53) + 1, 2.5), (1, "a")])
+def test_a_column_of_several_types_in_several_chunks_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: tuple[Any, Any]
+) -> None:
+    source = written(tmp_path / "in.jsonl", [{"x": [1.0, 2.0], "id": each} for each in ids])
+    words = (configuration(tmp_path), "twice", source, tmp_path / "out.parquet", "--chunk-rows", 1)
+    assert run(*words) == 2
+    assert "a kept column is of several types, which Parquet cannot have" in capsys.readouterr().err
+    assert not (tmp_path / "out.parquet").exists()
+
+
 def test_several_files_are_one_input(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for number in range(3):

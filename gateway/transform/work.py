@@ -238,7 +238,10 @@ def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:
     """columns: what a column is called there, by input."""
     for row in chunk.rows:
         if isinstance(row, dict):
-            row.update({name: row.pop(column) for name, column in columns.items() if column in row})
+            found = {name: row[column] for name, column in columns.items() if column in row}
+            for name in (*columns, *columns.values()):  # an input whose column is missing is not its namesake
+                row.pop(name, None)
+            row.update(found)
 
 
 def job_of(

@@ -22,6 +22,10 @@ def twice(x: Row) -> Row:
     return 2 * x
 
 
+def area(width: float, height: float) -> float:
+    return width * height
+
+
 def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
     return x.sum(axis=1)
 

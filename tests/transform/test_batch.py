@@ -175,6 +175,18 @@ def test_a_column_of_several_types_in_several_chunks_is_refused(
     assert not (tmp_path / "out.parquet").exists()
 
 
+def test_one_column_may_be_two_inputs_and_a_missing_one_is_not_another(tmp_path: Path) -> None:
+    area = configuration(tmp_path, "area")
+    source = written(tmp_path / "in.jsonl", [{"x": 3.0}, {"x": 2.0, "width": 5.0, "id": 7}])
+    assert run(area, "area", source, tmp_path / "out.jsonl", "--column", "width=x", "--column", "height=x") == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [9, 4]
+    source = written(tmp_path / "swapped.jsonl", [{"width": 3.0, "height": 4.0, "w": 5.0}, {"width": 3.0, "height": 4.0}])
+    assert run(area, "area", source, tmp_path / "swapped.out.jsonl", "--column", "height=width", "--column", "width=w") == 0
+    assert [row["output"] for row in read(tmp_path / "swapped.out.jsonl")] == [15]
+    (bad,) = read(tmp_path / "swapped.out.jsonl.bad.jsonl")
+    assert "missing 'width'" in bad["error"]
+
+
 def test_several_files_are_one_input(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for number in range(3):

@@ -151,7 +151,7 @@ class RowsWork:
 
     async def run(self) -> None:
         """Finish every chunk, and join them. Raises: ConfigError, Unavailable, OSError; what is done stays then."""
-        rows = iter(chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__))
+        rows = chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__, self._wanted())
         at_work: set[asyncio.Task[None]] = set()
         first = True
         try:
@@ -196,6 +196,11 @@ class RowsWork:
             write_bad(self._files.part(chunk.number, "bad"), bad)
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)
         return len(bad)
+
+    def _wanted(self) -> set[str] | None:
+        """Columns of the files that are looked at; None: all."""
+        keep, columns = self._job.keep, self._job.columns
+        return None if keep is None else {*self._spec.input_by_name, *columns.values(), *keep}
 
     def _check_kept(self, row: Row | Unread) -> None:
         """Raises: ConfigError, for a column whose place in the output something else has."""

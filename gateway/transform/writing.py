@@ -5,6 +5,7 @@ A row has its number first (`_row`), then what is kept of the input, then the mo
 
 import base64
 import csv
+import datetime
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +63,7 @@ def _json(row: Row) -> bytes:
 
 def _shown(value: Any) -> Any:
     """Short enough for a line that people read."""
-    text = str(plain(value)) if not isinstance(value, str) else value
+    text = value if isinstance(value, str) else _json(value).decode().strip()
     return value if len(text) <= 1000 else f"{text[:1000]}…"
 
 
@@ -77,7 +78,21 @@ def _default(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    return str(value)
+    return _time(value) if isinstance(value, pa.Scalar) else str(value)
+
+
+def _time(value: pa.Scalar) -> str:
+    """Of nanoseconds, as Python tells one of microseconds."""
+    us, ns = divmod(value.value, 1000)
+    if pa.types.is_duration(value.type):
+        text = str(datetime.timedelta(microseconds=us))
+        if ns and "." not in text:
+            text += ".000000"
+    else:
+        kind = pa.timestamp("us", value.type.tz) if pa.types.is_timestamp(value.type) else pa.time64("us")
+        text = pa.scalar(us, kind).as_py().isoformat(timespec="microseconds" if ns else "auto")
+    whole, _, more = text.partition(".")
+    return f"{whole}.{more[:6]}{ns:03}{more[6:]}" if ns else text
 
 
 def _number(value: Any) -> Any:

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.errors import ConfigError
+from gateway.transform.rows import chunks
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.work import Files, RowsJob, alone, begin
 
@@ -185,6 +186,61 @@ def test_one_column_may_be_two_inputs_and_a_missing_one_is_not_another(tmp_path:
     assert [row["output"] for row in read(tmp_path / "swapped.out.jsonl")] == [15]
     (bad,) = read(tmp_path / "swapped.out.jsonl.bad.jsonl")
     assert "missing 'width'" in bad["error"]
+
+
+TIMES = {
+    "time": (pa.timestamp("ns", "UTC"), 1500, "1970-01-01T00:00:00.000001500+00:00"),
+    "before": (pa.timestamp("ns"), -1, "1969-12-31T23:59:59.999999999"),
+    "whole": (pa.timestamp("ns"), 10**9, "1970-01-01T00:00:01"),
+    "day": (pa.time64("ns"), 1, "00:00:00.000000001"),
+    "long": (pa.duration("ns"), 10**9 + 1, "0:00:01.000000001"),
+    "several": (pa.list_(pa.timestamp("ns")), [1, None], ["1970-01-01T00:00:00.000000001", None]),
+    "within": (
+        pa.struct([("at", pa.list_(pa.time64("ns"), 1)), ("n", pa.int8())]),
+        {"at": [7], "n": 1},
+        {"at": ["00:00:00.000000007"], "n": 1},
+    ),
+    "named": (pa.map_(pa.string(), pa.timestamp("ns")), [("a", 1)], [["a", "1970-01-01T00:00:00.000000001"]]),
+}
+
+
+def timed(path: Path) -> Path:
+    columns = {name: pa.array([value, None, value], kind) for name, (kind, value, _) in TIMES.items()}
+    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0, 4.0], [5.0]], **columns}), path)
+    return path
+
+
+def test_nanoseconds_are_kept(tmp_path: Path) -> None:
+    source = timed(tmp_path / "in.parquet")
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl") == 0
+    told = {name: text for name, (_, _, text) in TIMES.items()}
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, **told, "output": [2, 4]}, {"_row": 1, "output": [6, 8]}]
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["found"] == {"x": [5.0], **told}
+    keep = "time,before,whole,day,long,several,within"
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet", "--keep", keep) == 0
+    (given, written) = (pq.read_table(path) for path in (source, tmp_path / "out.parquet"))
+    for name in keep.split(",")[:-1]:
+        assert written[name].combine_chunks() == given[name].combine_chunks()[:2]
+
+
+@pytest.mark.parametrize("model", ["total", "upper", "pixels"])
+@pytest.mark.parametrize("column", ["time", "several", "within"])
+def test_nanoseconds_are_no_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, column: str) -> None:
+    source, name = timed(tmp_path / "in.parquet"), "text" if model == "upper" else "x"
+    words = ("--keep", "", "--column", f"{name}={column}")
+    assert run(configuration(tmp_path, model), model, source, tmp_path / "out.jsonl", *words) == 2
+    assert "none of the first 3 rows has an answer" in capsys.readouterr().err
+
+
+def test_of_parquet_only_columns_that_are_wanted_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "a.b": [1], "c": [2], "d": [3]}), source)
+    store = Store.at(str(source))
+    (chunk,) = chunks(store, store.found(), 8, lambda _: False, {"a.b", "d", "z"})
+    assert chunk.rows == [{"a.b": 1, "d": 3}]
+    (chunk,) = chunks(store, store.found(), 8, lambda _: False, {"z"})
+    assert chunk.rows == [{}]
 
 
 def test_several_files_are_one_input(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.errors import ConfigError, GatewayError, InvalidArgument, Unavailable
+from gateway.errors import GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.tensors import cast
 from gateway.transform.rows import BARE, Chunk, Row, Unread
 
@@ -149,19 +149,3 @@ def _together(values: list[Any], tensor: TensorSpec) -> Any:
             with suppress(InvalidArgument):  # lists are refused in the words of a server
                 return cast(tensor.name, tensor.datatype, array)
     return values
-
-
-def check_columns(row: Row | Unread, spec: ModelSpec, source: str) -> None:
-    """Whether the columns of a file have what a model needs. Raises: ConfigError."""
-    if isinstance(row, Unread) or BARE in row:
-        return
-    missing = [tensor.name for tensor in spec.inputs if not tensor.optional and tensor.name not in row]
-    if missing:
-        raise ConfigError(
-            f"{source}: its first row has {_listed(row)}, and the model needs {_listed(missing)}: rename what is meant, "
-            "as by --column INPUT=COLUMN"
-        )
-
-
-def _listed(names: Mapping[str, Any] | Sequence[str]) -> Any:
-    return ", ".join(map(repr, names)) or "nothing"

@@ -8,7 +8,7 @@ import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,6 +74,18 @@ def format_of(path: str) -> str:
     if ending not in _READ:
         raise ConfigError(f"{path}: expected a name that ends in .jsonl, .csv, .txt or .parquet")
     return ending
+
+
+def columns_of(store: Store) -> list[str] | None:
+    """What a file says its columns are called; None: it does not say. Raises: ConfigError, OSError."""
+    match format_of(store.path):
+        case "csv":
+            with store.unpacked() as (file, _):
+                return _names(store, csv.reader(_text_of(file)))
+        case "parquet":
+            with store.open() as opened, _parquet_file(opened, store.path) as file:
+                return list(file.schema_arrow.names)
+    return None
 
 
 def chunks(
@@ -147,11 +159,8 @@ def _text(store: Store, place: _Place) -> Iterator[Row | Unread]:
 def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
     """Its first line has the names. All cells are text; an empty one is left out."""
     with store.unpacked() as (file, place.read_bytes):
-        text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
-        reader = csv.reader(text)
-        names = next(reader, [])
-        if len(set(names)) < len(names):
-            raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
+        reader = csv.reader(_text_of(file))
+        names = _names(store, reader)
         while True:
             try:
                 cells = next(reader, None)
@@ -173,12 +182,20 @@ def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
                 yield row
 
 
+def _text_of(file: IO[bytes]) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+
+
+def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:
+    names = next(reader, [])
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
+    return names
+
+
 def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None) -> Iterator[Row | Unread]:
     opened = store.open()
-    try:
-        file = pq.ParquetFile(opened)
-    except pa.ArrowInvalid as exc:
-        raise ConfigError(f"{store.path}: no Parquet file: {exc}") from exc
+    file = _parquet_file(opened, store.path)
     size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
     place.read_bytes = lambda: size * read_rows // of_rows
     with file:
@@ -191,6 +208,13 @@ def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None)
                     if value is not None:
                         row[name] = value
             yield from rows
+
+
+def _parquet_file(opened: IO[bytes], path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(opened)
+    except pa.ArrowInvalid as exc:
+        raise ConfigError(f"{path}: no Parquet file: {exc}") from exc
 
 
 def _values(column: pa.Array) -> Iterable[Any]:

@@ -9,7 +9,7 @@ on is this job's.
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -17,8 +17,9 @@ import msgspec
 
 from backends.base import ModelSpec
 from gateway.errors import ConfigError
-from gateway.transform.asking import Answer, Asker, check_columns
-from gateway.transform.rows import BARE, Chunk, Row, Unread, chunks, format_of
+from gateway.transform.asking import Answer, Asker
+from gateway.transform.columns import Columns
+from gateway.transform.rows import Chunk, Row, Unread, chunks, columns_of, format_of
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
@@ -138,29 +139,31 @@ class RowsWork:
         told: Callable[[int, int, float], None],
     ) -> None:
         """told: rows that are finished, how many of them are bad, and how much of the input was read for them and those before
-        them, as a share; chunk by chunk, as they end.
+        them, as a share; chunk by chunk, as they end. Raises: ConfigError, for an input that the model has not.
         """
         self._job = job
         self._source = source
         self._files = files
         self._spec = spec
         self._asker = asker
+        self._columns = Columns(spec, job.columns, job.keep)
         self._done = done
         self._told = told
         self._bytes = max(1, sum(file.size_bytes for file in job.inputs))
 
     async def run(self) -> None:
         """Finish every chunk, and join them. Raises: ConfigError, Unavailable, OSError; what is done stays then."""
-        rows = chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__, self._wanted())
+        checked = await asyncio.to_thread(self._check_columns)
+        rows = chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__, self._columns.wanted)
         at_work: set[asyncio.Task[None]] = set()
         first = True
         try:
             while (chunk := await asyncio.to_thread(next, rows, None)) is not None:
-                if self._job.columns:
-                    _rename(chunk, self._job.columns)
-                if first:
-                    check_columns(chunk.rows[0], self._spec, self._job.inputs[0].path)
-                    self._check_kept(chunk.rows[0])
+                for row in chunk.rows:
+                    if isinstance(row, dict):
+                        self._columns.rename(row)
+                if first and not checked and isinstance(chunk.rows[0], dict):
+                    self._columns.check_row(chunk.rows[0], self._job.inputs[0].path)
                 at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
                 if first or len(at_work) >= _AT_ONCE:
                     ended, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +179,10 @@ class RowsWork:
         await asyncio.to_thread(self._join)
 
     async def _finish(self, chunk: Chunk, *, first: bool) -> None:
-        answers = await self._asker.answers(chunk)
+        answers = [
+            (self._columns.clash(row) if isinstance(row, dict) else "") or answer
+            for row, answer in zip(chunk.rows, await self._asker.answers(chunk), strict=True)
+        ]
         if first and not self._done and all(isinstance(answer, str) for answer in answers):
             raise ConfigError(f"none of the first {len(answers)} rows has an answer; the first: {answers[0]}")
         bad = await asyncio.to_thread(self._write, chunk, answers)
@@ -191,30 +197,19 @@ class RowsWork:
                 bad.append((number, answer, row))
             else:
                 assert isinstance(row, dict)
-                good.append(Done(number, self._kept(row), answer))
+                good.append(Done(number, self._columns.kept(row), answer))
         if bad:
             write_bad(self._files.part(chunk.number, "bad"), bad)
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)
         return len(bad)
 
-    def _wanted(self) -> set[str] | None:
-        """Columns of the files that are looked at; None: all."""
-        keep, columns = self._job.keep, self._job.columns
-        return None if keep is None else {*self._spec.input_by_name, *columns.values(), *keep}
-
-    def _check_kept(self, row: Row | Unread) -> None:
-        """Raises: ConfigError, for a column whose place in the output something else has."""
-        taken = {NUMBER, *self._spec.output_by_name}
-        clashing = taken & self._kept(row).keys() if isinstance(row, dict) else ()
-        if clashing:
-            names = ", ".join(sorted(clashing))
-            raise ConfigError(f"{self._job.inputs[0].path}: a column is called as one of the output ({names}): --keep others")
-
-    def _kept(self, row: Row) -> Row:
-        inputs, keep = self._spec.input_by_name, self._job.keep
-        if keep is None:
-            return {name: value for name, value in row.items() if name not in inputs and name != BARE}
-        return {name: row[name] for name in keep if name in row}
+    def _check_columns(self) -> bool:
+        """By the first file that says what its columns are; whether one does. Raises: ConfigError, OSError."""
+        for file in self._job.inputs:
+            if names := columns_of(self._source.beside(file.path)):
+                self._columns.check_file(names, file.path)
+                return True
+        return False
 
     def _join(self) -> None:
         files = self._files
@@ -237,16 +232,6 @@ def _clear(partial: Store, but: str) -> None:
     """Whenever that is broken off, what is left says whose it is, and whether the output is there: they go last."""
     for name in sorted(partial.names() - {but}, key=lambda name: (name == _JOINED, name == _JOB, name)):
         partial.beside(f"{partial.path}/{name}").remove()
-
-
-def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:
-    """columns: what a column is called there, by input."""
-    for row in chunk.rows:
-        if isinstance(row, dict):
-            found = {name: row[column] for name, column in columns.items() if column in row}
-            for name in (*columns, *columns.values()):  # an input whose column is missing is not its namesake
-                row.pop(name, None)
-            row.update(found)
 
 
 def job_of(

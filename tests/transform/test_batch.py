@@ -243,6 +243,51 @@ def test_of_parquet_only_columns_that_are_wanted_are_read(tmp_path: Path) -> Non
     assert chunk.rows == [{}]
 
 
+def test_a_column_called_as_one_of_the_output_is_refused_in_whichever_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(tmp_path)
+    for name in ("in.csv", "in.parquet"):
+        source = written(tmp_path / name, [{"x": [1.0, 2.0], "output": None}, {"x": [1.0, 2.0], "output": "mine"}])
+        assert run(config, "twice", source, tmp_path / "out.jsonl") == 2
+        assert f"{name}: a column is called as one of the output (output): --keep others" in capsys.readouterr().err
+    rows = [{"x": [1.0, 2.0]}, {"x": [3.0, 4.0], "_row": 77}, {"x": [5.0, 6.0], "output": 1}]
+    assert run(config, "twice", written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "output": [2, 4]}]
+    assert [(row["_row"], row["error"], row["found"]) for row in read(tmp_path / "out.jsonl.bad.jsonl")] == [
+        (1, "a column is called as one of the output (_row): --keep others", rows[1]),
+        (2, "a column is called as one of the output (output): --keep others", rows[2]),
+    ]
+
+
+def test_a_first_row_need_not_have_what_its_file_has(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.csv", [{"x": None, "id": 1}, {"x": [1.0, 2.0], "id": None}])
+    (tmp_path / "0.csv").touch()
+    assert run(configuration(tmp_path), "twice", tmp_path / "*.csv", tmp_path / "out.jsonl", "--keep", "id") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 1, "output": [2, 4]}]
+    assert source.exists()
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.parquet"])
+@pytest.mark.parametrize(
+    ("words", "said", "told_of_lines"),
+    [
+        (("--column", "xx=y"), "--column: xx=y: the model has no input 'xx'; did you mean 'x'? its inputs: 'x'", True),
+        (("--column", "x=feature"), "has no 'feature'; did you mean 'features'? its columns: 'features', 'id'", False),
+        (("--column", "x=features", "--keep", "idd"), "has no 'idd'; did you mean 'id'? its columns: 'id', 'x'", False),
+        ((), "has 'features', 'id', and the model needs 'x': rename what is meant, as by --column", True),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: tuple[str, ...], said: str, told_of_lines: bool
+) -> None:
+    source = written(tmp_path / name, [{"features": [1.0, 2.0], "id": 1}])
+    code = run(configuration(tmp_path), "twice", source, tmp_path / "out.csv", *words)
+    if told_of_lines or name != "in.jsonl":
+        assert code == 2
+        assert said in capsys.readouterr().err
+
+
 def test_several_files_are_one_input(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for number in range(3):

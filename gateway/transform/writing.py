@@ -8,6 +8,7 @@ import csv
 import datetime
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
@@ -58,7 +59,20 @@ def _json(row: Row) -> bytes:
     try:
         return orjson.dumps(row, default=_default, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # an integer beyond 64 bits, which a kept column may have
-        return json.dumps(row, default=_default).encode() + b"\n"
+        return json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """Of Python's own values, with None for NaN and infinity, as orjson writes them."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return _finite(value.isoformat() if isinstance(value, datetime.date | datetime.time) else _default(value))
 
 
 def _shown(value: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 Row = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Any = Annotated[npt.NDArray[np.float32], (-1, -1)]
 One = Annotated[npt.NDArray[np.int8], (-1,)]
+Root = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Half = Annotated[npt.NDArray[np.float16], (-1, 2)]
 Pixels = Annotated[npt.NDArray[np.uint8], (-1, 3)]
 Text = Annotated[npt.NDArray[np.object_], (-1,)]
@@ -36,6 +37,12 @@ def small(x: One) -> One:
 
 def half(x: Half) -> Half:
     return x
+
+
+def root(x: One) -> Root:
+    """NaN, of what is negative."""
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(np.stack([x, x], 1).astype(np.float32))
 
 
 def pixels(x: Pixels) -> Pixels:

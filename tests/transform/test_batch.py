@@ -1,6 +1,7 @@
 """`gateway batch`, as it is typed: what comes in, what goes out, each row once, whatever happens in between."""
 
 import csv
+import datetime
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from gateway.errors import ConfigError
 from gateway.transform.rows import chunks
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.work import Files, RowsJob, alone, begin
+from gateway.transform.writing import write_bad
 
 MODELS = Path(__file__).parent / "models.py"
 ROWS = [{"id": f"r{number}", "x": [float(number), 0.5]} for number in range(70)]
@@ -286,6 +288,29 @@ def test_columns_that_are_not_there_are_refused(
     if told_of_lines or name != "in.jsonl":
         assert code == 2
         assert said in capsys.readouterr().err
+
+
+def test_nan_beside_a_large_integer_is_null(tmp_path: Path) -> None:
+    rows = [{"x": -1, "id": 1 << 70, "more": {"list": [1.5, "a", None, True]}}]
+    source = written(tmp_path / "in.jsonl", rows)
+    for ending in ("jsonl", "csv"):
+        assert run(configuration(tmp_path, "root"), "root", source, tmp_path / f"out.{ending}") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "more": rows[0]["more"], "output": [None, None]}]
+    assert "NaN" not in (tmp_path / "out.csv").read_text()
+
+
+def test_a_line_is_the_same_beside_a_large_integer(tmp_path: Path) -> None:
+    kept = {
+        "time": datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC),
+        "day": datetime.date(2026, 11, 28),
+        "at": datetime.time(12, 30),
+        "bytes": b"\xff",
+        "list": [float("inf"), 2.5, np.float32(1.5), np.arange(3.0)],
+    }
+    store = Store.at(str(tmp_path / "bad"))
+    write_bad(store, [(0, "", kept), (1, "", kept | {"id": 1 << 70})])
+    first, second = read(tmp_path / "bad")
+    assert second["found"] == first["found"] | {"id": 1 << 70}
 
 
 def test_several_files_are_one_input(tmp_path: Path) -> None:

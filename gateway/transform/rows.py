@@ -3,6 +3,7 @@
 A row is what its columns hold, by name. What cannot be read of a row is told with it, and the rows after it are read.
 """
 
+import codecs
 import csv
 import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -126,6 +127,12 @@ def _rows(store: Store, files: Sequence[FoundFile], place: _Place, wanted: Colle
 
 
 def _lines(store: Store, place: _Place) -> Iterator[bytes]:
+    lines = _as_they_are(store, place)
+    yield from (line.removeprefix(codecs.BOM_UTF8) for line in islice(lines, 1))
+    yield from lines
+
+
+def _as_they_are(store: Store, place: _Place) -> Iterator[bytes]:
     with store.unpacked() as (file, place.read_bytes):
         rest = b""
         while data := file.read(1 << 20):
@@ -183,7 +190,7 @@ def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
 
 
 def _text_of(file: IO[bytes]) -> io.TextIOWrapper:
-    return io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+    return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:

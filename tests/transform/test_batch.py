@@ -313,6 +313,14 @@ def test_a_line_is_the_same_beside_a_large_integer(tmp_path: Path) -> None:
     assert second["found"] == first["found"] | {"id": 1 << 70}
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl", "in.txt"])
+def test_a_byte_order_mark_is_no_part_of_a_name_or_a_row(tmp_path: Path, name: str) -> None:
+    lines = {"in.csv": "text,id\nbread,1\n", "in.jsonl": '{"text": "bread", "id": "1"}\n', "in.txt": "bread\n"}[name]
+    (tmp_path / name).write_text(lines, "utf-8-sig")
+    assert run(configuration(tmp_path, "upper"), "upper", tmp_path / name, tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, **({} if name == "in.txt" else {"id": "1"}), "output": "BREAD"}]
+
+
 def test_several_files_are_one_input(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     for number in range(3):

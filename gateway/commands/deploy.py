@@ -22,6 +22,7 @@ from gateway.process.console import words
 
 _IMAGE: Final = re.compile(r"[a-z0-9][\w.:/@-]*", re.ASCII)
 _CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a label of RFC 1123: no dots
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*://\S+")
 _CPU: Final = re.compile(r"(?=.*[1-9])(\d+(\.\d{1,3})?|\d+m)", re.ASCII)
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
@@ -155,9 +156,10 @@ def _models(arguments: argparse.Namespace) -> Models:
 
 def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> Rollout:
     name = named(arguments.name, config)
-    for flag in ("namespace", "service_account"):
-        if value := getattr(arguments, flag):
-            fits(f"--{flag.replace('_', '-')}", value, _CLAIM, "a name of Kubernetes")
+    if arguments.namespace:
+        fits("--namespace", arguments.namespace, _NAMESPACE, "1 to 63 of a-z, 0-9 and -, no - at either end")
+    if arguments.service_account:
+        fits("--service-account", arguments.service_account, _CLAIM, "a name of Kubernetes")
     rate, memory = arguments.requests_per_second, arguments.memory
     if rate is not None and not 0.001 <= rate <= 1e9:
         raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")

@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy.typing as npt
 
 from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
-from gateway.errors import ConfigError, GatewayError, InvalidArgument, Unavailable
+from gateway.errors import GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.json_data import any_value
+from gateway.protocols.tensors import cast
 from gateway.transform.rows import BARE, Chunk, Row, Unread
 
 Ask = Callable[[Mapping[str, npt.ArrayLike]], Awaitable[dict[str, npt.NDArray[Any]]]]
@@ -83,7 +85,7 @@ class Asker:
             except (ValueError, RecursionError) as exc:
                 raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON: {exc}") from exc
         if isinstance(value, np.ndarray):
-            value = _as_declared(value, tensor)
+            value = cast(tensor.name, tensor.datatype, value)
             if -1 not in shape and value.size == math.prod(shape):
                 return value.reshape(shape)
         elif shape == (1,) and not isinstance(value, list):
@@ -144,32 +146,6 @@ def _together(values: list[Any], tensor: TensorSpec) -> Any:
         except ValueError:  # lists of unequal lengths
             return values
         if array.dtype.kind in "if" and NUMPY[tensor.datatype].kind in "if":
-            return _as_declared(array, tensor)
+            with suppress(InvalidArgument):  # lists are refused in the words of a server
+                return cast(tensor.name, tensor.datatype, array)
     return values
-
-
-def _as_declared(array: np.ndarray, tensor: TensorSpec) -> np.ndarray:
-    """Numbers that a file has in another width. Raises: InvalidArgument, where they would change."""
-    declared = NUMPY[tensor.datatype]
-    if array.dtype == declared:
-        return array
-    cast = array.astype(declared) if np.can_cast(array.dtype, declared, "same_kind") or declared.kind == "f" else None
-    if cast is None or (declared.kind in "iu" and not np.array_equal(cast, array)):
-        raise InvalidArgument(f"input '{tensor.name}': got {array.dtype}, expected {tensor.datatype}")
-    return cast
-
-
-def check_columns(row: Row | Unread, spec: ModelSpec, source: str) -> None:
-    """Whether the columns of a file have what a model needs. Raises: ConfigError."""
-    if isinstance(row, Unread) or BARE in row:
-        return
-    missing = [tensor.name for tensor in spec.inputs if not tensor.optional and tensor.name not in row]
-    if missing:
-        raise ConfigError(
-            f"{source}: its first row has {_listed(row)}, and the model needs {_listed(missing)}: rename what is meant, "
-            "as by --column INPUT=COLUMN"
-        )
-
-
-def _listed(names: Mapping[str, Any] | Sequence[str]) -> Any:
-    return ", ".join(map(repr, names)) or "nothing"

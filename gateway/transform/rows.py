@@ -3,11 +3,13 @@
 A row is what its columns hold, by name. What cannot be read of a row is told with it, and the rows after it are read.
 """
 
+import codecs
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,10 @@ from gateway.transform.storage import PACKED, FoundFile, Store
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
 
 Row = dict[str, Any]
-"""What columns hold: numbers, text, bytes, nested lists, or 1-D numpy arrays; a column that a row lacks is left out."""
+"""What columns hold: numbers, text, bytes, times, nested lists, or 1-D numpy arrays; a column that a row lacks is left out.
+
+Times in nanoseconds, which Python's types cannot hold, are Arrow's scalars.
+"""
 
 BARE: Final = ""
 """The column of a value that has no name: a line of text, or a line of JSON that is no object."""
@@ -72,14 +77,32 @@ def format_of(path: str) -> str:
     return ending
 
 
-def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Callable[[int], bool]) -> Iterator[Chunk]:
+def columns_of(store: Store) -> list[str] | None:
+    """What a file says its columns are called; None: it does not say. Raises: ConfigError, OSError."""
+    match format_of(store.path):
+        case "csv":
+            with store.unpacked() as (file, _):
+                return _names(store, csv.reader(_text_of(file)))
+        case "parquet":
+            with store.open() as opened, _parquet_file(opened, store.path) as file:
+                return list(file.schema_arrow.names)
+    return None
+
+
+def chunks(
+    store: Store,
+    files: Sequence[FoundFile],
+    most_rows: int,
+    skip: Callable[[int], bool],
+    wanted: Collection[str] | None = None,
+) -> Iterator[Chunk]:
     """The rows of all files, one after the other. Each chunk but the last has `most_rows`.
 
-    skip: told a chunk's number; whether its rows are not wanted: it is left out then. Raises: ConfigError, for a file that is
-    not as its name says; OSError.
+    skip: told a chunk's number; whether its rows are not wanted: it is left out then. wanted: of Parquet, the columns to read;
+    None: all. Raises: ConfigError, for a file that is not as its name says; OSError.
     """
     place = _Place()
-    rows = _rows(store, files, place)
+    rows = _rows(store, files, place, wanted)
     number = 0
     while True:
         taken = islice(rows, most_rows)
@@ -95,13 +118,21 @@ def chunks(store: Store, files: Sequence[FoundFile], most_rows: int, skip: Calla
         number += 1
 
 
-def _rows(store: Store, files: Sequence[FoundFile], place: _Place) -> Iterator[Row | Unread]:
+def _rows(store: Store, files: Sequence[FoundFile], place: _Place, wanted: Collection[str] | None) -> Iterator[Row | Unread]:
     for file in files:
-        yield from _READ[format_of(file.path)](store.beside(file.path), place)
+        form = format_of(file.path)
+        read = partial(_parquet, wanted=wanted) if form == "parquet" else _READ[form]
+        yield from read(store.beside(file.path), place)
         place.ended(file)
 
 
 def _lines(store: Store, place: _Place) -> Iterator[bytes]:
+    lines = _as_they_are(store, place)
+    yield from (line.removeprefix(codecs.BOM_UTF8) for line in islice(lines, 1))
+    yield from lines
+
+
+def _as_they_are(store: Store, place: _Place) -> Iterator[bytes]:
     with store.unpacked() as (file, place.read_bytes):
         rest = b""
         while data := file.read(1 << 20):
@@ -134,11 +165,8 @@ def _text(store: Store, place: _Place) -> Iterator[Row | Unread]:
 def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
     """Its first line has the names. All cells are text; an empty one is left out."""
     with store.unpacked() as (file, place.read_bytes):
-        text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
-        reader = csv.reader(text)
-        names = next(reader, [])
-        if len(set(names)) < len(names):
-            raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
+        reader = csv.reader(_text_of(file))
+        names = _names(store, reader)
         while True:
             try:
                 cells = next(reader, None)
@@ -160,21 +188,39 @@ def _csv(store: Store, place: _Place) -> Iterator[Row | Unread]:
                 yield row
 
 
-def _parquet(store: Store, place: _Place) -> Iterator[Row | Unread]:
+def _text_of(file: IO[bytes]) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:
+    names = next(reader, [])
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
+    return names
+
+
+def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None) -> Iterator[Row | Unread]:
     opened = store.open()
-    try:
-        file = pq.ParquetFile(opened)
-    except pa.ArrowInvalid as exc:
-        raise ConfigError(f"{store.path}: no Parquet file: {exc}") from exc
+    file = _parquet_file(opened, store.path)
     size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
     place.read_bytes = lambda: size * read_rows // of_rows
     with file:
-        for batch in file.iter_batches(512):
+        names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+        for batch in file.iter_batches(512, columns=names):
             read_rows += len(batch)
-            columns = [_values(column) for column in batch.columns]
-            names = batch.schema.names
-            for cells in zip(*columns, strict=True):
-                yield {name: cell for name, cell in zip(names, cells, strict=True) if cell is not None}
+            rows: list[Row] = [{} for _ in range(len(batch))]
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                for row, value in zip(rows, _values(column), strict=True):
+                    if value is not None:
+                        row[name] = value
+            yield from rows
+
+
+def _parquet_file(opened: IO[bytes], path: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(opened)
+    except pa.ArrowInvalid as exc:
+        raise ConfigError(f"{path}: no Parquet file: {exc}") from exc
 
 
 def _values(column: pa.Array) -> Iterable[Any]:
@@ -186,6 +232,8 @@ def _values(column: pa.Array) -> Iterable[Any]:
     numbers = (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     )
+    if _holds_ns(kind):
+        return [_with_ns(each) for each in column]
     if not numbers or column.null_count or column.flatten().null_count:
         return column.to_pylist()  # type: ignore[no-any-return]
     values = column.flatten().to_numpy()
@@ -193,6 +241,27 @@ def _values(column: pa.Array) -> Iterable[Any]:
         return list(values.reshape(len(column), kind.list_size))
     ends = column.value_lengths().to_numpy().cumsum()
     return np.split(values, ends[:-1]) if len(column) else []
+
+
+def _in_ns(kind: pa.DataType) -> bool:
+    times = pa.types.is_timestamp(kind) or pa.types.is_time64(kind) or pa.types.is_duration(kind)
+    return bool(times and kind.unit == "ns")
+
+
+def _holds_ns(kind: pa.DataType) -> bool:
+    return _in_ns(kind) or any(_holds_ns(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _with_ns(value: pa.Scalar) -> Any:
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.MapScalar):
+        return [[_with_ns(inner) for inner in entry.values()] for entry in value.values]
+    if isinstance(value, pa.ListScalar):  # as the others of lists are
+        return [_with_ns(each) for each in value.values]
+    if isinstance(value, pa.StructScalar):
+        return {name: _with_ns(inner) for name, inner in value.items()}
+    return value if _in_ns(value.type) else value.as_py()
 
 
 def _shown(line: bytes) -> str:

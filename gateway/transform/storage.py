@@ -52,6 +52,10 @@ class Store(NamedTuple):
     def beside(self, path: str) -> Self:
         return self._replace(path=path)
 
+    def resolved(self) -> Self:
+        """Without links: two names of one file are one."""
+        return self._replace(path=os.path.realpath(self.path)) if self.local else self
+
     def exists(self) -> bool:
         return self._info().type is not fs.FileType.NotFound
 

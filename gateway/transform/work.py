@@ -2,13 +2,14 @@
 
 `OUTPUT.partial` holds `job.json`, which says what the job is, and for each chunk of rows that is done `N.rows`, the answers,
 and `N.bad`, the rows without one, where there are any. `N.rows` is written last: with it the chunk is done. When all are, they
-are joined, and the folder is removed.
+are joined, and the folder is removed. Before, `joining` says where the bad rows go: what lies there and at the output from then
+on is this job's.
 """
 
 import asyncio
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -16,13 +17,15 @@ import msgspec
 
 from backends.base import ModelSpec
 from gateway.errors import ConfigError
-from gateway.transform.asking import Answer, Asker, check_columns
-from gateway.transform.rows import BARE, Chunk, Row, Unread, chunks, format_of
+from gateway.transform.asking import Answer, Asker
+from gateway.transform.columns import Columns
+from gateway.transform.rows import Chunk, Row, Unread, chunks, columns_of, format_of
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
 _FORMAT: Final = 1
 _JOB: Final = "job.json"
+_JOINING: Final = "joining"
 _JOINED: Final = "joined"  # the output is there, and all that is left to do is to remove the folder
 _LOCK: Final = "lock"
 _AT_ONCE: Final = 2  # chunks, so that the end of one does not leave sessions idle
@@ -50,6 +53,10 @@ class Files(NamedTuple):
     def partial(self) -> Store:
         return self.output.beside(f"{self.output.path}.partial")
 
+    @property
+    def joining(self) -> Store:
+        return self.output.beside(f"{self.partial.path}/{_JOINING}")
+
     def part(self, number: int, kind: str) -> Store:
         return self.output.beside(f"{self.partial.path}/{number:08}.{kind}")
 
@@ -60,18 +67,29 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     there = partial.names() - {_LOCK}
     if there and not there & {_JOB, _JOINED}:
         raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
-    if there and (restart or _JOINED in there):
-        _remove(partial)
-        there = set()
-    if there:
+    done = {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    if there and (restart or _JOINED in there or not done):  # with nothing done, options may change
+        _clear(partial, _LOCK)
+        done = set()
+    if done:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
-    else:
-        for store in (files.output, files.bad):
-            if store.exists():
-                raise ConfigError(f"{store.path}: exists: name another file, or remove it")
+    _check_free(files)
+    if not done:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
-    return {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    return done
+
+
+def _check_free(files: Files) -> None:
+    """Raises: ConfigError, where something lies at the places of the results that is not this job's."""
+    output, bad, partial = (store.resolved() for store in (files.output, files.bad, files.partial))
+    if bad.files == output.files and (bad.path == output.path or bad.path.startswith(f"{partial.path}/")):
+        raise ConfigError(f"{files.bad.path}: expected another file than OUTPUT for rows without an answer")
+    joining = files.joining.read().decode() if files.joining.exists() else None
+    if joining is None and files.output.exists():
+        raise ConfigError(f"{files.output.path}: exists: name another file, or remove it")
+    if joining != bad.path and files.bad.exists():
+        raise ConfigError(f"{files.bad.path}: exists: name another file, or remove it")
 
 
 def _check_same(job: RowsJob, told: bytes, where: str) -> None:
@@ -121,29 +139,31 @@ class RowsWork:
         told: Callable[[int, int, float], None],
     ) -> None:
         """told: rows that are finished, how many of them are bad, and how much of the input was read for them and those before
-        them, as a share; chunk by chunk, as they end.
+        them, as a share; chunk by chunk, as they end. Raises: ConfigError, for an input that the model has not.
         """
         self._job = job
         self._source = source
         self._files = files
         self._spec = spec
         self._asker = asker
+        self._columns = Columns(spec, job.columns, job.keep)
         self._done = done
         self._told = told
         self._bytes = max(1, sum(file.size_bytes for file in job.inputs))
 
     async def run(self) -> None:
         """Finish every chunk, and join them. Raises: ConfigError, Unavailable, OSError; what is done stays then."""
-        rows = iter(chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__))
+        checked = await asyncio.to_thread(self._check_columns)
+        rows = chunks(self._source, self._job.inputs, self._job.chunk_rows, self._done.__contains__, self._columns.wanted)
         at_work: set[asyncio.Task[None]] = set()
         first = True
         try:
             while (chunk := await asyncio.to_thread(next, rows, None)) is not None:
-                if self._job.columns:
-                    _rename(chunk, self._job.columns)
-                if first:
-                    check_columns(chunk.rows[0], self._spec, self._job.inputs[0].path)
-                    self._check_kept(chunk.rows[0])
+                for row in chunk.rows:
+                    if isinstance(row, dict):
+                        self._columns.rename(row)
+                if first and not checked and isinstance(chunk.rows[0], dict):
+                    self._columns.check_row(chunk.rows[0], self._job.inputs[0].path)
                 at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
                 if first or len(at_work) >= _AT_ONCE:
                     ended, at_work = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +179,10 @@ class RowsWork:
         await asyncio.to_thread(self._join)
 
     async def _finish(self, chunk: Chunk, *, first: bool) -> None:
-        answers = await self._asker.answers(chunk)
+        answers = [
+            (self._columns.clash(row) if isinstance(row, dict) else "") or answer
+            for row, answer in zip(chunk.rows, await self._asker.answers(chunk), strict=True)
+        ]
         if first and not self._done and all(isinstance(answer, str) for answer in answers):
             raise ConfigError(f"none of the first {len(answers)} rows has an answer; the first: {answers[0]}")
         bad = await asyncio.to_thread(self._write, chunk, answers)
@@ -174,51 +197,41 @@ class RowsWork:
                 bad.append((number, answer, row))
             else:
                 assert isinstance(row, dict)
-                good.append(Done(number, self._kept(row), answer))
+                good.append(Done(number, self._columns.kept(row), answer))
         if bad:
             write_bad(self._files.part(chunk.number, "bad"), bad)
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)
         return len(bad)
 
-    def _check_kept(self, row: Row | Unread) -> None:
-        """Raises: ConfigError, for a column whose place in the output something else has."""
-        taken = {NUMBER, *self._spec.output_by_name}
-        clashing = taken & self._kept(row).keys() if isinstance(row, dict) else ()
-        if clashing:
-            names = ", ".join(sorted(clashing))
-            raise ConfigError(f"{self._job.inputs[0].path}: a column is called as one of the output ({names}): --keep others")
-
-    def _kept(self, row: Row) -> Row:
-        inputs, keep = self._spec.input_by_name, self._job.keep
-        if keep is None:
-            return {name: value for name, value in row.items() if name not in inputs and name != BARE}
-        return {name: row[name] for name in keep if name in row}
+    def _check_columns(self) -> bool:
+        """By the first file that says what its columns are; whether one does. Raises: ConfigError, OSError."""
+        for file in self._job.inputs:
+            if names := columns_of(self._source.beside(file.path)):
+                self._columns.check_file(names, file.path)
+                return True
+        return False
 
     def _join(self) -> None:
         files = self._files
         names = sorted(files.partial.names())
         parts = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".rows")]
         bad = [files.partial.beside(f"{files.partial.path}/{name}") for name in names if name.endswith(".bad")]
+        _check_free(files)
+        with files.joining.written() as file:
+            file.write(files.bad.resolved().path.encode())
         if bad:
             join(files.bad, "jsonl", bad)
         join(files.output, self._job.written_as, parts)
         with files.partial.beside(f"{files.partial.path}/{_JOINED}").written():
             pass
-        _remove(files.partial)
+        _clear(files.partial, _JOINED)
+        files.partial.remove_folder()
 
 
-def _remove(partial: Store) -> None:
+def _clear(partial: Store, but: str) -> None:
     """Whenever that is broken off, what is left says whose it is, and whether the output is there: they go last."""
-    for name in sorted(partial.names() - {_JOINED}, key=lambda name: (name == _JOB, name)):
+    for name in sorted(partial.names() - {but}, key=lambda name: (name == _JOINED, name == _JOB, name)):
         partial.beside(f"{partial.path}/{name}").remove()
-    partial.remove_folder()
-
-
-def _rename(chunk: Chunk, columns: Mapping[str, str]) -> None:
-    """columns: what a column is called there, by input."""
-    for row in chunk.rows:
-        if isinstance(row, dict):
-            row.update({name: row.pop(column) for name, column in columns.items() if column in row})
 
 
 def job_of(

@@ -5,8 +5,10 @@ A row has its number first (`_row`), then what is kept of the input, then the mo
 
 import base64
 import csv
+import datetime
 import io
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
@@ -57,12 +59,25 @@ def _json(row: Row) -> bytes:
     try:
         return orjson.dumps(row, default=_default, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # an integer beyond 64 bits, which a kept column may have
-        return json.dumps(row, default=_default).encode() + b"\n"
+        return json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """Of Python's own values, with None for NaN and infinity, as orjson writes them."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return _finite(value.isoformat() if isinstance(value, datetime.date | datetime.time) else _default(value))
 
 
 def _shown(value: Any) -> Any:
     """Short enough for a line that people read."""
-    text = str(plain(value)) if not isinstance(value, str) else value
+    text = value if isinstance(value, str) else _json(value).decode().strip()
     return value if len(text) <= 1000 else f"{text[:1000]}…"
 
 
@@ -77,7 +92,21 @@ def _default(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    return str(value)
+    return _time(value) if isinstance(value, pa.Scalar) else str(value)
+
+
+def _time(value: pa.Scalar) -> str:
+    """Of nanoseconds, as Python tells one of microseconds."""
+    us, ns = divmod(value.value, 1000)
+    if pa.types.is_duration(value.type):
+        text = str(datetime.timedelta(microseconds=us))
+        if ns and "." not in text:
+            text += ".000000"
+    else:
+        kind = pa.timestamp("us", value.type.tz) if pa.types.is_timestamp(value.type) else pa.time64("us")
+        text = pa.scalar(us, kind).as_py().isoformat(timespec="microseconds" if ns else "auto")
+    whole, _, more = text.partition(".")
+    return f"{whole}.{more[:6]}{ns:03}{more[6:]}" if ns else text
 
 
 def _number(value: Any) -> Any:
@@ -117,18 +146,22 @@ def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> No
     kept = list(dict.fromkeys(name for each in done for name in each.kept))
     columns: dict[str, pa.Array] = {NUMBER: pa.array([each.number for each in done], pa.int64())}
     for name in kept:
-        values = [plain(each.kept.get(name)) for each in done]
-        try:
-            columns[name] = pa.array(values)
-        except pa.ArrowException:  # of several types
-            columns[name] = pa.array(
-                [None if value is None else _json(value).decode().strip() for value in values], pa.string()
-            )
+        columns[name] = _kept([plain(each.kept.get(name)) for each in done])
     outputs = {name for each in done for name in each.answer}
     for tensor in spec.outputs:
         if tensor.name in outputs:
             columns[tensor.name] = _arrow([_number(each.answer.get(tensor.name)) for each in done], tensor, bool(spec.max_rows))
     pq.write_table(pa.table(columns), file)
+
+
+def _kept(values: list[Any]) -> pa.Array:
+    """As JSON, where Parquet has no type for all of them."""
+    try:
+        column = pa.array(values)
+        pq.write_table(pa.table({"": column[:0]}), io.BytesIO())  # objects without a member, for one, have no type there
+    except (pa.ArrowException, OverflowError):  # of several types; integers beyond 64 bits
+        return pa.array([None if value is None else _json(value).decode().strip() for value in values], pa.string())
+    return column
 
 
 def _arrow(values: list[Any], tensor: TensorSpec, batched: bool) -> pa.Array:
@@ -193,10 +226,15 @@ def _join_parquet(file: IO[bytes], parts: Sequence[Store]) -> None:
             schemas.append(pq.read_schema(opened))
     try:
         whole = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([(NUMBER, pa.int64())])
+        _write_as(whole, file, parts)
     except pa.ArrowException as exc:
         raise ConfigError(
             f"a kept column is of several types, which Parquet cannot have: {exc}: write .jsonl, or --keep others"
         ) from exc
+
+
+def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store]) -> None:
+    """Raises: pa.ArrowException, where a value changes in its column's type, as a large integer among fractions."""
     with pq.ParquetWriter(file, whole) as writer:
         for part in parts:
             with part.open() as opened:

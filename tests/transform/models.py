@@ -10,6 +10,9 @@ import numpy.typing as npt
 Row = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Any = Annotated[npt.NDArray[np.float32], (-1, -1)]
 One = Annotated[npt.NDArray[np.int8], (-1,)]
+Root = Annotated[npt.NDArray[np.float32], (-1, 2)]
+Half = Annotated[npt.NDArray[np.float16], (-1, 2)]
+Pixels = Annotated[npt.NDArray[np.uint8], (-1, 3)]
 Text = Annotated[npt.NDArray[np.object_], (-1,)]
 
 
@@ -20,11 +23,29 @@ def twice(x: Row) -> Row:
     return 2 * x
 
 
+def area(width: float, height: float) -> float:
+    return width * height
+
+
 def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
     return x.sum(axis=1)
 
 
 def small(x: One) -> One:
+    return x
+
+
+def half(x: Half) -> Half:
+    return x
+
+
+def root(x: One) -> Root:
+    """NaN, of what is negative."""
+    with np.errstate(invalid="ignore"):
+        return np.sqrt(np.stack([x, x], 1).astype(np.float32))
+
+
+def pixels(x: Pixels) -> Pixels:
     return x
 
 

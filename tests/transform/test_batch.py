@@ -1,6 +1,7 @@
 """`gateway batch`, as it is typed: what comes in, what goes out, each row once, whatever happens in between."""
 
 import csv
+import datetime
 import json
 import os
 import signal
@@ -19,8 +20,10 @@ import pytest
 
 from gateway.cli import main
 from gateway.errors import ConfigError
+from gateway.transform.rows import chunks
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.work import Files, RowsJob, alone, begin
+from gateway.transform.writing import write_bad
 
 MODELS = Path(__file__).parent / "models.py"
 ROWS = [{"id": f"r{number}", "x": [float(number), 0.5]} for number in range(70)]
@@ -134,11 +137,203 @@ def test_a_number_that_would_change_is_refused(tmp_path: Path) -> None:
     assert [row["_row"] for row in read(tmp_path / "out.csv.bad.jsonl")] == [1, 2]
 
 
+@pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize(("model", "beyond", "largest"), [("twice", 1e300, 1e38), ("half", 70000.0, 60000.0)])
+def test_a_number_beyond_a_float_is_refused(tmp_path: Path, given: str, model: str, beyond: float, largest: float) -> None:
+    source = written(tmp_path / f"in.{given}", [{"x": [largest, 0.3]}, {"x": [beyond, 1.0]}, {"x": [-1.0 * beyond, 1.0]}])
+    assert run(configuration(tmp_path, model), model, source, tmp_path / "out.jsonl") == 0
+    (row,) = read(tmp_path / "out.jsonl")
+    assert row["output"][0] == pytest.approx(largest * (2 if model == "twice" else 1), rel=1e-3)
+    bad = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert [row["_row"] for row in bad] == [1, 2]
+    assert f"element 0 is {beyond}" in bad[0]["error"]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.int8()])
+def test_integers_of_parquet_are_taken_where_they_stay_the_same(tmp_path: Path, kind: pa.DataType) -> None:
+    odd = {"int64": -1, "uint64": (1 << 64) - 1, "int8": -1}[str(kind)]
+    pq.write_table(pa.table({"x": pa.array([[1, 2, 3], [1, odd, 3]], pa.list_(kind))}), tmp_path / "in.parquet")
+    assert run(configuration(tmp_path, "pixels"), "pixels", tmp_path / "in.parquet", tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "output": [1, 2, 3]}]
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["error"] == f"input 'x': element 1 is {odd}, which UINT8 cannot hold"
+
+
 def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [{"features": [1.0, 2.0], "id": 1 << 70, "more": None}])
     words = ("--column", "x=features", "--keep", "id,x", "--bad", tmp_path / "bad.jsonl")
     assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl", *words) == 0
     assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "output": [2, 4]}]
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"), [(1 << 70, str(1 << 70)), ((1 << 64) - 1, str((1 << 64) - 1)), ({}, "{}"), ({"a": [{}]}, '{"a":[{}]}')]
+)
+def test_what_parquet_has_no_type_for_is_json_there(tmp_path: Path, kept: Any, text: str) -> None:
+    source = written(tmp_path / "in.jsonl", [{"x": [1.0, 2.0], "more": kept}, {"x": [1.0, 2.0]}])
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet") == 0
+    assert [row["more"] for row in read(tmp_path / "out.parquet")] == [text, None]
+
+
+def test_large_integers_of_parquet_are_kept(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "id": pa.array([1 << 63], pa.uint64())}), source)
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet") == 0
+    assert [row["id"] for row in read(tmp_path / "out.parquet")] == [str(1 << 63)]
+
+
+@pytest.mark.parametrize("ids", [((1 << 53) + 1, 2.5), (1, "a")])
+def test_a_column_of_several_types_in_several_chunks_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: tuple[Any, Any]
+) -> None:
+    source = written(tmp_path / "in.jsonl", [{"x": [1.0, 2.0], "id": each} for each in ids])
+    words = (configuration(tmp_path), "twice", source, tmp_path / "out.parquet", "--chunk-rows", 1)
+    assert run(*words) == 2
+    assert "a kept column is of several types, which Parquet cannot have" in capsys.readouterr().err
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_one_column_may_be_two_inputs_and_a_missing_one_is_not_another(tmp_path: Path) -> None:
+    area = configuration(tmp_path, "area")
+    source = written(tmp_path / "in.jsonl", [{"x": 3.0}, {"x": 2.0, "width": 5.0, "id": 7}])
+    assert run(area, "area", source, tmp_path / "out.jsonl", "--column", "width=x", "--column", "height=x") == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [9, 4]
+    source = written(tmp_path / "swapped.jsonl", [{"width": 3.0, "height": 4.0, "w": 5.0}, {"width": 3.0, "height": 4.0}])
+    assert run(area, "area", source, tmp_path / "swapped.out.jsonl", "--column", "height=width", "--column", "width=w") == 0
+    assert [row["output"] for row in read(tmp_path / "swapped.out.jsonl")] == [15]
+    (bad,) = read(tmp_path / "swapped.out.jsonl.bad.jsonl")
+    assert "missing 'width'" in bad["error"]
+
+
+TIMES = {
+    "time": (pa.timestamp("ns", "UTC"), 1500, "1970-01-01T00:00:00.000001500+00:00"),
+    "before": (pa.timestamp("ns"), -1, "1969-12-31T23:59:59.999999999"),
+    "whole": (pa.timestamp("ns"), 10**9, "1970-01-01T00:00:01"),
+    "day": (pa.time64("ns"), 1, "00:00:00.000000001"),
+    "long": (pa.duration("ns"), 10**9 + 1, "0:00:01.000000001"),
+    "several": (pa.list_(pa.timestamp("ns")), [1, None], ["1970-01-01T00:00:00.000000001", None]),
+    "within": (
+        pa.struct([("at", pa.list_(pa.time64("ns"), 1)), ("n", pa.int8())]),
+        {"at": [7], "n": 1},
+        {"at": ["00:00:00.000000007"], "n": 1},
+    ),
+    "named": (pa.map_(pa.string(), pa.timestamp("ns")), [("a", 1)], [["a", "1970-01-01T00:00:00.000000001"]]),
+}
+
+
+def timed(path: Path) -> Path:
+    columns = {name: pa.array([value, None, value], kind) for name, (kind, value, _) in TIMES.items()}
+    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0, 4.0], [5.0]], **columns}), path)
+    return path
+
+
+def test_nanoseconds_are_kept(tmp_path: Path) -> None:
+    source = timed(tmp_path / "in.parquet")
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl") == 0
+    told = {name: text for name, (_, _, text) in TIMES.items()}
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, **told, "output": [2, 4]}, {"_row": 1, "output": [6, 8]}]
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["found"] == {"x": [5.0], **told}
+    keep = "time,before,whole,day,long,several,within"
+    assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet", "--keep", keep) == 0
+    (given, written) = (pq.read_table(path) for path in (source, tmp_path / "out.parquet"))
+    for name in keep.split(",")[:-1]:
+        assert written[name].combine_chunks() == given[name].combine_chunks()[:2]
+
+
+@pytest.mark.parametrize("model", ["total", "upper", "pixels"])
+@pytest.mark.parametrize("column", ["time", "several", "within"])
+def test_nanoseconds_are_no_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, column: str) -> None:
+    source, name = timed(tmp_path / "in.parquet"), "text" if model == "upper" else "x"
+    words = ("--keep", "", "--column", f"{name}={column}")
+    assert run(configuration(tmp_path, model), model, source, tmp_path / "out.jsonl", *words) == 2
+    assert "none of the first 3 rows has an answer" in capsys.readouterr().err
+
+
+def test_of_parquet_only_columns_that_are_wanted_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "a.b": [1], "c": [2], "d": [3]}), source)
+    store = Store.at(str(source))
+    (chunk,) = chunks(store, store.found(), 8, lambda _: False, {"a.b", "d", "z"})
+    assert chunk.rows == [{"a.b": 1, "d": 3}]
+    (chunk,) = chunks(store, store.found(), 8, lambda _: False, {"z"})
+    assert chunk.rows == [{}]
+
+
+def test_a_column_called_as_one_of_the_output_is_refused_in_whichever_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(tmp_path)
+    for name in ("in.csv", "in.parquet"):
+        source = written(tmp_path / name, [{"x": [1.0, 2.0], "output": None}, {"x": [1.0, 2.0], "output": "mine"}])
+        assert run(config, "twice", source, tmp_path / "out.jsonl") == 2
+        assert f"{name}: a column is called as one of the output (output): --keep others" in capsys.readouterr().err
+    rows = [{"x": [1.0, 2.0]}, {"x": [3.0, 4.0], "_row": 77}, {"x": [5.0, 6.0], "output": 1}]
+    assert run(config, "twice", written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "output": [2, 4]}]
+    assert [(row["_row"], row["error"], row["found"]) for row in read(tmp_path / "out.jsonl.bad.jsonl")] == [
+        (1, "a column is called as one of the output (_row): --keep others", rows[1]),
+        (2, "a column is called as one of the output (output): --keep others", rows[2]),
+    ]
+
+
+def test_a_first_row_need_not_have_what_its_file_has(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.csv", [{"x": None, "id": 1}, {"x": [1.0, 2.0], "id": None}])
+    (tmp_path / "0.csv").touch()
+    assert run(configuration(tmp_path), "twice", tmp_path / "*.csv", tmp_path / "out.jsonl", "--keep", "id") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 1, "output": [2, 4]}]
+    assert source.exists()
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv", "in.parquet"])
+@pytest.mark.parametrize(
+    ("words", "said", "told_of_lines"),
+    [
+        (("--column", "xx=y"), "--column: xx=y: the model has no input 'xx'; did you mean 'x'? its inputs: 'x'", True),
+        (("--column", "x=feature"), "has no 'feature'; did you mean 'features'? its columns: 'features', 'id'", False),
+        (("--column", "x=features", "--keep", "idd"), "has no 'idd'; did you mean 'id'? its columns: 'id', 'x'", False),
+        ((), "has 'features', 'id', and the model needs 'x': rename what is meant, as by --column", True),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: tuple[str, ...], said: str, told_of_lines: bool
+) -> None:
+    source = written(tmp_path / name, [{"features": [1.0, 2.0], "id": 1}])
+    code = run(configuration(tmp_path), "twice", source, tmp_path / "out.csv", *words)
+    if told_of_lines or name != "in.jsonl":
+        assert code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_nan_beside_a_large_integer_is_null(tmp_path: Path) -> None:
+    rows = [{"x": -1, "id": 1 << 70, "more": {"list": [1.5, "a", None, True]}}]
+    source = written(tmp_path / "in.jsonl", rows)
+    for ending in ("jsonl", "csv"):
+        assert run(configuration(tmp_path, "root"), "root", source, tmp_path / f"out.{ending}") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "more": rows[0]["more"], "output": [None, None]}]
+    assert "NaN" not in (tmp_path / "out.csv").read_text()
+
+
+def test_a_line_is_the_same_beside_a_large_integer(tmp_path: Path) -> None:
+    kept = {
+        "time": datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC),
+        "day": datetime.date(2026, 11, 28),
+        "at": datetime.time(12, 30),
+        "bytes": b"\xff",
+        "list": [float("inf"), 2.5, np.float32(1.5), np.arange(3.0)],
+    }
+    store = Store.at(str(tmp_path / "bad"))
+    write_bad(store, [(0, "", kept), (1, "", kept | {"id": 1 << 70})])
+    first, second = read(tmp_path / "bad")
+    assert second["found"] == first["found"] | {"id": 1 << 70}
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl", "in.txt"])
+def test_a_byte_order_mark_is_no_part_of_a_name_or_a_row(tmp_path: Path, name: str) -> None:
+    lines = {"in.csv": "text,id\nbread,1\n", "in.jsonl": '{"text": "bread", "id": "1"}\n', "in.txt": "bread\n"}[name]
+    (tmp_path / name).write_text(lines, "utf-8-sig")
+    assert run(configuration(tmp_path, "upper"), "upper", tmp_path / name, tmp_path / "out.jsonl") == 0
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, **({} if name == "in.txt" else {"id": "1"}), "output": "BREAD"}]
 
 
 def test_several_files_are_one_input(tmp_path: Path) -> None:
@@ -207,6 +402,7 @@ def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytes
     assert "a folder of something else" in capsys.readouterr().err
     (partial / "strange").unlink()
     (partial / "job.json").write_text("{}")
+    (partial / "00000000.rows").touch()
     assert run(config, "twice", source, output) == 2
     assert "--restart begins anew" in capsys.readouterr().err
     assert run(config, "twice", source, output, "--restart") == 0
@@ -270,6 +466,84 @@ def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
         assert np.shape([row["OUTPUT0"] for row in read(tmp_path / f"out.{ending}")]) == (9, 3)
 
 
+JOB = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
+
+
+def begun(folder: Path) -> Files:
+    """A job of which a chunk is done."""
+    files = Files(Store.at(str(folder / "out.jsonl")), Store.at(str(folder / "bad.jsonl")))
+    assert begin(files, JOB, restart=False) == set()
+    Path(files.part(0, "rows").path).touch()
+    return files
+
+
+def test_options_may_change_while_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = written(tmp_path / "in.csv", [{"y": [1.0, 2.0]}]), tmp_path / "out.jsonl"
+    assert run(configuration(tmp_path), "twice", source, output) == 2
+    assert "as by --column INPUT=COLUMN" in capsys.readouterr().err
+    assert run(configuration(tmp_path), "twice", source, output, "--column", "x=y") == 0
+    assert read(output) == [{"_row": 0, "output": [2, 4]}]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_is_thrown_away_leaves_the_lock(tmp_path: Path, restart: bool) -> None:
+    files = begun(tmp_path)
+    if not restart:
+        Path(files.part(0, "rows").path).unlink()
+    with alone(files):
+        assert begin(files, JOB, restart=restart) == set()
+        with pytest.raises(ConfigError, match="another `gateway batch`"), alone(files):
+            pass
+
+
+@pytest.mark.parametrize("bad", ["out.jsonl", "link/out.jsonl", "out.jsonl.partial/00000000.rows"])
+def test_rows_without_an_answer_have_a_file_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    written(tmp_path / "in.jsonl", [*ROWS, {"x": []}])
+    assert run(configuration(tmp_path), "twice", "in.jsonl", "out.jsonl", "--bad", bad) == 2
+    assert f"{bad}: expected another file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "bad.jsonl", "important.jsonl"])
+def test_what_came_while_a_job_was_broken_off_is_not_replaced(tmp_path: Path, name: str) -> None:
+    files = begun(tmp_path)
+    if name == "important.jsonl":
+        files = files._replace(bad=Store.at(str(tmp_path / name)))
+    assert begin(files, JOB, restart=False) == {0}
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=rf"{name}: exists"):
+        begin(files, JOB, restart=False)
+
+
+def test_what_came_while_a_job_ran_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, output = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    monkeypatch.setenv("SEEN", str(output))  # which the model writes
+    config = configuration(tmp_path, "slow", batching={"probe_s": 0})
+    assert run(config, "slow", source, output) == 2
+    assert "out.jsonl: exists" in capsys.readouterr().err
+    assert "69\n" in output.read_text()
+    output.unlink()
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    assert run(config, "slow", source, output) == 0
+    assert len(read(output)) == 70
+
+
+def test_a_job_that_was_broken_off_while_its_parts_were_joined_goes_on(tmp_path: Path) -> None:
+    files = begun(tmp_path)
+    Path(files.joining.path).write_text(files.bad.path)
+    for store in files:
+        Path(store.path).touch()
+    assert begin(files, JOB, restart=False) == {0}
+    (tmp_path / "important.jsonl").touch()
+    with pytest.raises(ConfigError, match=r"important.jsonl: exists"):
+        begin(files._replace(bad=Store.at(str(tmp_path / "important.jsonl"))), JOB, restart=False)
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -282,11 +556,7 @@ def test_a_model_without_a_batch_dimension_and_bf16(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said: str) -> None:
-    job = RowsJob(inputs=[FoundFile("in.jsonl", 8, 1)], model="a", chunk_rows=8, written_as="jsonl", columns={}, keep=None)
-    files = Files(Store.at(str(tmp_path / "out.jsonl")), Store.at(str(tmp_path / "bad.jsonl")))
-    assert begin(files, job, restart=False) == set()
-    Path(files.part(3, "rows").path).touch()
-    assert begin(files, job, restart=False) == {3}
+    files = begun(tmp_path)
     with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
-        begin(files, msgspec.structs.replace(job, **other), restart=False)
-    assert begin(files, msgspec.structs.replace(job, **other), restart=True) == set()
+        begin(files, msgspec.structs.replace(JOB, **other), restart=False)
+    assert begin(files, msgspec.structs.replace(JOB, **other), restart=True) == set()

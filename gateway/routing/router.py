@@ -222,8 +222,9 @@ class Router:
         return bool(fit) and ejected + 1 <= max(1.0, self._ejection.max_share * len(self._serving))
 
     def _canary(self, request: InferRequest, now_ns: int, deadline_ns: int) -> Route | None:
-        for candidate in self._canaries:
-            if not candidate.due(candidate.canary_share or 0.0) or candidate.health.ejected or not candidate.lane.available:
+        # Each counts each request, also one that another takes: shares are of all requests.
+        for candidate in [one for one in self._canaries if one.due(one.canary_share or 0.0)]:
+            if candidate.health.ejected or not candidate.lane.available:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)

@@ -206,6 +206,16 @@ def test_a_canary_gets_its_share_and_nothing_else() -> None:
     assert [chosen(router)[0] for _ in range(9)] == ["stable"] * 9
 
 
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.1, 0.1), (0.3, 0.3, 0.3)])
+def test_each_of_several_canaries_gets_its_share_of_all_requests(shares: tuple[float, ...]) -> None:
+    canaries = [candidate(f"canary {at}", 1, 0.01, canary_share=share) for at, share in enumerate(shares)]
+    router = router_of(candidate("stable", 1, 1.0), *canaries)
+    labels = [chosen(router)[0] for _ in range(1000)]
+    for at, share in enumerate(shares):
+        assert abs(labels.count(f"canary {at}") - 1000 * share) <= 2
+    assert abs(labels.count("stable") - 1000 * (1 - sum(shares))) <= 2 * len(shares)
+
+
 def test_a_canary_that_is_late_or_ejected_gets_nothing() -> None:
     stable, canary = candidate("stable", 1, 1.0), candidate("canary", 1, 0.01, canary_share=0.5)
     router = router_of(stable, canary)

@@ -76,6 +76,8 @@ class WorkerPool:
         self._started: Job | None = None  # the last that went to a thread
         self._stopped: set[Worker] = set()
         self._failed_rebuilds = 0
+        self._opened_ns = 0  # that `open` took
+        self._overdue: set[Worker] = set()  # lost ones in whose place a session opens for too long
         self._rebuilds: set[asyncio.Task[None]] = set()
         self._watchdog: Timer | None = None
         self._closing = False
@@ -107,7 +109,10 @@ class WorkerPool:
     def available(self) -> bool:
         if self._aborted:
             return False
-        return bool(self._idle or self._busy) or self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
+        if self._idle or self._busy:
+            return True
+        overdue = bool(self._overdue) and len(self._overdue) == len(self._rebuilds)
+        return not overdue and self._failed_rebuilds < _REBUILDS_BEFORE_UNAVAILABLE
 
     @property
     def lives(self) -> bool:
@@ -122,6 +127,7 @@ class WorkerPool:
     def wake(self) -> None: ...
 
     async def open(self) -> ModelSpec:
+        began_ns = self._clock.now_ns()
         self._loop = asyncio.get_running_loop()
         self._back = threads.WayBack(self._loop)
         if self._backend.isolation == "thread" and large_pages.asked():
@@ -139,6 +145,7 @@ class WorkerPool:
         except asyncio.CancelledError:
             await self.close()
             raise
+        self._opened_ns = self._clock.now_ns() - began_ns
         spec = self._model.spec
         if self._loop_runs and spec.only_computes and self._backend.on_loop and self._backend.isolation == "thread":
             self._nearness = Nearness()
@@ -366,8 +373,10 @@ class WorkerPool:
     async def _rebuild(self, lost: Worker) -> None:
         backoff_s = 0.0 if lost.proven else _longer(lost.backoff_s)
         await asyncio.wait([lost.ended], timeout=_FREED_S)
+        limit_ns = max(round(self._backend.hang_timeout_s * 1e9), 2 * self._opened_ns)
         while True:
             await asyncio.sleep(backoff_s)
+            overdue = self._clock.call_at(self._clock.now_ns() + limit_ns, functools.partial(self._open_overdue, lost))
             try:
                 worker = await self._open_worker(lost.index, backoff_s)
             except BackendError as exc:
@@ -379,11 +388,19 @@ class WorkerPool:
                 )
                 self._tell()
                 continue
+            finally:
+                overdue.cancel()
+                self._overdue.discard(lost)
             log.info("%s: session %d is rebuilt", self._name, lost.index)
             self._failed_rebuilds = 0
             self._admit(worker)
             self._tell()
             return
+
+    def _open_overdue(self, lost: Worker) -> None:
+        self._overdue.add(lost)
+        log.error("%s: session %d has not opened in time, and is waited for: its load hangs?", self._name, lost.index)
+        self._tell()
 
     def _tell(self) -> None:
         self._loop.call_soon(self.on_change)  # not within a rebuild, which what it raises must not end

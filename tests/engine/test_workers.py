@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -688,6 +689,53 @@ def test_after_three_rebuilds_that_failed_the_pool_is_unavailable_until_one_succ
     run_simulated(main)
 
 
+def _open_when(opening: threading.Event, opened: threading.Event) -> None:
+    opening.set()
+    opened.wait(PATIENCE_S)
+
+
+def test_a_pool_whose_next_session_opens_for_longer_than_a_run_may_take_is_unavailable_until_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        model, clock = FakeModel(), ManualClock()
+        opening, opened = threading.Event(), threading.Event()
+        async with open_pool(use(monkeypatch, model, hang_timeout_s=10), clock) as pool:
+            changed = asyncio.Event()
+            pool.on_change = changed.set
+            model.on_open = partial(_open_when, opening, opened)
+            assert (await lose_once(pool, model, SessionLost("gone", self_inflicted=True))).session_lost
+            await until_true(opening.is_set)
+            clock.advance(9)
+            assert pool.available
+            clock.advance(1)
+            await asyncio.wait_for(changed.wait(), PATIENCE_S)
+            assert not pool.available
+            opened.set()
+            await until_free(pool, 1)
+            assert pool.available
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_took_long_to_open_may_take_as_long_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        model, clock = FakeModel(), ManualClock()
+        opening, opened = threading.Event(), threading.Event()
+        model.on_open = lambda: clock.advance(30)
+        async with open_pool(use(monkeypatch, model, hang_timeout_s=10), clock) as pool:
+            model.on_open = partial(_open_when, opening, opened)
+            await lose_once(pool, model, SessionLost("gone", self_inflicted=True))
+            await until_true(opening.is_set)
+            clock.advance(59)
+            assert pool.available
+            clock.advance(1)
+            assert not pool.available
+            opened.set()
+
+    asyncio.run(main())
+
+
 def test_a_fresh_pool_is_unavailable_after_three_rebuilds_that_failed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(clock: SimulatedClock) -> None:
         model = FakeModel()
@@ -1044,6 +1092,7 @@ def test_a_close_that_is_cancelled_frees_everything_at_once(isolation: str) -> N
 
 HANGING = """
 import time
+from functools import partial
 class Hanging:
     inputs = outputs = [("INPUT0", "FP32", (-1, 16))]
     def load(self):

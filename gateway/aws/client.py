@@ -19,6 +19,9 @@ _ABSENT: Final = (
     "InvalidInstanceID.NotFound",
     "404",
 )
+THROTTLED: Final = frozenset(
+    ("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
+)
 RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
 _REMEDIES: Final = {
     "ResourceLimitExceeded": "ask for more in the console of Service Quotas, Amazon SageMaker, or choose another type",
@@ -107,8 +110,8 @@ class Aws:
             page = "docs/deploy-ec2.md" if service in ("ec2", "iam") else "docs/deploy-sagemaker.md"
             remedy = f"{page} has the rights that it takes" if reason in RIGHTS else _REMEDIES.get(reason)
             told = ": ".join(filter(None, (what, reason, told, remedy)))
-            # What a server fails at, it may have done.
-            raise PlatformRefused(told, reason if status < 500 else "") from exc
+            # What a server fails at, it may have done; not what it throttles, which is 503 of EC2 and S3.
+            raise PlatformRefused(told, reason if status < 500 or reason in THROTTLED else "") from exc
         except NoCredentialsError as exc:
             remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
             raise ConfigError(f"{what}: no credentials: expected those of an account: {remedy}") from exc

@@ -18,9 +18,6 @@ from loadtest.load.blocking import NotAnswered, in_thread
 
 T = TypeVar("T")
 _CALL_S: Final = 900.0  # of one call, an upload's included
-_THROTTLED: Final = frozenset(
-    ("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
-)
 _MISSING: Final = frozenset(
     (
         "ResourceNotFound",
@@ -51,7 +48,7 @@ class AwsRefused(LoadtestError):
 
     @property
     def throttled(self) -> bool:
-        return self.code in _THROTTLED
+        return self.code in platform.THROTTLED
 
     @property
     def missing(self) -> bool:

@@ -1,0 +1,55 @@
+"""What is removed stays asked for until it is gone, whatever AWS answers meanwhile."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore.model import OperationModel
+
+from loadtest.lab.launchers.aws.door import Aws
+from loadtest.lab.launchers.aws.removal import Piece, remove
+
+MACHINE = Piece("instance", "i-0123456789abcdef0")
+PACKAGE = Piece("package", "models/key", "bucket")
+
+
+class Account:
+    """boto3 by which each call is refused so many times, with this code and status; then there is nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str, status: int, times: int) -> None:
+        self.calls: list[str] = []
+        self.pauses_s: list[float] = []
+        self._code, self._status, self._times = code, status, times
+        session = botocore.session.Session()
+        session.set_credentials("of", "nobody")
+        session.register("before-call", self._call)
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.session.Session(botocore_session=session))
+
+    @property
+    def door(self) -> Aws:
+        return Aws("us-east-1", pause=self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+
+    def _call(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.calls.append(model.name)
+        if self.calls.count(model.name) > self._times:
+            return SimpleNamespace(status_code=200), {"Reservations": []}
+        error = {"Error": {"Code": self._code, "Message": "as the test wants it"}}
+        return SimpleNamespace(status_code=self._status), error | {"ResponseMetadata": {"HTTPStatusCode": self._status}}
+
+
+@pytest.mark.parametrize(
+    ("piece", "operation", "code"),
+    [(MACHINE, "TerminateInstances", "RequestLimitExceeded"), (PACKAGE, "DeleteObject", "SlowDown")],
+)
+def test_throttling_is_waited_out_also_where_its_status_is_503(
+    monkeypatch: pytest.MonkeyPatch, piece: Piece, operation: str, code: str
+) -> None:
+    account = Account(monkeypatch, code, 503, times=9)  # more than one call is patient with
+    asyncio.run(remove(account.door, [piece]))
+    assert account.calls.count(operation) == 10

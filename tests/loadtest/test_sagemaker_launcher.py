@@ -342,6 +342,21 @@ def test_what_was_refused_from_the_first_call_on_leaves_nothing_to_tell_of(
     assert search.launcher.left_behind == []
 
 
+@pytest.mark.parametrize("operation", ["create_model", "create_endpoint_config", "create_endpoint"])
+def test_what_was_made_by_a_call_whose_answer_was_lost_is_used_and_removed(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation and of(parameters).startswith("c5.large"):
+            aws.carried_out("sagemaker", asked, parameters)
+            raise refused("ValidationException", f"Cannot create already existing {operation.removeprefix('create_')}")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
 # What the platform measured.
 
 

@@ -158,8 +158,8 @@ class SageMaker:
             try:
                 await self._aws.change(call.service, call.operation, **call.parameters)
             except AwsRefused as exc:
-                if call.already and exc.code == call.already:
-                    continue
+                if (call.already and exc.code == call.already) or exc.made_before:
+                    continue  # nobody else has names of this run: boto3 asks again where an answer was lost
                 if exc.code:  # else nobody knows whether it was done
                     del made[len(made) - len(pieces) :]
                 raise

@@ -56,6 +56,11 @@ class AwsRefused(LoadtestError):
         return self.code in _MISSING or (self.code == "ValidationException" and "Could not find" in str(self))
 
     @property
+    def made_before(self) -> bool:
+        """What SageMaker was asked to make is there."""
+        return self.code == "ValidationException" and "already existing" in str(self)
+
+    @property
     def forbidden(self) -> bool:
         """Who asked has not the right to."""
         return self.code in platform.RIGHTS

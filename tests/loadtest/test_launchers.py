@@ -98,6 +98,13 @@ def test_what_it_started_ends_with_it(candidate: CandidateSetup) -> None:
     assert children() == []
 
 
+def test_one_that_prints_a_lot_is_not_held_up(candidate: CandidateSetup) -> None:
+    async def check(running: Any) -> None:
+        await asyncio.wait_for(running._process.wait(), 10)
+
+    run(local(READY + "print('x' * 2_000_000, flush=True)"), candidate, check)
+
+
 def test_one_that_is_never_ready_is_ended_in_time(candidate: CandidateSetup) -> None:
     program = "import sys; print('loading', file=sys.stderr, flush=True);" + WAIT
     with pytest.raises(StartFailed, match=r"not ready within 1 s: loading"):

@@ -125,6 +125,7 @@ class RunningLocal:
         self._own_cores = os.sched_getaffinity(0)
         self._own_policy = os.sched_getscheduler(0), os.sched_getparam(0)
         self._stopped = False
+        self._drained: asyncio.Task[None] | None = None
         self._cpu_s = 0.0
         self._looked_s = time.monotonic()
 
@@ -151,6 +152,7 @@ class RunningLocal:
                 if self._tls and self.grpc:
                     self.grpc = f"grpcs://{self.grpc}"
                 self.usage()
+                self._drained = asyncio.create_task(_drained(self._process.stdout))
                 return
         code = await self._process.wait()
         raise StartFailed(f"ended with code {code} before it was ready{self.last_words()}")
@@ -186,6 +188,9 @@ class RunningLocal:
             return
         self._stopped = True
         try:
+            if self._drained is not None:
+                # `end` reads what is left. It is not waited for: an interrupt meanwhile would let the process run on.
+                self._drained.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)  # all that it started; its session made its pid the group's id
             await children.end(self._process, within_s=STOP_TIMEOUT_S)
@@ -194,3 +199,9 @@ class RunningLocal:
             with contextlib.suppress(PermissionError):
                 os.sched_setscheduler(0, *self._own_policy)
             self._folder.cleanup()
+
+
+async def _drained(output: asyncio.StreamReader) -> None:
+    """Read what a model prints, and drop it: a pipe that nobody reads holds up whoever writes to it."""
+    while await output.read(1 << 16):
+        pass

@@ -53,3 +53,19 @@ def test_throttling_is_waited_out_also_where_its_status_is_503(
     account = Account(monkeypatch, code, 503, times=9)  # more than one call is patient with
     asyncio.run(remove(account.door, [piece]))
     assert account.calls.count(operation) == 10
+
+
+@pytest.mark.parametrize(("times", "asked"), [(1, 2), (99, 7)])
+def test_a_machine_that_ec2_does_not_know_yet_is_asked_to_end_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch, times: int, asked: int
+) -> None:
+    account = Account(monkeypatch, "InvalidInstanceID.NotFound", 400, times)
+    asyncio.run(remove(account.door, [MACHINE]))
+    assert account.calls.count("TerminateInstances") == asked
+    assert sum(account.pauses_s) == 10 * (asked - 1)
+
+
+def test_what_is_no_machine_is_gone_where_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "NoSuchKey", 404, times=99)
+    asyncio.run(remove(account.door, [PACKAGE]))
+    assert account.calls == ["DeleteObject"]

@@ -20,6 +20,7 @@ _ENDED: Final = ("terminated",)
 _STANDING: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 _TRIES: Final = 90
 _PAUSE_S: Final = 10.0
+_UNSEEN_TRIES: Final = 6  # a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ async def _remove(aws: Aws, piece: Piece) -> None:
                 await aws.change(service, operation, **parameters)
                 break
             except AwsRefused as exc:
-                if exc.missing:
+                # EC2 knows of a machine some seconds after it has started it.
+                unseen = exc.missing and piece.kind == "instance" and tries > _TRIES - _UNSEEN_TRIES
+                if exc.missing and not unseen:
                     break
-                if not ((exc.busy or exc.throttled) and tries):
+                if not ((exc.busy or exc.throttled or unseen) and tries):
                     raise
             await aws.pause(_PAUSE_S)
     for _ in range(_TRIES if piece.kind in ("endpoint", "instance") else 0):

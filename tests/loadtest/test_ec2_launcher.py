@@ -280,6 +280,25 @@ def test_a_machine_that_ends_for_another_reason_is_told_so(aws: FakeEc2, catalog
     assert outcome.usd == pytest.approx(search.journaled_usd)
 
 
+def test_a_machine_whose_start_was_not_answered_is_asked_for_again(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    answers: dict[str, dict[str, Any]] = {}
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        if operation != "run_instances":
+            return None
+        token = parameters["ClientToken"]
+        if token not in answers:
+            answers[token] = aws.carried_out("ec2", operation, parameters)
+            raise refused("", "Read timeout")
+        return answers[token]
+
+    aws.fault = fault
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert len(aws.started) == 2 * len(answers) == 2 * (len(TYPES) + 1)
+    assert aws.left() == []
+
+
 # The load generator.
 
 

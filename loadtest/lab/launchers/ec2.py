@@ -61,6 +61,7 @@ START_S: Final = 300.0  # of a machine with the libraries for CPUs: an estimate;
 _POLL_S: Final = 10.0
 _LAST_LINES: Final = 3
 _PROFILE_TRIES: Final = 12  # EC2 learns of an instance profile some seconds after IAM has it
+_UNANSWERED_TRIES: Final = 2
 _SPOT_ENDED: Final = "Server.SpotInstance"  # how the reasons of a spot machine's end begin
 _SPOT_LEAVING: Final = "marked-for-termination"  # the notice, two minutes before
 
@@ -318,8 +319,7 @@ class Ec2:
         made: dict[str, Any] = {}
 
         async def run() -> None:
-            answer = await self._aws.call("ec2", "run_instances", **asked)
-            made.update(answer["Instances"][0])
+            made.update(await self._run(asked))
             pieces.insert(0, Piece("instance", made["InstanceId"]))
 
         for left in range(_PROFILE_TRIES, -1, -1):
@@ -332,6 +332,22 @@ class Ec2:
             await self._aws.pause(_POLL_S)
         address = await self._answering(made["InstanceId"])
         return _Started(name, made["InstanceId"], made.get("SpotInstanceRequestId", ""), address)
+
+    async def _run(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Ask for a machine; again, if that is not answered: it may run, and its ClientToken gets the same one.
+
+        Raises: AwsRefused.
+        """
+        for left in range(_UNANSWERED_TRIES, -1, -1):
+            try:
+                told = await self._aws.call("ec2", "run_instances", **asked)
+                found: dict[str, Any] = told["Instances"][0]
+                return found
+            except AwsRefused as exc:
+                if exc.code or not left:
+                    raise
+            await self._aws.pause(_POLL_S)
+        raise AssertionError("the last one returns or raises")
 
     async def _answering(self, instance: str) -> str:
         """Its address, once its console says that it is ready. Raises: StartFailed, TakenAway."""

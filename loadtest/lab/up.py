@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from loadtest.lab.launchers.launcher import Launcher, Quota, RunningCandidate, StartFailed
+from loadtest.lab.launchers.launcher import GENERATOR, Launcher, Quota, RunningCandidate, StartFailed
 from loadtest.question.candidates import CandidateSetup
 from loadtest.wording import usd
 
@@ -98,7 +98,8 @@ class UpCandidates:
         purse = self._launcher.purse
         wanted_s = self._launcher.start_s + LEAST_PAID_S
         per_hour = candidate.usd_per_hour + self._launcher.beside_usd_per_hour
-        if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=per_hour) < wanted_s:
+        also = candidate.usd_per_hour if purse.runs(GENERATOR) else per_hour  # the purse counts what runs
+        if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=also) < wanted_s:
             left = usd(max(0.0, (purse.max_usd or 0.0) - self._spent_usd - purse.usd))
             raise StartFailed(f"its start could exceed --max-usd: {left} is left, at {usd(per_hour)}/h")
 

@@ -26,6 +26,9 @@ class Purse:
             since_s, usd_per_hour = self._running.pop(name)
             self._ended_usd += (self._clock() - since_s) / 3600 * usd_per_hour
 
+    def runs(self, name: str) -> bool:
+        return name in self._running
+
     @property
     def usd(self) -> float:
         now_s = self._clock()

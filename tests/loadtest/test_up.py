@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.lab.launchers.launcher import Quota, StartFailed
+from loadtest.lab.launchers.launcher import GENERATOR, Quota, StartFailed
 from loadtest.lab.up import UpCandidates
 from loadtest.prices.catalogue import Price
 from loadtest.prices.purse import Purse
@@ -152,11 +152,31 @@ def test_a_start_that_the_money_does_not_pay_for_is_refused() -> None:
         asyncio.run(scenario(0.3))
 
 
+def test_a_generator_that_runs_is_counted_once() -> None:
+    launcher = PaidLauncher(max_usd=1.0)
+    launcher.start_s = 600.0
+    launcher.beside_usd_per_hour = 2.0
+    (one,) = candidates(1, usd_per_hour=3.0)
+
+    async def scenario(spent_usd: float) -> Any:
+        up = UpCandidates(launcher, spent_usd=spent_usd)
+        async with up.held(one):
+            pass
+        await up.close()
+
+    for _ in range(2):
+        asyncio.run(scenario(0.05))  # 660 s at 5 $/h are 0.92 $
+        with pytest.raises(StartFailed, match=r"its start could exceed --max-usd: \$0\.900 is left, at \$5\.00/h"):
+            asyncio.run(scenario(0.1))
+        launcher.purse.begin(GENERATOR, launcher.beside_usd_per_hour)
+
+
 def test_a_purse_counts_from_the_beginning_of_each_until_its_end() -> None:
     now_s = 0.0
     purse = Purse(3.0, clock=lambda: now_s)
     assert purse.left_s() == float("inf")  # nothing runs
     purse.begin("a", 1.0)
+    assert purse.runs("a")
     now_s = 1800.0
     purse.begin("b", 2.0)
     now_s = 3600.0

@@ -33,7 +33,6 @@ from loadtest.lab.launchers.aws.endpoints import Run
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.aws.machine_account import offered_in, vcpu_quotas_of, zone_of
 from loadtest.lab.launchers.aws.machines import (
-    GENERATOR,
     GRPC_PORT,
     HTTP_PORT,
     Kit,
@@ -48,7 +47,7 @@ from loadtest.lab.launchers.aws.machines import (
 )
 from loadtest.lab.launchers.aws.packing import Pack, packed
 from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, check_bucket, machines_left, remove
-from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Usage
+from loadtest.lab.launchers.launcher import GENERATOR, Quota, StartFailed, TakenAway, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup

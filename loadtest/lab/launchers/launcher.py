@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from loadtest.errors import LoadtestError
 from loadtest.lab.generating import Generating
@@ -10,6 +10,8 @@ from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
+
+GENERATOR: Final = "generator"  # of a start's names, and in the purse: what costs beside_usd_per_hour
 
 
 class StartFailed(LoadtestError):

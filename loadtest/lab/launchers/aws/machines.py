@@ -21,10 +21,10 @@ from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.systemd_unit import PROTECTED, STATE, UNIT, unit, word
 from loadtest.lab.launchers.aws.endpoints import OURS, PATH, Run
 from loadtest.lab.launchers.aws.post import Post
+from loadtest.lab.launchers.launcher import GENERATOR
 
 HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 8001
-GENERATOR: Final = "generator"  # of a start's names
 GENERATOR_UNIT: Final = "loadtest-generator.service"
 _GENERATOR_VOLUME_GIB: Final = 20
 _VOLUME_GIB: Final[Mapping[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the images: as `gateway deploy ec2`

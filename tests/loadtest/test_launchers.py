@@ -2,6 +2,7 @@ import asyncio
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,31 @@ def test_what_it_started_ends_with_it(candidate: CandidateSetup) -> None:
 
     run(local(stubborn + READY + WAIT), candidate, check)
     assert children() == []
+
+
+def test_one_that_is_not_pinned_may_use_the_cores_that_this_process_may(
+    candidate: CandidateSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # of the machine
+    turn = tmp_path / "turn"
+    os.mkfifo(turn)
+    program = f"""{READY}
+import time
+open({str(turn)!r}).read()
+before = time.process_time()
+while time.process_time() < before + 0.1: pass
+open({str(turn)!r}, "w").close()
+{WAIT}"""
+
+    async def check(running: Any) -> None:
+        began_s = time.monotonic()
+        running.usage()
+        await asyncio.to_thread(turn.write_bytes, b"")
+        await asyncio.to_thread(turn.read_bytes)
+        most = len(os.sched_getaffinity(0)) * (time.monotonic() - began_s)
+        assert running.usage().cpu_percent > 100 * 0.05 / most  # a tick is 0.01 s
+
+    run(local(program), dataclasses.replace(candidate, cpus=()), check)
 
 
 def test_one_that_prints_a_lot_is_not_held_up(candidate: CandidateSetup) -> None:

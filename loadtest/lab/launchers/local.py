@@ -117,12 +117,12 @@ class RunningLocal:
         folder: "tempfile.TemporaryDirectory[str]",
     ) -> None:
         self._process = process
-        self._cores = len(candidate.cpus) or os.cpu_count() or 1
         self._tls = bool(candidate.document.get("server", {}).get("tls"))
         self._errors = errors
         self._folder = folder
         self._pinned = set(candidate.cpus)
         self._own_cores = os.sched_getaffinity(0)
+        self._cores = len(self._pinned or self._own_cores)
         self._own_policy = os.sched_getscheduler(0), os.sched_getparam(0)
         self._stopped = False
         self._drained: asyncio.Task[None] | None = None

@@ -172,7 +172,7 @@ def markdown(found: "Recommendation") -> str:
     from loadtest.reports.headline import cliff_told, facts, headline, question, reservations
     from loadtest.reports.states import SIGNALS
 
-    lines = [f"### {question(found)}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
+    lines = [f"### {_plain(question(found))}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
     lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
     lines += ["", *_markdown_table(tables.candidates(found)), ""]
     if apart := tables.apart(found):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -154,6 +155,11 @@ def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
         text = forms.render(found, form)
         assert "A is the cheapest: c7i.large, sessions 2" in text
         assert "is what B alone, the runner-up, costs for 900/s, against A alone" in " ".join(text.split())
+
+
+def test_markdown_takes_the_models_name_for_no_markup(found: Recommendation) -> None:
+    heading = forms.markdown(replace(found, model="<b>*m*_1")).splitlines()[0]
+    assert "serve &lt;b>\\*m\\*\\_1 at" in heading
 
 
 def test_csv_has_one_line_per_candidate(found: Recommendation) -> None:

@@ -39,11 +39,7 @@ _JSON_WORDS: Final = {"str": "text", "bool": "true or false", "int": "a whole nu
     "object": "an object",
 }
 _EMPTY_LIST: Final = re.compile(rb"\[[ \t\r\n]+\]")
-# All of a text up to half a character, which is one of UTF-16's two without the other; and this, if there is one.
-_HALF: Final = re.compile(
-    rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+(\\u[0-9a-fA-F]{4})?",
-    re.DOTALL,
-)
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNNAMED: Final = re.compile(r"`\$(?:\.(inputs|outputs)\[(\d+)\])?\.parameters\[\.\.\.\]`$")
 
 NUMBERS_AT_ONCE: Final = 1 << 13  # a millisecond or two at worst
@@ -223,10 +219,15 @@ def _malformed(exc: msgspec.ValidationError, read: Callable[[], _Parameters]) ->
 
 
 def _half_character(text: bytes) -> str:
-    """What is wrong where there is one, which msgspec tells as the end of the text; empty: there is none."""
-    found = _HALF.match(text)
-    half = found[1] if found is not None else None
-    return f"{half.decode('latin-1')} is half a character, expected its other half beside it" if half else ""
+    """What is wrong where there is one, which msgspec tells as the end of the text; empty: there is none, or it is no JSON."""
+    try:
+        if _SURROGATE.search(text):
+            json.dumps(json.loads(text.decode()), ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        return f"\\u{ord(exc.object[exc.start]):04x} is half a character, expected its other half beside it"
+    except (ValueError, RecursionError):
+        pass
+    return ""
 
 
 def depth_of(data: Any) -> int:

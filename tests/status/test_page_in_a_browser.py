@@ -96,7 +96,7 @@ def test_the_page_shows_what_was_counted(shown: Browser, served: Served) -> None
     backends = until(shown, rows(0, 1), lambda found: "%" in found[0][2])
     assert [backend[0] for backend in backends] == ["cheap", "dear"]
     assert backends[0][1] == "live"
-    assert backends[0][8] == "$0.50"
+    assert backends[0][8] == "$0.10"
     for chart in (0, 1):
         line = f"{CARD.format(0)}.querySelectorAll('figure')[{chart}].querySelector('path.line').getAttribute('d')"
         until(shown, line, lambda d: len(d) > 20, doing=one)

@@ -41,7 +41,7 @@ def test_the_status_counts_what_was_asked_and_says_who_serves_it(served: Served)
     assert len(latency["counts"]) == len(latency["bounds_ms"]) + 1
     assert 5000.0 in latency["bounds_ms"]
     cheap, dear = model["backends"]
-    assert (cheap["name"], cheap["state"], cheap["sessions"], cheap["usd_per_hour"]) == ("cheap", "live", 2, 0.5)
+    assert (cheap["name"], cheap["state"], cheap["sessions"], cheap["usd_per_hour"]) == ("cheap", "live", 2, 0.1)
     assert model["usd_per_hour"] == cheap["usd_per_hour"] + dear["usd_per_hour"] == 2.5
     assert sum(cheap["batch_sizes"]["counts"]) == cheap["batches"] > 0
     assert (told["ready"], told["processes"]) == (True, 1)

@@ -25,9 +25,10 @@ models:
         fixed_ms: 1
         row_ms: 0
         sessions: 2
-        usd_per_hour: 0.5
+        usd_per_hour: 0.1
         faults: {{fail: 666}}
-      - {{kind: synthetic, name: dear, output: sum, fixed_ms: 1, row_ms: 0, usd_per_hour: 2}}
+      # So dear that it is not the cheaper one either when the machine has made a run of the other's slow.
+      - {{kind: synthetic, name: dear, output: sum, fixed_ms: 1, row_ms: 0, usd_per_hour: 2.4}}
   - name: {json.dumps(HOSTILE)}
     inputs: [{{name: {json.dumps(HOSTILE)}, datatype: BYTES, shape: [-1, 1]}}]
     outputs: [{{name: OUT, datatype: BYTES, shape: [-1, 1]}}]

@@ -297,7 +297,7 @@ class Link:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         if release:
-            try:  # though it may just be in doubt: its own end of a call or of a channel frees nothing
+            try:  # also while the replica is in doubt: it may live, and only this frees the model
                 await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S if self.up else _PING_S)
             except (LinkLost, InternalError) as exc:
                 log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)

@@ -161,14 +161,23 @@ def test_many_elements_of_text_behind_the_json_are_answered_up_to_a_limit(tmp_pa
         assert answer["error"] == "input 'IN': 262145 BYTES elements, expected at most 262144 in one tensor"
 
 
-def test_a_long_region_is_read_elsewhere(served: Served) -> None:
+@contextlib.contextmanager
+def registered(served: Served, name: str, sent: np.ndarray) -> Iterator[Path]:
+    """A region of this name that holds these; gives its file."""
     key = f"/gateway-test-{uuid.uuid4().hex}"
-    sent = np.arange(10 << 20, dtype=np.float32)
     segment = Path(f"/dev/shm{key}")
     segment.write_bytes(sent.tobytes())
     try:
         region = json.dumps({"key": key, "byte_size": sent.nbytes}).encode()
-        assert ask_raw(served, "/v2/systemsharedmemory/region/long/register", region) == 200
+        assert ask_raw(served, f"/v2/systemsharedmemory/region/{name}/register", region) == 200
+        yield segment
+    finally:
+        segment.unlink()
+
+
+def test_a_long_region_is_read_elsewhere(served: Served) -> None:
+    sent = np.arange(10 << 20, dtype=np.float32)
+    with registered(served, "long", sent) as segment:
         where = {"shared_memory_region": "long", "shared_memory_byte_size": sent.nbytes}
         entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, sent.size], "parameters": where}
         outputs = [{"name": "OUTPUT0", "parameters": where}]
@@ -176,18 +185,11 @@ def test_a_long_region_is_read_elsewhere(served: Served) -> None:
         status, answer = asked(served, "/v2/models/wide/infer", body)
         assert status == 200, answer
         np.testing.assert_array_equal(np.fromfile(segment, np.float32), sent)
-    finally:
-        segment.unlink()
 
 
 def test_no_region_stays_open_where_a_long_body_was_read(served: Served) -> None:
-    key = f"/gateway-test-{uuid.uuid4().hex}"
     sent = values()
-    segment = Path(f"/dev/shm{key}")
-    segment.write_bytes(sent.tobytes())
-    try:
-        region = json.dumps({"key": key, "byte_size": sent.nbytes}).encode()
-        assert ask_raw(served, "/v2/systemsharedmemory/region/closed/register", region) == 200
+    with registered(served, "closed", sent) as segment:
         where = {"shared_memory_region": "closed", "shared_memory_byte_size": sent.nbytes}
         entry = {"name": "INPUT0", "datatype": "FP32", "shape": list(sent.shape), "parameters": where}
         body = json.dumps({"inputs": [entry], "id": "i" * LONG_JSON_BYTES}).encode()
@@ -195,8 +197,6 @@ def test_no_region_stays_open_where_a_long_body_was_read(served: Served) -> None
         assert status == 200, answer
         assert children()
         assert str(segment) not in [file.path for child in children() for file in child.open_files()]
-    finally:
-        segment.unlink()
 
 
 def ask_raw(served: Served, path: str, body: bytes) -> int:

@@ -186,7 +186,7 @@ def _with_words(text: bytes) -> Any:
     """Python's reader knows the words that JSON lacks, as Triton's and its clients' do. Raises: ValueError, RecursionError."""
     # Of bytes it would take a BOM, and half a character; and what is too large for a float it would make infinite.
     read = json.loads(text.decode(), parse_float=read_float)
-    if half := _half_character(text):  # this reader lets it pass, the strict one not
+    if _SURROGATE.search(text) and (half := _half_within(read)):  # this reader lets it pass, the strict one not
         raise ValueError(half)
     return read
 
@@ -220,13 +220,18 @@ def _malformed(exc: msgspec.ValidationError, read: Callable[[], _Parameters]) ->
 
 def _half_character(text: bytes) -> str:
     """What is wrong where there is one, which msgspec tells as the end of the text; empty: there is none, or it is no JSON."""
+    if _SURROGATE.search(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            return _half_within(json.loads(text.decode()))
+    return ""
+
+
+def _half_within(read: Any) -> str:
+    """As `_half_character`, of what Python's reader has read."""
     try:
-        if _SURROGATE.search(text):
-            json.dumps(json.loads(text.decode()), ensure_ascii=False).encode()
+        json.dumps(read, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
         return f"\\u{ord(exc.object[exc.start]):04x} is half a character, expected its other half beside it"
-    except (ValueError, RecursionError):
-        pass
     return ""
 
 

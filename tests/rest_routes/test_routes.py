@@ -96,6 +96,8 @@ def test_statistics(served: Served) -> None:
 
 
 def test_metrics_are_exposed(served: Served) -> None:
+    body = {"inputs": [{"name": "IN", "shape": [1, 1], "datatype": "BYTES", "data": ["é"]}]}
+    ask(served, "POST", "/v2/models/a+b%20c%C3%A9/infer", body)
     answer = ask(served, "GET", "/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert b"gateway_requests_total" in answer.body

@@ -1,6 +1,6 @@
 """One closed batch: which rows of which requests, joined to the model's inputs and cut back from its outputs."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from math import prod
 from typing import ClassVar, Final
 
@@ -113,11 +113,12 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
             return parameters
         return {**parameters, DEADLINE_NS: max(deadlines_ns)}
 
-    def split(self, outputs: Tensors) -> list[Tensors]:
+    def split(self, outputs: Tensors, open_outputs: Collection[str] = ()) -> list[Tensors]:
         """Cut the model's outputs back into one set per part, in order.
 
         Shapes: every output is (at least rows, *per_row); padding rows are dropped, `ragged.crop` outputs cut along axis 1 to
-        the request's own length. Ownership: views. Raises: BackendFailed, if an output has fewer rows than the batch.
+        the request's own length. open_outputs: those to cut where they are as long as an input was padded to, of what `crop`
+        says nothing. Ownership: views. Raises: BackendFailed, if an output has fewer rows than the batch.
         """
         if not self.batched:
             return [outputs]
@@ -127,25 +128,51 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
                 raise BackendFailed(f"output '{name}' has shape {list(array.shape)}, expected {self.rows} rows as in the batch")
         if len(self.parts) == 1 and self.padded_rows == self.rows and self.ragged is None:
             return [outputs]
-        crop = self.ragged.crop if self.ragged is not None else ()
+        own_lengths = self._own_lengths(outputs, open_outputs)
         pieces: list[Tensors] = []
         at = 0
-        if len(outputs) == 1 and not crop:  # as mostly: at half the price
+        if len(outputs) == 1 and not own_lengths:  # as mostly: at half the price
             ((name, array),) = outputs.items()
             for part in self.parts:
                 end = at + part.rows
                 pieces.append({name: array[at:end]})
                 at = end
             return pieces
-        for part in self.parts:
+        for index, part in enumerate(self.parts):
             end = at + part.rows
             piece = {name: array[at:end] for name, array in outputs.items()}
-            for name in crop:
-                if name in piece:
-                    piece[name] = piece[name][:, : ragged_length(part.request, self.ragged)]
+            for name, lengths in own_lengths.items():
+                piece[name] = piece[name][:, : lengths[index]]
             pieces.append(piece)
             at = end
         return pieces
+
+    def _own_lengths(self, outputs: Tensors, open_outputs: Collection[str]) -> dict[str, list[int]]:
+        """By output that is cut along axis 1: each part's length."""
+        ragged = self.ragged
+        if ragged is None:
+            return {}
+        if ragged.crop is not None:
+            return {
+                name: [ragged_length(part.request, ragged) for part in self.parts] for name in ragged.crop if name in outputs
+            }
+        if not any(name in outputs for name in open_outputs):
+            return {}
+        found: dict[str, list[int]] = {}
+        given = {
+            name: [part.request.inputs[name].shape[1] for part in self.parts]
+            for name in ragged.pad
+            if name in self.parts[0].request.inputs
+        }
+        for name in open_outputs:
+            shape = outputs[name].shape if name in outputs else ()
+            # Where inputs of several lengths were padded alike, the longest: nothing is lost of what may be the other's.
+            alike = [
+                lengths for lengths in given.values() if len(shape) > 1 and bucket_of(max(lengths), ragged.buckets) == shape[1]
+            ]
+            if alike:
+                found[name] = [max(lengths) for lengths in zip(*alike, strict=True)]
+        return found
 
 
 class Padding:

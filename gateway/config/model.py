@@ -51,13 +51,14 @@ class Ragged(Strict):
     text in bytes; they are not padded, the model does what it does with texts of several lengths.
     buckets: lengths a batch is padded to, ascending; empty: to its longest, as always on backends that run any length as it
     comes.
-    crop: outputs whose axis 1 is the padded one and is cut back to each request's own length.
+    crop: outputs whose axis 1 is the padded one and is cut back to each request's own length; None: those in which that is
+    open, and as long as an input was padded to.
     """
 
     pad: dict[str, Annotated[float, Field(allow_inf_nan=True)]] = Field(default={})
     text: tuple[str, ...] = ()
     buckets: tuple[Rows, ...] = ()
-    crop: tuple[str, ...] = ()
+    crop: tuple[str, ...] | None = None
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         return self._of_something(), self._padding_of_nothing()
@@ -249,7 +250,7 @@ class ModelSection(Strict):
         if not known or self.ragged is None:
             return
         kind = "output" if key == "crop" else "input"
-        named = getattr(self.ragged, key)
+        named = getattr(self.ragged, key) or ()
         for place, name in zip(named, named, strict=True) if isinstance(named, dict) else enumerate(named):
             at = ("ragged", key, place)
             with contextlib.suppress(NotKnown):

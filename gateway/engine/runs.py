@@ -109,6 +109,7 @@ class Runs:
         self._requests = requests
         self._name = name
         self._spec = spec
+        self._open_outputs = tuple(each.name for each in spec.outputs if len(each.shape) > 1 and each.shape[1] == -1)
         self._batcher = batcher
         self.runner = runner
         self._metrics = metrics
@@ -249,7 +250,7 @@ class Runs:
         pieces: list[Tensors] = []
         if execution.outputs is not None:
             try:
-                pieces = batch.split(execution.outputs)
+                pieces = batch.split(execution.outputs, self._open_outputs)
             except GatewayError as exc:
                 error = exc
             except BaseException as exc:

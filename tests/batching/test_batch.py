@@ -78,6 +78,30 @@ def test_ragged_inputs_are_padded_to_the_bucket_or_the_longest(buckets: tuple[in
     assert short["pooled"].shape == (1, 5)
 
 
+@pytest.mark.parametrize(("buckets", "width"), [((), 4), ((2, 8), 8)])
+def test_what_is_open_and_as_long_as_an_input_was_padded_to_is_cut_to_each_own_length(
+    buckets: tuple[int, ...], width: int
+) -> None:
+    ragged = Ragged(pad={"ids": 0, "mask": 0}, buckets=buckets)
+    long, short = (whole({"ids": np.ones((1, size)), "mask": np.ones((1, size))}) for size in (4, 1))
+    outputs = {"tokens": np.zeros((2, width, 5)), "boxes": np.zeros((2, 3)), "pooled": np.zeros((2, width))}
+    pieces = batch_of(long, short, ragged=ragged).split(outputs, ("tokens", "boxes", "missing"))
+    assert [piece["tokens"].shape for piece in pieces] == [(1, 4, 5), (1, 1, 5)]
+    assert [piece["boxes"].shape for piece in pieces] == [(1, 3), (1, 3)]  # open, but of another length
+    assert [piece["pooled"].shape for piece in pieces] == [(1, width), (1, width)]  # as long by chance, but not open
+    (alone,) = batch_of(short, ragged=ragged).split({"tokens": np.zeros((1, bucket_of(1, buckets), 5))}, ("tokens",))
+    assert alone["tokens"].shape == (1, 1, 5)
+    for whole_ones in batch_of(long, short, ragged=ragged.model_copy(update={"crop": ()})).split(outputs, ("tokens",)):
+        assert whole_ones["tokens"].shape == (1, width, 5)
+
+
+def test_an_output_is_cut_by_the_input_whose_length_it_has() -> None:
+    ragged = Ragged(pad={"source": 0, "target": 0})
+    parts = [whole({"source": np.ones((1, source)), "target": np.ones((1, target))}) for source, target in ((9, 2), (5, 4))]
+    pieces = batch_of(*parts, ragged=ragged).split({"a": np.zeros((2, 9)), "b": np.zeros((2, 4))}, ("a", "b"))
+    assert [(piece["a"].shape[1], piece["b"].shape[1]) for piece in pieces] == [(9, 2), (5, 4)]
+
+
 def test_a_lone_ragged_request_is_padded_to_its_bucket() -> None:
     ragged = Ragged(pad={"ids": 0}, buckets=(4,))
     assert batch_of(whole({"ids": np.array([[7]])}), ragged=ragged).concat()["ids"].tolist() == [[7, 0, 0, 0]]

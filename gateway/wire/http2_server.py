@@ -169,7 +169,7 @@ class ServerConnection(BoundedHttp2Connection):
             if self._streams:
                 self._asked = True
                 self.write(frame(PING, 0, 0, bytes(8)))
-            elif not self._draining:
+            elif not self._draining and self._leave_due == inf:
                 self.go_away(NO_ERROR, "nothing was asked for long (server.limits.idle_timeout_s)", MOST_WINDOW)
                 self._leave_due = now + _LEAVE_S
 

@@ -116,6 +116,18 @@ async def test_a_frame_that_does_not_end_is_cut_off() -> None:
     assert wire.closed
 
 
+@pytest.mark.parametrize("body_timeout_s", [0.5, 1.0, 60.0])  # it looks as often who is idle
+def test_an_idle_connection_is_told_once_and_closed(body_timeout_s: float) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        _, wire = connected(Limits(body_timeout_s=body_timeout_s, idle_timeout_s=2))
+        await asyncio.sleep(2.5 + 2 * body_timeout_s)
+        assert wire.sent.count(b"nothing was asked for long") == 1
+        await asyncio.sleep(1.5)
+        assert wire.closed
+
+    run_simulated(main)
+
+
 @in_simulated_time
 async def test_a_peer_that_does_not_read_is_read_no_further() -> None:
     connection, wire = connected()

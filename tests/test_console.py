@@ -41,6 +41,25 @@ def test_words_are_plain_lines_and_log_lines_say_when_how_bad_and_where() -> Non
     assert rest[-1].endswith(" INFO gateway.x: more")
 
 
+LOOP = """
+import asyncio, os, sys, uvloop
+from gateway.process.console import Speech, set_up
+set_up(Speech())
+async def main():
+    (await asyncio.start_server(print, "127.0.0.1", 0)).close()
+    sys.exit(0 if all(os.readlink(f"/proc/self/fd/{number}") == "/dev/null" for number in range(3)) else 1)
+uvloop.run(main())
+"""
+
+
+@slow
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_standard_files_that_are_closed_are_not_taken_by_sockets() -> None:
+    # Else the end of the loop aborts the process.
+    closed = subprocess.run(["bash", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, LOOP], timeout=30, check=False)
+    assert closed.returncode == 0
+
+
 @slow
 def test_quiet_leaves_out_steps_and_the_level_what_is_less_severe() -> None:
     assert said(level="warning", quiet=True)[0] == "fault"

@@ -7,6 +7,7 @@ each, as every log line is then. Nothing here is coloured.
 import contextlib
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
 
 _SLOW_S: Final = 1.0
+_STANDARD_ERROR: Final = 2
 
 # Plain lines to who started the command: info for what goes on, which `quiet` leaves out, error for why it ends.
 words: Final = logging.getLogger("gateway.process.console")
@@ -33,7 +35,7 @@ class Speech:
 
 
 def set_up(speech: Speech, *, guest: bool = False) -> None:
-    """Log to standard error as this says; a second call replaces the first.
+    """Log to standard error as this says; a second call replaces the first. Whichever standard file is closed leads nowhere.
 
     guest: in a process of somebody else (Ray), where only what is ours is logged so. Otherwise everything is, unless the root
     has handlers already.
@@ -43,9 +45,17 @@ def set_up(speech: Speech, *, guest: bool = False) -> None:
         for name in ("gateway", "backends"):
             _own(logging.getLogger(name), formatter, speech.level)
     else:
+        _hold_standard_files()
         logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
     plain = formatter if speech.format == "json" else logging.Formatter("%(message)s")
     _own(words, plain, "warning" if speech.quiet else "info")
+
+
+def _hold_standard_files() -> None:
+    """Or the event loop would get the number of one: whoever prints would write to it, and libuv aborts when it is closed."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(opened, True)
+    os.close(opened)
 
 
 @contextlib.contextmanager

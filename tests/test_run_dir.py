@@ -110,6 +110,22 @@ def test_a_temporary_directory_that_everyone_can_rename_is_passed_over(tmp_path:
         assert mode(Path(run_dir)) == 0o700
 
 
+def test_where_nothing_usual_can_be_written_to_memory_is_taken_or_what_to_do_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with fresh_run_dir() as run_dir:
+        assert Path(run_dir).parent == Path("/dev/shm")
+    monkeypatch.setattr("gateway.process.run_dir._MEMORY", tmp_path / "none")
+    with pytest.raises(
+        ConfigError, match=r"^server.run_dir: null: none of /tmp, .* expected a directory .* set it, or .* TMPDIR"
+    ):
+        fresh_run_dir()
+
+
 def test_what_cannot_be_made_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^server.run_dir: '{tmp_path}/x+': cannot be (made|used): File name too long"):
         private_directory(tmp_path / ("x" * 300))

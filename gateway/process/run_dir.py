@@ -16,6 +16,7 @@ from typing import Final
 from gateway.errors import ConfigError
 
 _LINKS_AT_MOST: Final = 40  # as the kernel
+_MEMORY: Final = Path("/dev/shm")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -100,9 +101,17 @@ def _existing(path: Path, links: int) -> Path | None:
 
 
 def _temporary() -> Path:
-    """Where this user may make directories that nobody else can rename."""
-    usual = Path(tempfile.gettempdir())
-    for candidate in (usual, Path("/dev/shm")):  # an empty volume that is mounted as /tmp has no sticky bit
+    """Where this user may make directories that nobody else can rename. Raises: ConfigError."""
+    try:
+        usual = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # the root is read-only, and so is all else that may be written to as a rule
+        if not os.access(_MEMORY, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"server.run_dir: null: none of /tmp, /var/tmp, {_MEMORY} and the current directory can be written to: "
+                "expected a directory for some files of the process: set it, or the variable TMPDIR"
+            ) from None
+        usual = _MEMORY
+    for candidate in (usual, _MEMORY):  # an empty volume that is mounted as /tmp has no sticky bit
         try:
             return _existing(candidate, 0) or usual
         except ConfigError as exc:

@@ -9,6 +9,7 @@ are Python's extension modules, which it never unmaps, and the libraries that we
 such modules had asked for them.
 """
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -40,7 +41,7 @@ def give_back(stay: Iterable[str]) -> None:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     modules = {path for module in list(sys.modules.values()) if (path := _file_of(module)).endswith(".so")}
-    with _SMAPS.open() as lines:
+    with contextlib.suppress(OSError), _SMAPS.open() as lines:  # without a free descriptor they stay, which costs memory only
         for start, end in list(unwritten(lines, modules.union(stay))):
             madvise(start, end - start, _DONTNEED)
 

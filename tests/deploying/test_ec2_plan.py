@@ -210,3 +210,22 @@ def test_a_file_that_was_replaced_in_the_bucket_is_not_run(tmp_path: Path, monke
         aws.refuse = 99
         with pytest.raises(SystemExit, match="403 the role is not known here yet"):
             machine_setup.fetch(BUCKET, "a key/+", found, str(tmp_path / "file"), "us-east-1")
+
+
+def test_what_was_cut_on_its_way_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_setup, "WAIT_S", 0)
+    body = b"a model " * 1000
+    with fake_aws({f"{BUCKET}/model.tar.gz": body}) as aws:
+        for name, value in aws.variables.items():
+            monkeypatch.setenv(name, value)
+        aws.secrets = {"secretsmanager:of/mine": "a secret"}
+        aws.cut = 2
+        found = hashlib.sha256(body).hexdigest()
+        machine_setup.fetch(BUCKET, "model.tar.gz", found, str(tmp_path / "file"), "us-east-1")
+        assert (tmp_path / "file").read_bytes() == body
+        aws.cut = 2
+        assert machine_setup.secret("secretsmanager:of/mine", "us-east-1") == b"a secret"
+        aws.cut = 99
+        with pytest.raises(SystemExit, match=r"model\.tar\.gz: ConnectionError: it ended 4000 bytes early"):
+            machine_setup.fetch(BUCKET, "model.tar.gz", found, str(tmp_path / "file"), "us-east-1")
+        assert aws.cut == 99 - machine_setup.TRIES

@@ -49,7 +49,7 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Pods of one plain process each. The configuration must not need Ray. Raises: ConfigError."""
     needs = of_ingress(held.config, held.bytes, rollout.memory_bytes)
     pod = {
-        **security(rollout),
+        **security(held, rollout),
         "terminationGracePeriodSeconds": grace_s(held),
         **placing(needs, labels(rollout)),
         **fetching(rollout),
@@ -87,7 +87,7 @@ def kserve(held: Contents, rollout: Rollout) -> list[Manifest]:
         "volumes": volumes(held, rollout),
     }
     predictor = {
-        **security(rollout),
+        **security(held, rollout),
         "terminationGracePeriodSeconds": grace_s(held),
         "annotations": digest(held),
         "minReplicas": rollout.replicas,

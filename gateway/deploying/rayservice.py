@@ -138,7 +138,7 @@ def _pod(
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
     told = labels(rollout) | {_COMPONENT: component}
     listens, serves = component == "ingress", component != "head"  # which holds Ray's state, and runs none of ours
-    rights = security(rollout if serves else replace(rollout, service_account=""))
+    rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
     own_container = {

@@ -95,6 +95,16 @@ def test_allow_opens_the_gateways_ports_to_that_network_alone(capsys: pytest.Cap
     )
 
 
+@pytest.mark.parametrize(("port", "may"), [(443, "CAP_NET_BIND_SERVICE"), (1024, "")])
+def test_the_service_may_listen_below_1024_where_it_is_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, port: int, may: str
+) -> None:
+    config = written(tmp_path, server={"http_port": None, "grpc_port": port})
+    told = planned(capsys, tmp_path, "--allow", "10.0.0.0/16", config=config)["ec2.run_instances"]["UserData"]
+    assert f"CapabilityBoundingSet={may}\n" in told
+    assert f"AmbientCapabilities={may}\n" in told
+
+
 def test_the_role_reads_what_the_machine_runs_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = written(tmp_path, **LOCKED)
     calls = planned(capsys, tmp_path, *SECRETS, config=config)

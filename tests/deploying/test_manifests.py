@@ -202,6 +202,14 @@ def test_a_pod_may_do_nothing_but_serve(capsys: pytest.CaptureFixture[str], kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_may_listen_below_1024_where_it_is_to(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    for port, expected in ((443, [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]), (8443, None)):
+        manifests = deployed(capsys, written(tmp_path, server={"http_port": port}), *KINDS[kind])
+        assert all(pod["spec"]["securityContext"].get("sysctls") == expected for pod in pods(manifests))
+        assert [fault for manifest in manifests.values() for fault in faults(manifest)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_named_and_never_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
     for name in ("server.pem", "server.key", "keys.yaml"):
         (tmp_path / name).write_text("hush-hush")

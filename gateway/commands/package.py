@@ -39,6 +39,7 @@ from gateway.process.console import step
 _ENDINGS: Final = (".tar.gz", ".tgz")
 _LEVEL: Final = 1  # of gzip: weights hardly get smaller by more
 _OPTIONS: Final = ("class_options", "factory_options")
+_IMPORTED: Final = (".py", ".pyc", ".so")  # what Python imports
 _TRITON: Final = "TritonPythonModel"  # whose config.pbtxt is two folders up
 
 
@@ -250,10 +251,17 @@ def _named_in(file: Path, folder: Path) -> Iterator[Path]:
             case _:
                 modules = []
         for name in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names:
-            if (folder / f"{name}.py").is_file():
-                yield folder / f"{name}.py"
-            elif any((folder / name).glob("*.py")):
-                yield folder / name
+            yield from _imported(name, folder)
+
+
+def _imported(name: str, folder: Path) -> Iterator[Path]:
+    """Where Python finds a module, in its order: a package, files, compiled for any machine, a folder without __init__.py."""
+    inside = folder / name
+    files = [folder / f"{name}{ending}" for ending in _IMPORTED]
+    found = [path for path in (*files, *folder.glob(f"{name}.*.so")) if path.is_file()]
+    if any(inside.glob("__init__.*")) or not found:
+        found = [inside] if any(path.suffix in _IMPORTED for path in _below(inside)) else []
+    yield from found
 
 
 def _named(files: set[Path], root: Path) -> dict[str, Path]:

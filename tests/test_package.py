@@ -233,8 +233,15 @@ def test_all_that_cannot_be_packed_is_told_at_once(tmp_path: Path, capsys: pytes
 
 
 def test_a_place_of_the_machine_that_serves_it_stays(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("server: {state_dir: /var/lib/gateway/}\n" + SYNTHETIC)
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    places = {"a": "/var/lib/gateway/engines", "b": "engines"}
+    backends = [f"{{kind: tensorrt, name: {name}, model: m.onnx, engines: {place}}}" for name, place in places.items()]
+    text = f"server: {{state_dir: /var/lib/gateway/}}\nmodels: [{{name: m, backends: [{', '.join(backends)}]}}]"
+    (tmp_path / "x.yaml").write_text(text)
     assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 0
+    found = yaml.safe_load((unpacked(tmp_path / "m.tgz", tmp_path / "model") / "gateway.yaml").read_text())
+    assert found["server"] == {"state_dir": "/var/lib/gateway"}
+    assert [backend.get("engines") for backend in found["models"][0]["backends"]] == ["/var/lib/gateway/engines", None]
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
     for index, model in enumerate(value["models"]):
         for number, backend in enumerate(model["backends"]):
             if backend["kind"] != "triton":  # whose model is on another server
-                found.look_at_backend(("models", index, "backends", number), backend)
+                at = ("models", index, "backends", number)
+                found.look_at_backend(at, backend, elsewhere["models"][index]["backends"][number])
     for path in beside:
         if not found.take(Path(os.path.normpath(path.absolute()))):
             raise ConfigError(f"--with: {path}: no such file, or an empty folder")
@@ -132,12 +133,15 @@ class _Contents:
                 found = "a path beside the configuration, which a package does not hold"
                 self._refuse(("server", key), found, "leave it out, or name an absolute path of where it is going to be served")
 
-    def look_at_backend(self, at: Location, backend: dict[str, Any]) -> None:
+    def look_at_backend(self, at: Location, backend: dict[str, Any], elsewhere: Mapping[str, Any]) -> None:
+        """elsewhere: the same, were the configuration in another folder."""
         build = backend.pop("build", None)  # what it makes is packed
         engines = backend.pop("engines", None)
         if engines and self.take(Path(engines)):  # else none was built yet
             backend["engines"] = engines
             self.places.append((backend, "engines", Path(engines), ""))
+        elif engines and engines == elsewhere["engines"]:  # a place of the machine that serves it
+            backend["engines"] = engines
         model: str | None = backend.get("model")
         if model is None:
             return

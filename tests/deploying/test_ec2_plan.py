@@ -143,6 +143,14 @@ def test_no_secret_is_told_and_the_service_finds_each(capsys: pytest.CaptureFixt
     )
 
 
+def test_an_engine_is_kept_where_the_service_may_write(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    backends = [{"kind": "tensorrt", "model": "m.onnx", **more} for more in ({}, {"name": "b", "engines": "/mnt/engines"})]
+    on_machine = yaml.safe_load(packed(moved(read(str(written(tmp_path, *backends))), "g6.xlarge")).configuration)
+    kept = [backend["engines"] for backend in on_machine["models"][0]["backends"]]
+    assert kept == ["/var/lib/gateway/engines", "/mnt/engines"]
+
+
 @pytest.mark.parametrize(
     ("backend", "instance_type", "image"),
     [

@@ -4,6 +4,7 @@ Source: RayService of KubeRay 1.7, and what its operator makes of one.
 """
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Final
 
@@ -171,4 +172,4 @@ def _node_probe() -> Manifest:
 
 def _quoted(own: dict[str, float]) -> str:
     """As `ray start` is given it in a shell."""
-    return f"'{json.dumps(own)}'"
+    return shlex.quote(json.dumps(own))

@@ -56,8 +56,9 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
         "containers": [container("gateway", held, rollout, needs)],
         "volumes": volumes(held, rollout),
     }
+    scaler = autoscaler(held, rollout, rollout.name)
     spec = {
-        "replicas": rollout.replicas,
+        **({} if scaler else {"replicas": rollout.replicas}),  # to which each `kubectl apply` would put it back
         "selector": {"matchLabels": labels(rollout)},
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": {"metadata": {"labels": labels(rollout), "annotations": digest(held)}, "spec": pod},
@@ -68,7 +69,7 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
         service(held, rollout, labels(rollout)),
         disruption_budget(rollout, labels(rollout), {"maxUnavailable": 1}),
         *monitored(held, rollout, labels(rollout)),
-        *autoscaler(held, rollout, rollout.name),
+        *scaler,
     ]
 
 

@@ -383,6 +383,16 @@ def test_ray_is_told_its_version() -> None:
     assert f"ray[serve]=={RAY_VERSION}" in dependencies
 
 
+def test_the_number_of_pods_is_stated_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Beside an autoscaler, each `kubectl apply` would put it back to what a Deployment states."""
+    scaled = deployed(capsys, written(tmp_path), *KINDS["no-ray"])
+    assert "replicas" not in scaled["Deployment"]["spec"]
+    assert scaled["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 2
+    fixed = deployed(capsys, written(tmp_path), *KINDS["no-ray"], "--max-replicas", "2")
+    assert fixed["Deployment"]["spec"]["replicas"] == 2
+    assert "HorizontalPodAutoscaler" not in fixed
+
+
 def test_the_autoscaler_asks_for_what_the_adapter_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for options, metric, value in (
         ((), "gateway_busy_share", "700m"),

@@ -1,7 +1,8 @@
 """TensorRT in this process: an engine built from an ONNX file for the GPU it runs on.
 
 The engine is built at the first load and kept on disk, under a name made of the ONNX file's bytes, the profile, the GPU and the
-TensorRT version; building can take minutes. Precision is the ONNX file's own (networks are strongly typed): export it as fp16.
+TensorRT version; building can take minutes. Where nothing can be written, each load builds it. Precision is the ONNX file's own
+(networks are strongly typed): export it as fp16.
 
 Each session has an execution context, a CUDA stream, and device tensors of its own. With `cuda_graphs` it records one launch
 per batch shape and replays it.
@@ -10,6 +11,7 @@ Written against TensorRT 10 and 11. Not yet run by this project: the library was
 """
 
 import hashlib
+import logging
 import os
 import tempfile
 import threading
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
+from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed, words_of
 from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
 from backends.regular_file import ABSENT, special
 
@@ -26,6 +28,8 @@ _DATATYPES: Final = {
     "FLOAT": "FP32", "HALF": "FP16", "BF16": "BF16", "INT8": "INT8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
     "UINT8": "UINT8",
 }  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 _building = threading.Lock()
 
@@ -82,23 +86,35 @@ class _Profile:
 
 
 def _engine(trt: Any, runtime: Any, onnx: Path, engines: Path, profile: _Profile) -> Any:
-    """The engine from its file, which is built where there is none."""
+    """The engine from its file; built, and kept if it can be, where there is none."""
     import torch
 
     gpu = torch.cuda.get_device_name().replace(" ", "-")
     made_of = f"{profile} {gpu} {trt.__version__}".encode()
     digest = hashlib.sha256(onnx.read_bytes() + made_of).hexdigest()[:16]
     path = engines / f"{onnx.stem}-{gpu}-trt{trt.__version__}-{digest}.plan"
-    if not path.is_file():
+    if path.is_file():
+        plan: Any = path.read_bytes()
+    else:
         plan = _built(trt, runtime.logger, onnx, profile)
-        engines.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=engines, delete=False) as file:  # another process may be building the same
-            file.write(plan)
-        os.replace(file.name, path)
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+        try:
+            _keep(plan, path)
+        except OSError as exc:
+            told = "%s: the engine cannot be kept, and each load builds it: %s: name a folder in `engines` that can be written"
+            log.warning(told, path, words_of(exc))
+    engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise LoadFailed(f"{path}: TensorRT cannot load this engine: delete it, and it is built again")
     return engine
+
+
+def _keep(plan: Any, path: Path) -> None:
+    """Whole or not at all. Raises: OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".engine-") as folder:  # another process may be building the same
+        file = Path(folder) / path.name
+        file.write_bytes(plan)
+        os.replace(file, path)
 
 
 def _built(trt: Any, logger: Any, onnx: Path, built_for: _Profile) -> Any:

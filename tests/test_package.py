@@ -142,6 +142,20 @@ def test_more_files_and_folders_go_along_and_what_is_hidden_stays(project: Path,
     assert set(names_in(archive)) - set(OF_IT) == {"LICENSE", "code/json/mine.py", "code/unused.py", "code/notes.md"}
 
 
+def test_all_that_python_would_import_beside_the_code_goes_along(project: Path, tmp_path: Path) -> None:
+    code = project / "code"
+    code.joinpath("scaled.py").write_text(
+        f"import fast, hidden, twice\nimport lone.deep.core\nfrom native.sub import core\nimport absent, empty\n{CODE}"
+    )
+    imported = ("lone/deep/core.py", "native/sub/core.abi3.so", "twice/__init__.py", "hidden.pyc",
+                "fast.cpython-311-x86_64-linux-gnu.so", "fast.cpython-312-aarch64-linux-gnu.so", "fast.so")  # fmt: skip
+    for name in (*imported, "twice.py", "faster.so", "fast.old.py", "empty/notes.md"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("")
+    archive = package(project, tmp_path / "model.tar.gz")
+    assert set(names_in(archive)) - set(OF_IT) == {f"code/{name}" for name in imported}
+
+
 def test_an_onnx_file_brings_its_weights(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [4], np.float32([1, 2, 3, 4]).tobytes(), raw=True)
@@ -219,8 +233,15 @@ def test_all_that_cannot_be_packed_is_told_at_once(tmp_path: Path, capsys: pytes
 
 
 def test_a_place_of_the_machine_that_serves_it_stays(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("server: {state_dir: /var/lib/gateway/}\n" + SYNTHETIC)
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    places = {"a": "/var/lib/gateway/engines", "b": "engines"}
+    backends = [f"{{kind: tensorrt, name: {name}, model: m.onnx, engines: {place}}}" for name, place in places.items()]
+    text = f"server: {{state_dir: /var/lib/gateway/}}\nmodels: [{{name: m, backends: [{', '.join(backends)}]}}]"
+    (tmp_path / "x.yaml").write_text(text)
     assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 0
+    found = yaml.safe_load((unpacked(tmp_path / "m.tgz", tmp_path / "model") / "gateway.yaml").read_text())
+    assert found["server"] == {"state_dir": "/var/lib/gateway"}
+    assert [backend.get("engines") for backend in found["models"][0]["backends"]] == ["/var/lib/gateway/engines", None]
 
 
 @pytest.mark.parametrize(

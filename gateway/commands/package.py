@@ -39,6 +39,7 @@ from gateway.process.console import step
 _ENDINGS: Final = (".tar.gz", ".tgz")
 _LEVEL: Final = 1  # of gzip: weights hardly get smaller by more
 _OPTIONS: Final = ("class_options", "factory_options")
+_IMPORTED: Final = (".py", ".pyc", ".so")  # what Python imports
 _TRITON: Final = "TritonPythonModel"  # whose config.pbtxt is two folders up
 
 
@@ -98,7 +99,8 @@ def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
     for index, model in enumerate(value["models"]):
         for number, backend in enumerate(model["backends"]):
             if backend["kind"] != "triton":  # whose model is on another server
-                found.look_at_backend(("models", index, "backends", number), backend)
+                at = ("models", index, "backends", number)
+                found.look_at_backend(at, backend, elsewhere["models"][index]["backends"][number])
     for path in beside:
         if not found.take(Path(os.path.normpath(path.absolute()))):
             raise ConfigError(f"--with: {path}: no such file, or an empty folder")
@@ -131,12 +133,15 @@ class _Contents:
                 found = "a path beside the configuration, which a package does not hold"
                 self._refuse(("server", key), found, "leave it out, or name an absolute path of where it is going to be served")
 
-    def look_at_backend(self, at: Location, backend: dict[str, Any]) -> None:
+    def look_at_backend(self, at: Location, backend: dict[str, Any], elsewhere: Mapping[str, Any]) -> None:
+        """elsewhere: the same, were the configuration in another folder."""
         build = backend.pop("build", None)  # what it makes is packed
         engines = backend.pop("engines", None)
         if engines and self.take(Path(engines)):  # else none was built yet
             backend["engines"] = engines
             self.places.append((backend, "engines", Path(engines), ""))
+        elif engines and engines == elsewhere["engines"]:  # a place of the machine that serves it
+            backend["engines"] = engines
         model: str | None = backend.get("model")
         if model is None:
             return
@@ -250,10 +255,17 @@ def _named_in(file: Path, folder: Path) -> Iterator[Path]:
             case _:
                 modules = []
         for name in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names:
-            if (folder / f"{name}.py").is_file():
-                yield folder / f"{name}.py"
-            elif any((folder / name).glob("*.py")):
-                yield folder / name
+            yield from _imported(name, folder)
+
+
+def _imported(name: str, folder: Path) -> Iterator[Path]:
+    """Where Python finds a module, in its order: a package, files, compiled for any machine, a folder without __init__.py."""
+    inside = folder / name
+    files = [folder / f"{name}{ending}" for ending in _IMPORTED]
+    found = [path for path in (*files, *folder.glob(f"{name}.*.so")) if path.is_file()]
+    if any(inside.glob("__init__.*")) or not found:
+        found = [inside] if any(path.suffix in _IMPORTED for path in _below(inside)) else []
+    yield from found
 
 
 def _named(files: set[Path], root: Path) -> dict[str, Path]:

@@ -49,15 +49,16 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Pods of one plain process each. The configuration must not need Ray. Raises: ConfigError."""
     needs = of_ingress(held.config, held.bytes, rollout.memory_bytes)
     pod = {
-        **security(rollout),
+        **security(held, rollout),
         "terminationGracePeriodSeconds": grace_s(held),
         **placing(needs, labels(rollout)),
         **fetching(rollout),
         "containers": [container("gateway", held, rollout, needs)],
         "volumes": volumes(held, rollout),
     }
+    scaler = autoscaler(held, rollout, rollout.name)
     spec = {
-        "replicas": rollout.replicas,
+        **({} if scaler else {"replicas": rollout.replicas}),  # to which each `kubectl apply` would put it back
         "selector": {"matchLabels": labels(rollout)},
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": {"metadata": {"labels": labels(rollout), "annotations": digest(held)}, "spec": pod},
@@ -68,7 +69,7 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
         service(held, rollout, labels(rollout)),
         disruption_budget(rollout, labels(rollout), {"maxUnavailable": 1}),
         *monitored(held, rollout, labels(rollout)),
-        *autoscaler(held, rollout, rollout.name),
+        *scaler,
     ]
 
 
@@ -87,7 +88,7 @@ def kserve(held: Contents, rollout: Rollout) -> list[Manifest]:
         "volumes": volumes(held, rollout),
     }
     predictor = {
-        **security(rollout),
+        **security(held, rollout),
         "terminationGracePeriodSeconds": grace_s(held),
         "annotations": digest(held),
         "minReplicas": rollout.replicas,

@@ -17,7 +17,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
@@ -71,10 +71,11 @@ def patiently(what: str, ask: Callable[[], Any]) -> Any:
     for tried in range(TRIES):
         time.sleep(WAIT_S if tried else 0)
         try:
-            return ask()
-        except HTTPError as exc:
-            reason = f"{exc.code} {exc.read(300).decode(errors='replace')}"
-        except (OSError, KeyError, IndexError) as exc:
+            try:
+                return ask()
+            except HTTPError as exc:
+                reason = f"{exc.code} {exc.read(300).decode(errors='replace')}"
+        except (OSError, HTTPException, ValueError, KeyError, IndexError) as exc:  # ValueError: of JSON that is none
             reason = f"{type(exc).__name__}: {exc}"
         print(f"{what}: {reason}", file=sys.stderr, flush=True)
     raise SystemExit(f"{what}: {reason}")
@@ -90,6 +91,8 @@ def fetch(bucket: str, key: str, sha256: str, path: str, region: str) -> None:
             while part := answer.read(1 << 20):
                 found.update(part)
                 file.write(part)
+            if answer.length:  # of which read(n) tells nothing
+                raise ConnectionError(f"it ended {answer.length} bytes early")
         return found.hexdigest()
 
     if (found := patiently(f"s3://{bucket}/{key}", get)) != sha256:

@@ -12,6 +12,7 @@ GIB: Final = 1 << 30
 _PROCESS_BYTES: Final = GIB  # docs/deploy.md has what was measured: a process with models of this size keeps within it
 _COPIES: Final = 2  # of an artifact, for each session: its file's bytes, and what a library makes of them
 _STEP: Final = 256 << 20
+_FIRST_FREE_PORT: Final = 1024  # of Linux, unless net.ipv4.ip_unprivileged_port_start says another: ip(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class Needs:
     memory_bytes: int
     gpus: int = 0
     neuron_cores: int = 0
+
+
+def needs_low_port(config: Config) -> bool:
+    """Whether it listens where only root may, or who has CAP_NET_BIND_SERVICE."""
+    return any(0 < (port or 0) < _FIRST_FREE_PORT for port in (config.server.http_port, config.server.grpc_port))
 
 
 def of_ingress(config: Config, sizes: Sequence[Sequence[int | None]], memory_bytes: int | None) -> Needs:

@@ -50,7 +50,10 @@ def unfit(document: Document, config: Config, *, reached: bool) -> Iterator[Faul
 
 
 def moved(document: Document, instance_type: str) -> Document:
-    """The same, as it stands on the machine. Whose files are packed keep their paths."""
+    """The same, as it stands on the machine. Whose files are packed keep their paths.
+
+    Beside them nothing can be written: TensorRT's engines, unless they are named, are kept with the state.
+    """
     value: dict[str, Any] = document.value
     given: Mapping[str, Any] = value.get("server") or {}
     server = {key: part for key, part in given.items() if key != "run_dir"}
@@ -60,7 +63,14 @@ def moved(document: Document, instance_type: str) -> Document:
     for (section, key), name in _SECRETS.items():
         if isinstance(part := server.get(section), dict) and part.get(key) is not None:
             server[section] = part | {key: f"{CREDENTIALS}/{name}"}
-    return replace(document, value=value | {"server": server})
+    models = [{**model, "backends": [*map(_with_engines, model["backends"])]} for model in value["models"]]
+    return replace(document, value=value | {"server": server, "models": models})
+
+
+def _with_engines(backend: dict[str, Any]) -> dict[str, Any]:
+    if backend["kind"] != "tensorrt" or backend.get("engines"):
+        return backend
+    return backend | {"engines": f"{STATE}/engines"}
 
 
 def lacking(config: Config, lock: str, *, neuron: bool) -> Iterator[Obstacle]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.deploying import contents
 from gateway.deploying.contents import Contents
-from gateway.deploying.needs import Needs
+from gateway.deploying.needs import Needs, needs_low_port
 
 Manifest = dict[str, Any]
 
@@ -35,6 +35,8 @@ POD_SECURITY: Final = {
 }
 SCRATCH: Final[Manifest] = {"name": "scratch", "emptyDir": {}}
 SCRATCH_MOUNT: Final = {"name": "scratch", "mountPath": "/tmp"}
+# One of the safe sysctls, which every cluster lets a pod set. Some runtimes set it themselves: containerd since 2.0.
+_LOW_PORTS: Final = {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]}
 _GPU, _NEURON = "nvidia.com/gpu", "aws.amazon.com/neuroncore"
 _TAINTS: Final = {_GPU: "nvidia.com/gpu", _NEURON: "aws.amazon.com/neuron"}
 
@@ -93,10 +95,11 @@ def digest(held: Contents) -> dict[str, str]:
     return {"serving-gateway/configuration": hashlib.sha256(held.text.encode()).hexdigest()[:16]}
 
 
-def security(rollout: Rollout) -> Manifest:
+def security(held: Contents, rollout: Rollout) -> Manifest:
     """Of a pod. A service account's own projected tokens, such as a cloud's, are not its token for this cluster."""
     account = {"serviceAccountName": rollout.service_account} if rollout.service_account else {}
-    return {"automountServiceAccountToken": False, **account, "securityContext": dict(POD_SECURITY)}
+    low_ports = _LOW_PORTS if needs_low_port(held.config) else {}
+    return {"automountServiceAccountToken": False, **account, "securityContext": {**POD_SECURITY, **low_ports}}
 
 
 def container(name: str, held: Contents, rollout: Rollout, needs: Needs) -> Manifest:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from gateway.deploying.contents import Contents, as_yaml
 from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, ROOT_DEVICE
 from gateway.deploying.machine_data import setup_program
-from gateway.deploying.needs import GIB, Needs
+from gateway.deploying.needs import GIB, Needs, needs_low_port
 from gateway.deploying.preflight import NEURON, Device, device_of
 from gateway.deploying.ray_groups import HEAD, INGRESS, ReplicaGroup, application, ingress_needs, replica_groups
 from gateway.errors import ConfigError
@@ -148,6 +148,7 @@ def cluster(held: Contents, asked: RayOnEc2) -> dict[str, Any]:
             "cloud-init status --wait >/dev/null || true",
             "dpkg --status python3-venv >/dev/null 2>&1"
             " || (sudo apt-get update -qq && sudo apt-get install --yes -qq python3-venv)",
+            *(["sudo sysctl -q net.ipv4.ip_unprivileged_port_start=0"] if needs_low_port(held.config) else []),
         ],
         "setup_commands": [],
         "head_setup_commands": [_installed(head), f"{_PROGRAMS}/python -m pip install --quiet 'boto3>=1.40'"],

@@ -4,6 +4,7 @@ Source: RayService of KubeRay 1.7, and what its operator makes of one.
 """
 
 import json
+import shlex
 from dataclasses import replace
 from typing import Final
 
@@ -138,7 +139,7 @@ def _pod(
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
     told = labels(rollout) | {_COMPONENT: component}
     listens, serves = component == "ingress", component != "head"  # which holds Ray's state, and runs none of ours
-    rights = security(rollout if serves else replace(rollout, service_account=""))
+    rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
         del rights["automountServiceAccountToken"]
     own_container = {
@@ -171,4 +172,4 @@ def _node_probe() -> Manifest:
 
 def _quoted(own: dict[str, float]) -> str:
     """As `ray start` is given it in a shell."""
-    return f"'{json.dumps(own)}'"
+    return shlex.quote(json.dumps(own))

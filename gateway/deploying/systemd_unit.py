@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.config import Config
+from gateway.deploying.needs import needs_low_port
 
 UNIT: Final = "gateway.service"
 STATE: Final = "/var/lib/gateway"
@@ -54,6 +55,7 @@ def stop_s(config: Config, *, on_ray: bool) -> int:
 def unit(config: Config, command: Sequence[str], *, secrets: Mapping[str, str], devices: bool, on_ray: bool) -> str:
     """command: an absolute path and its arguments. secrets: names -> the files that only root reads. devices: it needs some."""
     files = max(_FILES, 2 * config.server.limits.connections)
+    capabilities = "CAP_NET_BIND_SERVICE" if needs_low_port(config) else ""
     lines = [
         "[Unit]",
         "Description=Serving gateway",
@@ -85,8 +87,8 @@ def unit(config: Config, command: Sequence[str], *, secrets: Mapping[str, str], 
         "",
         "DynamicUser=yes",
         "StateDirectory=gateway",
-        "CapabilityBoundingSet=",
-        "AmbientCapabilities=",
+        f"CapabilityBoundingSet={capabilities}",
+        f"AmbientCapabilities={capabilities}",
         *PROTECTED,
         # GPUs and NeuronCores are devices of the machine; ProtectClock closes all that are not named.
         *([] if devices else ["PrivateDevices=yes", "ProtectClock=yes"]),

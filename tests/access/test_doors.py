@@ -411,6 +411,12 @@ def test_no_path_is_open_by_omission(client: gateway.TestClient) -> None:
                 assert status in statuses, (method, path, key, status)
 
 
+def test_what_needs_no_key_is_told() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "security.md").read_text()
+    (row,) = re.findall(r"^\| (.*) \| nothing \|$", text, re.MULTILINE)
+    assert set(re.findall(r"`(/[^`]*)`", row)) == OPEN_PATHS
+
+
 def test_no_call_is_open_by_omission(client: gateway.TestClient) -> None:
     calls = client._hosted.ingress.grpc_listener()._calls
     assert len(calls) > 20

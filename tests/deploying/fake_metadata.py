@@ -24,11 +24,15 @@ ROLE = "gateway-of-a-test"
 
 @dataclass
 class FakeAws:
-    """objects: of S3, by bucket/key. secrets: by service:name. asked: method and path, in order. refuse: so many of S3's."""
+    """objects: of S3, by bucket/key. secrets: by service:name. asked: method and path, in order. refuse: so many of S3's.
+
+    cut: so many answers of S3 or of a secret end in their middle.
+    """
 
     objects: dict[str, bytes]
     secrets: dict[str, str] = field(default_factory=dict)
     refuse: int = 0
+    cut: int = 0
     asked: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -69,6 +73,9 @@ def fake_aws(objects: dict[str, bytes]) -> Iterator[FakeAws]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            if aws.cut and not self.path.startswith("/latest/"):
+                aws.cut -= 1
+                body = body[: len(body) // 2]
             self.wfile.write(body)
 
         def do_PUT(self) -> None:

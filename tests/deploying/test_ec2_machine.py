@@ -64,7 +64,7 @@ def test_systemd_takes_the_unit_and_finds_it_harmless(
     config = IRIS
     if options:
         config = tmp_path / "x.yaml"
-        config.write_text(yaml.safe_dump({"models": [GPU]}))
+        config.write_text(yaml.safe_dump({"server": {"http_port": 443}, "models": [GPU]}))
     unit = written(told(capsys, tmp_path, *options, config=config))[UNIT]
     assert ("PrivateDevices=yes" in unit) is (not options)
     assert "Unknown key" in verified(tmp_path, unit.replace("OOMPolicy", "OutOfMemoryPolicy"))

@@ -95,6 +95,16 @@ def test_allow_opens_the_gateways_ports_to_that_network_alone(capsys: pytest.Cap
     )
 
 
+@pytest.mark.parametrize(("port", "may"), [(443, "CAP_NET_BIND_SERVICE"), (1024, "")])
+def test_the_service_may_listen_below_1024_where_it_is_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, port: int, may: str
+) -> None:
+    config = written(tmp_path, server={"http_port": None, "grpc_port": port})
+    told = planned(capsys, tmp_path, "--allow", "10.0.0.0/16", config=config)["ec2.run_instances"]["UserData"]
+    assert f"CapabilityBoundingSet={may}\n" in told
+    assert f"AmbientCapabilities={may}\n" in told
+
+
 def test_the_role_reads_what_the_machine_runs_and_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = written(tmp_path, **LOCKED)
     calls = planned(capsys, tmp_path, *SECRETS, config=config)
@@ -131,6 +141,14 @@ def test_no_secret_is_told_and_the_service_finds_each(capsys: pytest.CaptureFixt
     assert "server.access.keys_variable: 'KEYS': a variable that the service does not have" in refused(
         capsys, tmp_path, config=by_variable
     )
+
+
+def test_an_engine_is_kept_where_the_service_may_write(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    backends = [{"kind": "tensorrt", "model": "m.onnx", **more} for more in ({}, {"name": "b", "engines": "/mnt/engines"})]
+    on_machine = yaml.safe_load(packed(moved(read(str(written(tmp_path, *backends))), "g6.xlarge")).configuration)
+    kept = [backend["engines"] for backend in on_machine["models"][0]["backends"]]
+    assert kept == ["/var/lib/gateway/engines", "/mnt/engines"]
 
 
 @pytest.mark.parametrize(
@@ -210,3 +228,22 @@ def test_a_file_that_was_replaced_in_the_bucket_is_not_run(tmp_path: Path, monke
         aws.refuse = 99
         with pytest.raises(SystemExit, match="403 the role is not known here yet"):
             machine_setup.fetch(BUCKET, "a key/+", found, str(tmp_path / "file"), "us-east-1")
+
+
+def test_what_was_cut_on_its_way_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_setup, "WAIT_S", 0)
+    body = b"a model " * 1000
+    with fake_aws({f"{BUCKET}/model.tar.gz": body}) as aws:
+        for name, value in aws.variables.items():
+            monkeypatch.setenv(name, value)
+        aws.secrets = {"secretsmanager:of/mine": "a secret"}
+        aws.cut = 2
+        found = hashlib.sha256(body).hexdigest()
+        machine_setup.fetch(BUCKET, "model.tar.gz", found, str(tmp_path / "file"), "us-east-1")
+        assert (tmp_path / "file").read_bytes() == body
+        aws.cut = 2
+        assert machine_setup.secret("secretsmanager:of/mine", "us-east-1") == b"a secret"
+        aws.cut = 99
+        with pytest.raises(SystemExit, match=r"model\.tar\.gz: ConnectionError: it ended 4000 bytes early"):
+            machine_setup.fetch(BUCKET, "model.tar.gz", found, str(tmp_path / "file"), "us-east-1")
+        assert aws.cut == 99 - machine_setup.TRIES

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -202,6 +203,14 @@ def test_a_pod_may_do_nothing_but_serve(capsys: pytest.CaptureFixture[str], kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_may_listen_below_1024_where_it_is_to(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
+    for port, expected in ((443, [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]), (8443, None)):
+        manifests = deployed(capsys, written(tmp_path, server={"http_port": port}), *KINDS[kind])
+        assert all(pod["spec"]["securityContext"].get("sysctls") == expected for pod in pods(manifests))
+        assert [fault for manifest in manifests.values() for fault in faults(manifest)] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_named_and_never_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str) -> None:
     for name in ("server.pem", "server.key", "keys.yaml"):
         (tmp_path / name).write_text("hush-hush")
@@ -359,18 +368,29 @@ def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_groups_of_backends_have_names_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "my-label": 1}}
+    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "bob's": 1}}
     models = [{"name": "x" * 60 + end, "backends": [{**one, "name": "A b"}, {**one, "name": "a.b"}]} for end in "yz"]
     path = written(tmp_path, *models)
     groups = deployed(capsys, path, *KINDS["ray"])["RayService"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     plain = "x" * 36
     assert [group["groupName"] for group in groups] == ["ingress", plain, f"{plain}-2", f"{plain}-3", f"{plain}-4"]
-    assert groups[1]["rayStartParams"] == {"num-cpus": "1", "resources": "'{\"my-label\": 1.0}'"}
+    assert shlex.split(groups[0]["rayStartParams"]["resources"]) == ['{"gateway_ingress": 1}']  # as the pod's shell reads it
+    assert shlex.split(groups[1]["rayStartParams"]["resources"]) == ['{"bob\'s": 1.0}']
 
 
 def test_ray_is_told_its_version() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"ray[serve]=={RAY_VERSION}" in dependencies
+
+
+def test_the_number_of_pods_is_stated_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Beside an autoscaler, each `kubectl apply` would put it back to what a Deployment states."""
+    scaled = deployed(capsys, written(tmp_path), *KINDS["no-ray"])
+    assert "replicas" not in scaled["Deployment"]["spec"]
+    assert scaled["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 2
+    fixed = deployed(capsys, written(tmp_path), *KINDS["no-ray"], "--max-replicas", "2")
+    assert fixed["Deployment"]["spec"]["replicas"] == 2
+    assert "HorizontalPodAutoscaler" not in fixed
 
 
 def test_the_autoscaler_asks_for_what_the_adapter_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ def test_nodes_are_closed_as_one_machine_is(tmp_path: Path) -> None:
         assert [volume["Ebs"]["Encrypted"] for volume in node["BlockDeviceMappings"]] == [True]
 
 
+@pytest.mark.parametrize("port", [80, 8000])
+def test_nodes_let_the_gateway_listen_where_it_is_to(tmp_path: Path, port: int) -> None:
+    commands = written(tmp_path, config(tmp_path, server={"http_port": port}))["initialization_commands"]
+    assert ("sudo sysctl -q net.ipv4.ip_unprivileged_port_start=0" in commands) is (port < 1024)
+
+
 def launched(cluster: dict[str, Any], request: dict[str, float], **availabilities: float) -> dict[str, int]:
     """Nodes that Ray's autoscaler would start for a replica's request. availabilities: 0.0: EC2 has just not given one."""
     types = AutoscalingConfig(prepared(cluster), skip_content_hash=True).get_node_type_configs()

@@ -1,29 +1,22 @@
-"""What stands of a deployment anywhere on AWS, for who may look at one service and not at another."""
+"""What stands of a deployment anywhere on AWS."""
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
-from gateway.aws.client import RIGHTS, Platform
+from gateway.aws.client import Platform
 from gateway.aws.machine_standing import machine_standing
 from gateway.aws.standing import standing
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2_standing import StandingMachine, machine_removal, told_of_machine
 from gateway.deploying.sagemaker_standing import Deployed, removal, told
-from gateway.errors import PlatformRefused
 from gateway.instances.facts import bundled
-
-_Found = TypeVar("_Found", Deployed, StandingMachine)
 
 
 @dataclass(frozen=True, slots=True)
 class AllStanding:
-    """unseen: what could not be looked at, and why."""
-
     endpoint: Deployed
     machine: StandingMachine
-    unseen: tuple[str, ...]
 
     @property
     def nothing(self) -> bool:
@@ -32,6 +25,11 @@ class AllStanding:
     @property
     def untagged(self) -> tuple[str, ...]:
         return (*self.endpoint.untagged, *self.machine.untagged)
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What could not be looked at, and why."""
+        return (*self.endpoint.unseen, *self.machine.unseen)
 
     def calls(self) -> list[Call]:
         """What removes it."""
@@ -47,17 +45,4 @@ class AllStanding:
 
 def all_standing(platform: Platform, name: str, bucket: str | None) -> AllStanding:
     """Raises: PlatformRefused, ConfigError."""
-    unseen: list[PlatformRefused] = []
-
-    def looked(find: Callable[[Platform, str, str | None], _Found], else_: _Found) -> _Found:
-        try:
-            return find(platform, name, bucket)
-        except PlatformRefused as exc:
-            if exc.reason not in RIGHTS or unseen:
-                raise
-            unseen.append(exc)
-            return else_
-
-    endpoint = looked(standing, Deployed(name=name, region=platform.region))
-    machine = looked(machine_standing, StandingMachine(name=name, region=platform.region))
-    return AllStanding(endpoint, machine, tuple(exc.message for exc in unseen))
+    return AllStanding(standing(platform, name, bucket), machine_standing(platform, name, bucket))

@@ -22,7 +22,7 @@ from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, PlatformRefused
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -132,7 +132,9 @@ def _update(hosting: Hosting, bake_s: int) -> None:
 
 
 def _of_ours(found: Deployed) -> Deployed:
-    """Raises: ConfigError, if something has this name that is not ours."""
+    """Raises: ConfigError, if something has this name that is not ours; PlatformRefused, if that cannot be seen."""
+    if found.unseen:
+        raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
     if found.untagged:
         taken = ", ".join(dict.fromkeys(found.untagged))
         raise ConfigError(f"--name: {found.name}: taken by {taken}, not of a gateway: choose another")

@@ -30,6 +30,7 @@ class StandingMachine:
     """All that has the tag of one deployment. groups: security groups. role: with policies of its own, and those attached.
 
     profile: an instance profile, and the roles in it. objects: bucket and key. untagged: somebody else's of that name.
+    unseen: what could not be looked at, and why.
     """
 
     name: str
@@ -43,6 +44,7 @@ class StandingMachine:
     roles_in_profile: tuple[str, ...] = ()
     objects: tuple[tuple[str, str], ...] = ()
     untagged: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -82,7 +84,7 @@ def machine_removal(standing: StandingMachine) -> list[Call]:
 def told_of_machine(standing: StandingMachine, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
     """Lines for people."""
     if not standing.instances:
-        yield f"{standing.name}: no machine in {standing.region}"
+        yield f"{standing.name}: no machine {'seen ' if standing.unseen else ''}in {standing.region}"
     for each in standing.instances:
         age = now - each.started
         since = f"{each.started:%Y-%m-%d %H:%M} UTC ({long(age)})"

@@ -177,3 +177,29 @@ def test_who_may_not_look_at_ec2_hears_of_sagemaker_all_the_same(aws: OnMoto, ca
     told = said(capsys, "status", "iris", "--region", "us-east-1", code=1)
     assert "iris: no endpoint in us-east-1" in told
     assert "not looked at: AWS: ec2.describe_instances: UnauthorizedOperation" in told
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
+
+
+NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")
+
+
+@pytest.mark.slow
+def test_a_machine_is_removed_also_where_the_rest_cannot_be_seen(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    aws.refuse["DescribeInstances"] = "UnauthorizedOperation"
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    del aws.refuse["DescribeInstances"]
+    assert machine_standing(Aws("us-east-1"), "iris").role  # which the machine needs, that was not seen
+    aws.refuse |= dict.fromkeys(NEEDED, "AccessDenied")
+    assert "iris: i-" in said(capsys, "status", "iris", "--region", "us-east-1")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    aws.refuse.clear()
+    left = machine_standing(Aws("us-east-1"), "iris")
+    assert not left.instances
+    assert left.role
+    assert left.groups
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()

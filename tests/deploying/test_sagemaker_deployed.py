@@ -73,6 +73,53 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
     assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
 
 
+QUESTIONS = (
+    "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
+    "describe_scaling_policies", "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("denied", QUESTIONS)
+def test_whichever_question_is_denied_the_endpoint_is_told_and_removed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    aws.refuse[denied] = DENIED
+    told = said(capsys, "status", "iris")
+    assert "iris: InService in us-east-1" in told
+    assert re.search(rf"not looked at: .*{denied}: AccessDeniedException", told)
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "What was seen of iris is removed from us-east-1. What was not looked at may stand." in told
+    assert aws.endpoints == {}
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("denied", ["list_endpoints", "list_tags"])
+def test_of_an_endpoint_that_cannot_be_seen_nothing_is_removed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.refuse[denied] = DENIED
+    assert "iris: no endpoint seen in us-east-1" in said(capsys, "status", "iris", code=1)
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
+    assert aws.standing == before
+    assert denied in deployed(capsys, "--update", code=1)
+
+
+def test_an_endpoint_that_may_only_be_listed_is_told_and_removed(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    aws.refuse["describe_endpoint"] = DENIED
+    told = said(capsys, "status", "iris")
+    assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
+    assert "instances: not known" in told
+    said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert aws.endpoints == {}
+
+
 def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     assert "iris: no endpoint in us-east-1" in said(capsys, "status", "iris", code=1)
 

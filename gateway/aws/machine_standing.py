@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
-from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, called
+from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, TAG_REGION, called
 from gateway.deploying.ec2_standing import StandingInstance, StandingMachine
 from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
 from gateway.errors import PlatformRefused
@@ -34,13 +34,14 @@ class _LookingOnEc2:
         instances = tuple(self._instances())
         if self._asking.unseen:  # a machine may stand, and need all the rest
             return StandingMachine(name=self._name, region=self._platform.region, unseen=self._asking.unseen)
-        role = self._named("get_role", "RoleName", "Role", "the role")
-        profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile")
+        groups = tuple(self._groups())
+        here, unseen = bool(instances or groups), self._asking.unseen
+        role = self._named("get_role", "RoleName", "Role", "the role", here)
+        profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile", here)
         policies = self._of_role("list_role_policies", "PolicyNames") if role else []
         attached = self._of_role("list_attached_role_policies", "AttachedPolicies") if role else []
-        if self._asking.unseen:  # none of these goes without the others
+        if self._asking.unseen != unseen:  # none of these goes without the others
             role, profile = {}, {}
-        groups = tuple(self._groups())
         buckets = [*self._buckets, bucket]
         return StandingMachine(
             name=self._name,
@@ -54,6 +55,7 @@ class _LookingOnEc2:
             roles_in_profile=tuple(each["RoleName"] for each in profile["Roles"]) if profile else (),
             objects=tuple((each, key) for each in dict.fromkeys(buckets) if each for key in self._objects(each)),
             untagged=tuple(self._untagged),
+            elsewhere=tuple(self._asking.elsewhere),
             unseen=self._asking.unseen,
         )
 
@@ -102,7 +104,8 @@ class _LookingOnEc2:
             if self._ours(f"the security group {each['GroupId']}", each.get("Tags", [])):
                 yield each["GroupId"]
 
-    def _named(self, operation: str, key: str, answered: str, what: str) -> dict[str, Any]:
+    def _named(self, operation: str, key: str, answered: str, what: str, here: bool) -> dict[str, Any]:
+        """here: something that is of this region was found, and so what does not say its region is of this one, too."""
         try:
             answer = self._asking.call("iam", operation, {key: called(self._name)})
         except PlatformRefused as exc:
@@ -112,18 +115,21 @@ class _LookingOnEc2:
         if answer is None:
             return {}
         found: dict[str, Any] = answer[answered]
-        return found if self._ours(f"{what} {called(self._name)}", found.get("Tags", [])) else {}
+        what, tags = f"{what} {called(self._name)}", _tags(found.get("Tags", []))
+        region = tags.get(TAG_REGION, self._platform.region if here else "")
+        if tags.get(TAG_NAME) == self._name and region != self._platform.region:
+            self._asking.elsewhere.append(f"{what}, which {f'is of {region}' if region else 'may be of another region'}")
+            return {}
+        return found if self._ours(what, found.get("Tags", [])) else {}
 
     def _of_role(self, operation: str, answered: str) -> list[Any]:
         answer = self._asking.call("iam", operation, {"RoleName": called(self._name)})
         return list(answer[answered]) if answer else []
 
     def _objects(self, bucket: str) -> Iterator[str]:
-        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
-        for each in self._asking.items("s3", "list_objects_v2", asked, "Contents") or ():
-            found = self._asking.call("s3", "get_object_tagging", {"Bucket": bucket, "Key": each["Key"]})
-            if found and self._ours(f"s3://{bucket}/{each['Key']}", found["TagSet"]):
-                yield each["Key"]
+        for key, tags in self._asking.objects(bucket, f"{PREFIX}/{self._name}/"):
+            if tags is not None and self._ours(f"s3://{bucket}/{key}", tags):
+                yield key
 
 
 def _tags(listed: list[dict[str, str]]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Questions of what stands. Those that may not be asked are noted, and the others asked all the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gateway.aws.client import RIGHTS, Platform
@@ -10,11 +10,15 @@ _Answer = TypeVar("_Answer")
 
 
 class Questions:
-    """Life: those of one look. Each gives None where who asks has not the right to. Raises: PlatformRefused, ConfigError."""
+    """Life: those of one look. Each gives None where who asks has not the right to. Raises: PlatformRefused, ConfigError.
+
+    elsewhere: what was left out as it is another region's, in words.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._unseen: dict[str, None] = {}
+        self.elsewhere: list[str] = []
 
     @property
     def unseen(self) -> tuple[str, ...]:
@@ -22,11 +26,23 @@ class Questions:
         return tuple(self._unseen)
 
     def call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-        return self._answer(lambda: self._platform.call(service, operation, parameters))
+        return self._answer(lambda: self._platform.call(service, operation, parameters), parameters.get("Bucket"))
 
     def items(self, service: str, operation: str, parameters: Mapping[str, Any], key: str) -> list[dict[str, Any]] | None:
         """Under a key, of all pages."""
         return self._answer(lambda: list(self._platform.pages(service, operation, parameters, key)), parameters.get("Bucket"))
+
+    def objects(self, bucket: str, prefix: str) -> Iterator[tuple[str, list[dict[str, str]] | None]]:
+        """Keys, and their tags. None of a bucket of another region: no endpoint and no machine of this one reads it."""
+        found = self.call("s3", "head_bucket", {"Bucket": bucket})
+        if found is None:
+            return
+        if (there := found.get("BucketRegion", self._platform.region)) != self._platform.region:
+            self.elsewhere.append(f"s3://{bucket}, which is in {there}")
+            return
+        for each in self.items("s3", "list_objects_v2", {"Bucket": bucket, "Prefix": prefix}, "Contents") or ():
+            tagged = self.call("s3", "get_object_tagging", {"Bucket": bucket, "Key": each["Key"]})
+            yield each["Key"], None if tagged is None else tagged["TagSet"]
 
     def _answer(self, ask: Callable[[], _Answer], where: str | None = None) -> _Answer | None:
         try:

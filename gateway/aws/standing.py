@@ -36,7 +36,7 @@ def standing(platform: Platform, name: str, bucket: str | None = None) -> Deploy
 
 
 def check_bucket(platform: Platform, bucket: str) -> None:
-    """Raises: ConfigError, if there is none, or it is in another region, whose objects no model may have; PlatformRefused."""
+    """Raises: ConfigError, if there is none, or it is in another region, whose objects nothing reads; PlatformRefused."""
     try:
         found = platform.call("s3", "head_bucket", {"Bucket": bucket})
     except PlatformRefused as exc:
@@ -46,7 +46,7 @@ def check_bucket(platform: Platform, bucket: str) -> None:
         raise
     there = found.get("BucketRegion", platform.region)
     if there != platform.region:
-        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where the endpoint is to be")
+        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where it is to be read")
 
 
 class _Looking:
@@ -81,6 +81,7 @@ class _Looking:
             jobs=tuple(self._jobs()),
             objects=tuple((each, key) for each in buckets if each for key in self._objects(each)),
             untagged=tuple(self._untagged),
+            elsewhere=tuple(self._asking.elsewhere),
             unseen=self._asking.unseen,
         )
 
@@ -190,11 +191,9 @@ class _Looking:
         return found[1] if found is not None else None
 
     def _objects(self, bucket: str) -> Iterator[str]:
-        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
-        for each in self._asking.items("s3", "list_objects_v2", asked, "Contents") or ():
-            found = self._asking.call("s3", "get_object_tagging", {"Bucket": bucket, "Key": each["Key"]})
-            if self._ours(f"s3://{bucket}/{each['Key']}", _by_key(None if found is None else found["TagSet"])):
-                yield each["Key"]
+        for key, tags in self._asking.objects(bucket, f"{PREFIX}/{self._name}/"):
+            if self._ours(f"s3://{bucket}/{key}", _by_key(tags)):
+                yield key
 
 
 def _by_key(listed: list[dict[str, str]] | None) -> dict[str, str] | None:

@@ -27,6 +27,11 @@ class AllStanding:
         return (*self.endpoint.untagged, *self.machine.untagged)
 
     @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """What is of another region, in words."""
+        return tuple(dict.fromkeys((*self.endpoint.elsewhere, *self.machine.elsewhere)))
+
+    @property
     def unseen(self) -> tuple[str, ...]:
         """What could not be looked at, and why."""
         return (*self.endpoint.unseen, *self.machine.unseen)

@@ -93,8 +93,10 @@ def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying
     from gateway.aws.machine_standing import machine_standing
+    from gateway.aws.standing import check_bucket
 
     platform = Aws(machine.region)
+    check_bucket(platform, machine.bucket)
     remove = f"`gateway undeploy {machine.name} --region {machine.region} --bucket {machine.bucket} --yes`"
     found = machine_standing(platform, machine.name)
     if found.unseen:
@@ -102,6 +104,9 @@ def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
     if found.untagged:
         taken = ", ".join(found.untagged)
         raise ConfigError(f"--name: {machine.name}: taken by {taken}, not of a gateway: choose another")
+    if found.elsewhere:
+        taken = ", ".join(found.elsewhere)
+        raise ConfigError(f"--name: {machine.name}: taken by {taken}: choose another")
     if not found.nothing:
         stands = "\n  ".join(told_of_machine(found, bundled(), _now()))
         raise ConfigError(f"--name: {machine.name}: stands already: {remove} removes it, or choose another\n  {stands}")

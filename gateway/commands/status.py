@@ -31,6 +31,8 @@ def _status(arguments: argparse.Namespace) -> int:
     print("\n".join(found.lines(datetime.datetime.now(tz=datetime.UTC))))
     for each in found.unseen:
         print(f"  not looked at: {each}")
+    for each in found.elsewhere:
+        print(f"  not in this region: {each}")
     for each in found.untagged:
         print(f"  not ours: {each}, which has not the tag")
     return 1 if found.nothing else 0

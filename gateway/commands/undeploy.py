@@ -39,6 +39,8 @@ def _undeploy(arguments: argparse.Namespace) -> int:
         words.warning("Not looked at: %s", each)
     for each in found.untagged:
         words.info("Left alone: %s, which has not the tag.", each)
+    for each in found.elsewhere:
+        words.info("Left alone: %s.", each)
     calls = found.calls()
     if found.nothing and found.unseen:
         words.info("%s: nothing was seen of it in %s. What was not looked at may stand.", name, platform.region)

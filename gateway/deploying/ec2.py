@@ -29,6 +29,7 @@ PACKAGE: Final = "model.tar.gz"
 READY: Final = "gateway-setup: ready"
 FAILED: Final = "gateway-setup: failed"
 TAG_BUCKET: Final = "serving-gateway:bucket"
+TAG_REGION: Final = "serving-gateway:region"  # of the machine: roles and instance profiles have none of their own
 PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
 AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
 NEURON_LIBRARIES: Final = "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
@@ -143,7 +144,7 @@ def called(name: str) -> str:
 
 
 def tags(machine: Machine) -> dict[str, str]:
-    told = {TAG_BY: f"gateway {__version__}", TAG_BUCKET: machine.bucket}
+    told = {TAG_BY: f"gateway {__version__}", TAG_BUCKET: machine.bucket, TAG_REGION: machine.region}
     return {"Name": machine.called, TAG_NAME: machine.name, **told}
 
 

@@ -30,7 +30,7 @@ class StandingMachine:
     """All that has the tag of one deployment. groups: security groups. role: with policies of its own, and those attached.
 
     profile: an instance profile, and the roles in it. objects: bucket and key. untagged: somebody else's of that name.
-    unseen: what could not be looked at, and why.
+    elsewhere: what is of another region, in words. unseen: what could not be looked at, and why.
     """
 
     name: str
@@ -44,6 +44,7 @@ class StandingMachine:
     roles_in_profile: tuple[str, ...] = ()
     objects: tuple[tuple[str, str], ...] = ()
     untagged: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
     @property

@@ -47,7 +47,8 @@ class StandingScale:
 class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
 
-    untagged: what is called as ours would be, and is somebody else's. unseen: what could not be looked at, and why.
+    untagged: what is called as ours would be, and is somebody else's. elsewhere: what is of another region, in words.
+    unseen: what could not be looked at, and why.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Deployed:
     jobs: tuple[str, ...] = ()
     objects: tuple[tuple[str, str], ...] = ()
     untagged: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
     @property

@@ -76,10 +76,10 @@ def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
     return moto
 
 
-def typed(capsys: pytest.CaptureFixture[str], tmp_path: Any, *options: str, code: int = 0) -> str:
+def typed(capsys: pytest.CaptureFixture[str], tmp_path: Any, *options: str, code: int = 0, region: str = "us-east-1") -> str:
     """`gateway deploy ec2 --yes`. Gives all that it says."""
-    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
-    place = ("--region", "us-east-1", "--subnet", subnet, "--bucket", BUCKET)
+    subnet = boto3.client("ec2", region_name=region).describe_subnets()["Subnets"][0]["SubnetId"]
+    place = ("--region", region, "--subnet", subnet, "--bucket", BUCKET)
     return said(capsys, "deploy", "ec2", str(IRIS), *TYPE, *place, *files(tmp_path), "--yes", *options, code=code)
 
 
@@ -117,6 +117,47 @@ def test_it_is_made_told_and_removed(aws: OnMoto, capsys: pytest.CaptureFixture[
     assert boto3.client("s3").list_objects_v2(Bucket=BUCKET).get("KeyCount") == 0
     (ended,) = ec2.describe_instances(InstanceIds=[instance["InstanceId"]])["Reservations"][0]["Instances"]
     assert ended["State"]["Name"] == "terminated"
+
+
+@pytest.mark.slow
+def test_nothing_of_a_machine_in_another_region_is_touched(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    before = machine_standing(Aws("us-east-1"), "iris")
+    there = "eu-west-1"
+    s3 = boto3.client("s3", region_name=there)
+    s3.create_bucket(Bucket="there", CreateBucketConfiguration={"LocationConstraint": there})
+    told = typed(capsys, tmp_path, code=2, region=there)
+    assert "--bucket: a.bucket: is in us-east-1: expected one in eu-west-1" in told
+    told = typed(capsys, tmp_path, "--bucket", "there", code=2, region=there)
+    assert "--name: iris: taken by the role gateway-iris, which is of us-east-1, the instance profile" in told
+    told = said(capsys, "undeploy", "iris", "--region", there, "--bucket", BUCKET, "--yes")
+    assert "Left alone: the role gateway-iris, which is of us-east-1." in told
+    assert "Left alone: s3://a.bucket, which is in us-east-1." in told
+    assert "iris: nothing stands of it in eu-west-1." in told
+    assert "not in this region: the role gateway-iris, which is of us-east-1" in said(
+        capsys, "status", "iris", "--region", there, code=1
+    )
+    assert machine_standing(Aws("us-east-1"), "iris") == before
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+    s3.delete_bucket(Bucket="there")
+
+
+@pytest.mark.slow
+def test_a_role_that_does_not_say_its_region_is_of_the_machines(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    iam = boto3.client("iam")
+    iam.untag_role(RoleName="gateway-iris", TagKeys=["serving-gateway:region"])
+    iam.untag_instance_profile(InstanceProfileName="gateway-iris", TagKeys=["serving-gateway:region"])
+    told = said(capsys, "undeploy", "iris", "--region", "eu-west-1", "--yes")
+    assert "Left alone: the role gateway-iris, which may be of another region." in told
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+    assert iam.list_roles()["Roles"] == []
 
 
 MAKING = (

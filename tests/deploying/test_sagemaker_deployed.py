@@ -76,6 +76,7 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
 QUESTIONS = (
     "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
     "describe_scaling_policies", "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging",
+    "head_bucket",
 )  # fmt: skip
 
 
@@ -118,6 +119,21 @@ def test_an_endpoint_that_may_only_be_listed_is_told_and_removed(aws: FakeAws, c
     assert "instances: not known" in told
     said(capsys, "undeploy", "iris", "--yes", code=1)
     assert aws.endpoints == {}
+
+
+def test_packages_in_a_bucket_of_another_region_are_left_alone(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    there = ("iris", "--region", "eu-west-1", "--bucket", "my-models")
+    for kind in (kinds := (aws.models, aws.configurations, aws.endpoints, aws.targets)):
+        kind.clear()
+    told = said(capsys, "undeploy", *there, "--yes")
+    assert "Left alone: s3://my-models, which is in us-east-1." in told
+    assert "iris: nothing stands of it in eu-west-1." in told
+    assert "not in this region: s3://my-models, which is in us-east-1" in said(capsys, "status", *there, code=1)
+    assert set(aws.standing) < set(before)
+    assert aws.objects
+    assert not any(kinds)
 
 
 def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:

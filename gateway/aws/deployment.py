@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.aws.client import Platform, absent
+from gateway.aws.client import THROTTLED, Platform, absent
 from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
 from gateway.errors import GatewayError, PlatformRefused
 from gateway.process.console import words
@@ -78,13 +78,14 @@ class Deploying:
         self._made.append(call)
 
     def _called(self, call: Call) -> dict[str, Any]:
-        """Its answer; asked again while that says what passes by itself."""
+        """Its answer; asked again while that says what passes by itself, as throttling does."""
         began_s = self._now_s()
         while True:
             try:
                 return self._asked(call)
             except PlatformRefused as exc:
-                if exc.reason not in call.again or self._now_s() - began_s >= _AGAIN_S:
+                passes = exc.reason in call.again or exc.reason in THROTTLED
+                if not passes or self._now_s() - began_s >= _AGAIN_S:
                     raise
             self._sleep(_ASK_AGAIN_S)
 
@@ -160,7 +161,7 @@ class Deploying:
             except PlatformRefused as exc:
                 if not until.done and absent(exc):
                     return
-                if exc.reason:
+                if exc.reason and exc.reason not in THROTTLED:
                     raise
                 answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
             if state in until.done:

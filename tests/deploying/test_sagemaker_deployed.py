@@ -13,8 +13,10 @@ import yaml
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
+from gateway.aws.standing import standing
 from gateway.cli import main
 from gateway.deploying.sagemaker import creation
+from gateway.deploying.sagemaker_standing import removal
 from gateway.errors import PlatformRefused
 from tests.deploying.fake_aws import LOST, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
@@ -478,6 +480,52 @@ def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) ->
     aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
     carrying_out(aws)
     assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def throttled_once(aws: FakeAws, operation: str) -> None:
+    aws.refuse[operation] = Refused("ThrottlingException", "Rate exceeded")
+    aws.before[operation] = lambda: aws.before.__setitem__(operation, aws.refuse.clear)
+
+
+def test_a_question_that_is_throttled_costs_no_deployment(aws: FakeAws) -> None:
+    aws.patience = 3
+    throttled_once(aws, "describe_endpoint")
+    carrying_out(aws)
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+@pytest.mark.parametrize("throttled", ["put_object", "create_endpoint", "put_scaling_policy"])
+def test_a_call_that_is_throttled_is_made_again(aws: FakeAws, throttled: str) -> None:
+    throttled_once(aws, throttled)
+    assert carrying_out(aws).now_s == 15
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_a_call_that_is_throttled_for_five_minutes_ends_the_deployment(aws: FakeAws) -> None:
+    aws.refuse["create_endpoint"] = Refused("ThrottlingException", "Rate exceeded")
+    with pytest.raises(PlatformRefused, match=r"ThrottlingException(.|\n)*nothing of it is left"):
+        carrying_out(aws)
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("throttled", ["delete_endpoint", "delete_model", "describe_endpoint"])
+def test_throttling_ends_no_removal(aws: FakeAws, throttled: str) -> None:
+    carrying_out(aws)
+    calls = removal(standing(Aws(), "iris"))
+    throttled_once(aws, throttled)
+    time = Time()
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls)
+    assert aws.standing == []
+    assert time.now_s == 15
+
+
+@pytest.mark.parametrize("throttled", ["delete_endpoint", "delete_model", "describe_endpoint"])
+def test_throttling_leaves_nothing_when_all_is_taken_back(aws: FakeAws, throttled: str) -> None:
+    aws.becomes, aws.reason = "Failed", "no capacity"
+    aws.before["delete_endpoint"] = lambda: throttled_once(aws, throttled)
+    with pytest.raises(PlatformRefused, match=r"no capacity(.|\n)*nothing of it is left"):
+        carrying_out(aws)
+    assert aws.standing == []
 
 
 def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws: FakeAws) -> None:

@@ -132,7 +132,11 @@ class Deploying:
 
     def _removed(self, call: Call) -> None:
         if call.until is not None:
-            self._wait(call, call.until)
+            try:
+                self._wait(call, call.until)
+            except PlatformRefused as exc:
+                if not absent(exc):
+                    raise
             return
         began_s = self._now_s()
         while True:
@@ -161,7 +165,8 @@ class Deploying:
             except PlatformRefused as exc:
                 if not until.done and absent(exc):
                     return
-                if exc.reason and exc.reason not in THROTTLED:
+                young = self._now_s() - began_s < _AGAIN_S
+                if exc.reason and exc.reason not in THROTTLED and not (exc.reason in call.again and young):
                     raise
                 answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
             if state in until.done:

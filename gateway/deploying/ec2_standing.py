@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.deploying.calls import Call
-from gateway.deploying.ec2 import ENDED
+from gateway.deploying.ec2 import ended
 from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
 from gateway.deploying.sagemaker_standing import long
 from gateway.instances.facts import InstanceTypes
@@ -54,11 +54,9 @@ class StandingMachine:
 
 def machine_removal(standing: StandingMachine) -> list[Call]:
     """What costs goes first; nothing is removed while something that stands needs it."""
-    calls = []
+    calls: list[Call] = []
     for each in standing.instances:
-        named = {"InstanceIds": [each.number]}
-        calls.append(Call("ec2", "terminate_instances", named, f"End the machine {each.number}, which costs"))
-        calls.append(Call("ec2", "describe_instances", named, "Wait until it has ended", until=ENDED))
+        calls += ended(each.number, f"End the machine {each.number}, which costs")
     profile = {"InstanceProfileName": standing.profile}
     for role in standing.roles_in_profile:
         why = "Take the role out of the instance profile"

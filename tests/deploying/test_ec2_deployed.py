@@ -22,11 +22,16 @@ SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 
 
 class OnMoto:
-    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console."""
+    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console.
+
+    new: operation -> codes of errors that it answers with once each, after the first of `after` was made.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
+        self.new: dict[str, list[str]] = {}
+        self.after = ""
         self.says = SAID
         session = botocore.session.Session()
         session.set_credentials("of", "nobody")
@@ -42,6 +47,8 @@ class OnMoto:
     def _call(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]] | None:
         self.calls.append(model.name)
         code = self.refuse.get(model.name)
+        if self.after in self.calls and (new := self.new.get(model.name)):
+            code = new.pop(0)
         if code is not None:
             error = {"Error": {"Code": code, "Message": "as the test wants it"}}
             return Answer(400), error | {"ResponseMetadata": {"HTTPStatusCode": 400}}
@@ -73,6 +80,8 @@ def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
     monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
     moto.says = SAID
     moto.refuse.clear()
+    moto.calls.clear()
+    moto.new.clear()
     return moto
 
 
@@ -175,6 +184,44 @@ def test_whichever_call_is_refused_nothing_is_left(
     told = typed(capsys, tmp_path, code=1)
     assert "UnauthorizedOperation" in told
     assert "nothing of it is left" in told or "Nothing was made" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_aws_does_not_know_yet_is_asked_for_again(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 60.0)
+    aws.after = "CreateSecurityGroup"
+    aws.new = {
+        "DescribeInstances": ["InvalidInstanceID.NotFound"] * 2,
+        "GetConsoleOutput": ["InvalidInstanceID.NotFound"],
+        "AuthorizeSecurityGroupIngress": ["InvalidGroup.NotFound"],
+        "RunInstances": ["InvalidGroup.NotFound", "InvalidParameterValue"],
+        "PutRolePolicy": ["NoSuchEntity"],
+        "AttachRolePolicy": ["NoSuchEntity"],
+        "AddRoleToInstanceProfile": ["NoSuchEntity"],
+    }
+    assert "  gateway: ready" in typed(capsys, tmp_path, "--allow", "10.0.0.0/16")
+    assert not any(aws.new.values())
+    aws.new = {"TerminateInstances": ["InvalidInstanceID.NotFound"] * 2}
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert not any(aws.new.values())
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_a_machine_that_ec2_does_not_know_yet_is_ended_all_the_same(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 60.0)
+    aws.after = "RunInstances"
+    aws.new = {
+        "DescribeInstances": ["UnauthorizedOperation", "InvalidInstanceID.NotFound"],
+        "TerminateInstances": ["InvalidInstanceID.NotFound"],
+    }
+    assert "nothing of it is left" in typed(capsys, tmp_path, code=1)
+    assert not any(aws.new.values())
     assert nothing_stands()
 
 

@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.aws.client import Platform, absent
+from gateway.aws.client import Platform
 from gateway.aws.questions import Questions
 from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, TAG_REGION, called
 from gateway.deploying.ec2_standing import StandingInstance, StandingMachine
@@ -106,12 +106,7 @@ class _LookingOnEc2:
 
     def _named(self, operation: str, key: str, answered: str, what: str, here: bool) -> dict[str, Any]:
         """here: something that is of this region was found, and so what does not say its region is of this one, too."""
-        try:
-            answer = self._asking.call("iam", operation, {key: called(self._name)})
-        except PlatformRefused as exc:
-            if absent(exc):
-                return {}
-            raise
+        answer = self._asking.call("iam", operation, {key: called(self._name)})
         if answer is None:
             return {}
         found: dict[str, Any] = answer[answered]

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from gateway.aws.client import RIGHTS, Platform
+from gateway.aws.client import RIGHTS, Platform, absent
 from gateway.errors import PlatformRefused
 
 _Answer = TypeVar("_Answer")
 
 
 class Questions:
-    """Life: those of one look. Each gives None where who asks has not the right to. Raises: PlatformRefused, ConfigError.
+    """Life: those of one look. Each gives None of what is not there, or not for who asks. Raises: PlatformRefused, ConfigError.
 
     elsewhere: what was left out as it is another region's, in words.
     """
@@ -48,7 +48,8 @@ class Questions:
         try:
             return ask()
         except PlatformRefused as exc:
-            if exc.reason not in RIGHTS:
+            if exc.reason in RIGHTS:
+                self._unseen[f"s3://{where}: {exc.message}" if where else exc.message] = None
+            elif not absent(exc):  # a bucket that was removed, or what was listed a moment ago
                 raise
-            self._unseen[f"s3://{where}: {exc.message}" if where else exc.message] = None
         return None

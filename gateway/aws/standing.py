@@ -122,13 +122,11 @@ class _Looking:
         tags = self._tags(listed[0]["EndpointArn"])
         if tags is None or not self._ours(f"the endpoint {self._name}", tags):
             return None
-        try:
-            told = self._call("describe_endpoint", EndpointName=self._name)
-        except PlatformRefused as exc:
-            if absent(exc):  # meanwhile
+        answer = self._call("describe_endpoint", EndpointName=self._name)
+        if answer is None:
+            if not self._asking.unseen:  # it is gone meanwhile
                 return None
-            raise
-        answer = told or listed[0]  # which has less
+            answer = listed[0]  # which has less
         configuration = answer.get("EndpointConfigName", "")
         variant: dict[str, Any] = next(iter(answer.get("ProductionVariants", ())), {})
         running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
@@ -147,14 +145,9 @@ class _Looking:
 
     def _types(self, configuration: str) -> tuple[str, ...] | None:
         """(): of a configuration that was removed, or is serverless."""
-        try:
-            answer = self._call("describe_endpoint_config", EndpointConfigName=configuration)
-        except PlatformRefused as exc:
-            if absent(exc):
-                return ()
-            raise
+        answer = self._call("describe_endpoint_config", EndpointConfigName=configuration)
         if answer is None:
-            return None
+            return None if self._asking.unseen else ()
         variant: dict[str, Any] = next(iter(answer["ProductionVariants"]), {})
         pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
         return tuple(pool["InstanceType"] for pool in pools) or tuple(filter(None, [variant.get("InstanceType")]))

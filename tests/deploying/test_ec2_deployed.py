@@ -169,6 +169,19 @@ def test_a_role_that_does_not_say_its_region_is_of_the_machines(
     assert iam.list_roles()["Roles"] == []
 
 
+@pytest.mark.slow
+def test_a_bucket_that_is_gone_keeps_no_machine(aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    typed(capsys, tmp_path)
+    s3 = boto3.client("s3")
+    for each in s3.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        s3.delete_object(Bucket=BUCKET, Key=each["Key"])
+    s3.delete_bucket(Bucket=BUCKET)
+    assert "iris: i-" in said(capsys, "status", "iris", "--region", "us-east-1")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    s3.create_bucket(Bucket=BUCKET)
+    assert nothing_stands()
+
+
 MAKING = (
     "CreateSecurityGroup", "CreateRole", "PutRolePolicy", "AttachRolePolicy", "CreateInstanceProfile",
     "AddRoleToInstanceProfile", "PutObject", "RunInstances",

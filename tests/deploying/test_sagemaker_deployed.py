@@ -138,6 +138,33 @@ def test_packages_in_a_bucket_of_another_region_are_left_alone(aws: FakeAws, cap
     assert not any(kinds)
 
 
+def test_a_bucket_that_is_gone_keeps_no_endpoint(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    aws.buckets.clear()
+    aws.objects.clear()
+    assert "iris: InService" in said(capsys, "status", "iris")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+GONE = {
+    "describe_model": Refused("ValidationException", "Could not find model"),
+    "list_tags": Refused("ValidationException", "Could not find model"),
+    "list_objects_v2": Refused("NoSuchBucket", "The specified bucket does not exist", 404),
+    "get_object_tagging": Refused("NoSuchKey", "The specified key does not exist.", 404),
+}
+
+
+@pytest.mark.parametrize("question", GONE)
+def test_what_is_gone_since_it_was_listed_is_not_there(aws: FakeAws, capsys: pytest.CaptureFixture[str], question: str) -> None:
+    deployed(capsys)
+    aws.refuse[question] = GONE[question]
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "Left alone" not in told
+    assert "Not looked at" not in told
+    assert (aws.endpoints == {}) == (question != "list_tags")
+
+
 def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     assert "iris: no endpoint in us-east-1" in said(capsys, "status", "iris", code=1)
 

@@ -48,6 +48,10 @@ class AllStanding:
             yield from told_of_machine(self.machine, bundled(), now)
 
 
-def all_standing(platform: Platform, name: str, bucket: str | None) -> AllStanding:
-    """Raises: PlatformRefused, ConfigError."""
-    return AllStanding(standing(platform, name, bucket), machine_standing(platform, name, bucket))
+def all_standing(platform: Platform, name: str, bucket: str | None, on: str | None) -> AllStanding:
+    """on: of `PLACES`, where alone is looked; None: at both. Raises: PlatformRefused, ConfigError."""
+    nothing = AllStanding(Deployed(name=name, region=platform.region), StandingMachine(name=name, region=platform.region))
+    return AllStanding(
+        nothing.endpoint if on == "ec2" else standing(platform, name, bucket),
+        nothing.machine if on == "sagemaker" else machine_standing(platform, name, bucket),
+    )

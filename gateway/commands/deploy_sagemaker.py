@@ -123,7 +123,7 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     for line in _price(hosting):
         words.info("%s", line)
     words.info("While the traffic is shifted both fleets cost.")
-    look = f"`gateway status {hosting.name} --region {hosting.region}` tells what runs"
+    look = f"`gateway status {hosting.name} --region {hosting.region} --on sagemaker` tells what runs"
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
     of_left += "If it was scaled, the same --update scales it again."
     Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
@@ -143,7 +143,7 @@ def _of_ours(found: Deployed) -> Deployed:
 
 def _removing(hosting: Hosting) -> str:
     bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
-    return f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
+    return f"`gateway undeploy {hosting.name} --region {hosting.region} --on sagemaker{bucket} --yes`"
 
 
 def _servable(document: Document) -> Config:

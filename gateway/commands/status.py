@@ -27,7 +27,7 @@ def _status(arguments: argparse.Namespace) -> int:
     from gateway.aws.client import Aws
     from gateway.commands.all_standing import all_standing
 
-    found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket)
+    found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket, arguments.on)
     print("\n".join(found.lines(datetime.datetime.now(tz=datetime.UTC))))
     for each in found.unseen:
         print(f"  not looked at: {each}")

@@ -16,7 +16,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "undeploy",
         "remove a deployment from AWS",
         "gateway undeploy iris",
-        "gateway undeploy iris --yes",
+        "gateway undeploy iris --on ec2 --yes",
         more="Asks AWS what stands there of `gateway deploy sagemaker` or `ec2`, and prints the calls that remove it; with "
         "--yes it makes them. Only what has the tag of this name is removed, and also what is left of a deployment that was "
         "cut short. Ends with 1 if something could not be looked at.",
@@ -34,7 +34,7 @@ def _undeploy(arguments: argparse.Namespace) -> int:
 
     name = deployed(arguments.name)
     platform = Aws(arguments.region)
-    found = all_standing(platform, name, arguments.bucket)
+    found = all_standing(platform, name, arguments.bucket, arguments.on)
     for each in found.unseen:
         words.warning("Not looked at: %s", each)
     for each in found.untagged:

@@ -4,6 +4,7 @@ moto's images are others than AWS's, and its consoles say nothing: these two are
 """
 
 import base64
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -256,10 +257,30 @@ def test_what_cannot_be_taken_back_is_named_with_the_command_that_removes_it(
     aws.refuse["TerminateInstances"] = "UnauthorizedOperation"
     told = typed(capsys, tmp_path, code=1)
     assert "Left are: ec2.run_instances" in told
-    assert "`gateway undeploy iris --region us-east-1 --bucket a.bucket --yes` removes" in told
+    assert "`gateway undeploy iris --region us-east-1 --on ec2 --bucket a.bucket --yes` removes" in told
     del aws.refuse["TerminateInstances"]
     said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
     assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    sagemaker, tags = boto3.client("sagemaker"), [{"Key": "serving-gateway:name", "Value": "iris"}]
+    state, role = "iris-aa06ebe2dcf5", "arn:aws:iam::123456789012:role/Gateway"
+    sagemaker.create_model(ModelName=state, PrimaryContainer={"Image": "x"}, ExecutionRoleArn=role, Tags=tags)
+    variant = {"VariantName": "AllTraffic", "ModelName": state, "InstanceType": "ml.m5.4xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=state, ProductionVariants=[variant], Tags=tags)
+    sagemaker.create_endpoint(EndpointName="iris", EndpointConfigName=state, Tags=tags)
+    told = typed(capsys, tmp_path)
+    (remedy,) = re.findall("`gateway (undeploy .*)` removes it", told)
+    assert "InService" not in said(capsys, "status", "iris", "--region", "us-east-1", "--on", "ec2")
+    said(capsys, *remedy.split())
+    assert nothing_stands()
+    assert [each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]] == ["iris"]
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert sagemaker.list_endpoints()["Endpoints"] == []
 
 
 @pytest.mark.slow

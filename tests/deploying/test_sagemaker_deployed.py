@@ -52,7 +52,7 @@ def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: p
     assert "instances: 1 × ml.c7i.large" in told
     assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
     assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
-    assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it." in told
+    assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes it." in told
 
 
 def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +138,15 @@ def test_packages_in_a_bucket_of_another_region_are_left_alone(aws: FakeAws, cap
     assert not any(kinds)
 
 
+def test_who_may_look_at_sagemaker_alone_removes_an_endpoint_by_what_is_printed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.refuse["describe_instances"] = DENIED
+    (remedy,) = re.findall("`gateway (undeploy .*)` removes it", deployed(capsys))
+    said(capsys, *remedy.split())
+    assert aws.standing == []
+
+
 def test_a_bucket_that_is_gone_keeps_no_endpoint(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
     aws.buckets.clear()
@@ -189,10 +198,8 @@ def test_a_name_that_stands_already_is_refused_before_anything_is_made(
 ) -> None:
     deployed(capsys)
     before = len(aws.changed)
-    assert (
-        "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it"
-        in deployed(capsys, code=2)
-    )
+    told = deployed(capsys, code=2)
+    assert "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models" in told
     assert len(aws.changed) == before
 
 
@@ -269,7 +276,7 @@ def test_whichever_answer_is_lost_what_may_have_been_made_is_taken_back_or_said(
     told = deployed(capsys, code=1)
     if failing == "put_object":  # may be an earlier deployment's
         assert "Left are: s3.put_object: whether it did something is not known." in told
-        assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes them." in told
+        assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes them." in told
         said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
     else:
         assert "nothing of it is left, and nothing of it costs." in told
@@ -381,7 +388,7 @@ def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
     aws.refuse[failing] = DENIED
     told = deployed(capsys, *UPDATE, code=1)
     if failing in ("register_scalable_target", "put_scaling_policy"):  # the endpoint has its new configuration by then
-        assert "What was made before is in use. `gateway status iris --region us-east-1` tells what runs" in told
+        assert "What was made before is in use. `gateway status iris --region us-east-1 --on sagemaker` tells what runs" in told
         assert "If it was scaled, the same --update scales it again." in told
         aws.refuse.clear()
         deployed(capsys, *UPDATE)
@@ -401,7 +408,7 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     deployed(capsys)
     aws.before["update_endpoint"] = lambda: aws.before.update(describe_endpoint=typed)
     told = deployed(capsys, *UPDATE, code=130)
-    assert "`gateway status iris --region us-east-1` tells what runs" in told
+    assert "`gateway status iris --region us-east-1 --on sagemaker` tells what runs" in told
     assert not aws.targets
     aws._describe_endpoint("iris")  # it goes on by itself
     deployed(capsys, *UPDATE)

@@ -326,6 +326,34 @@ def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, cap
     assert aws.standing == []
 
 
+def interrupted(aws: FakeAws, operation: str) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before[operation] = typed
+
+
+def test_ctrl_c_while_all_is_taken_back_says_why_it_was_and_what_is_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.becomes, aws.reason = "Failed", "No capacity"
+    interrupted(aws, "delete_endpoint_config")
+    told = deployed(capsys, code=130)
+    assert "AWS: iris is Failed: No capacity" in told
+    left = "sagemaker.create_endpoint_config; sagemaker.create_model; s3.put_object. `gateway undeploy iris"
+    assert f"Ended by Ctrl-C while that was taken back. Left are: {left}" in told
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_ctrl_c_once_an_update_has_settled_says_what_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    interrupted(aws, "register_scalable_target")
+    told = deployed(capsys, *UPDATE, code=130)
+    assert "Ended by Ctrl-C: what was made goes on, and costs. `gateway status iris --region us-east-1" in told
+    assert "the same --update scales it again." in told
+
+
 def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     aws.refuse["create_model"] = DENIED
     aws.refuse["delete_object"] = DENIED

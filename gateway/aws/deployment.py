@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.aws.client import Platform, absent
+from gateway.aws.client import THROTTLED, Platform, absent
 from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
 from gateway.errors import GatewayError, PlatformRefused
 from gateway.process.console import words
@@ -36,25 +36,31 @@ class Deploying:
         self._made: list[Call] = []
         self._answers: dict[str, Any] = {}
         self._kept = False  # something that was made is in use: it is not taken back
+        self._taken_back = False
 
     def carry_out(self, calls: Sequence[Call], *, remedy: str, of_left: str = "") -> None:
         """Make all calls. remedy: the command that removes what is left, where something is. of_left: what else is said of it.
 
         Raises: PlatformRefused, when one fails: what was made is taken back then, and what could not be is named; ConfigError.
-        Interrupted, it leaves what there is, and says so.
+        Interrupted, also while it takes back, it leaves what there is, and says so.
         """
         for number, call in enumerate(calls, 1):
             words.info("%d of %d: %s", number, len(calls), call.why)
             try:
                 self._make(call)
             except KeyboardInterrupt:
-                if self._made:
+                if self._made or self._kept:
                     words.error("Ended by Ctrl-C: what was made goes on, and costs. %s", of_left or f"{remedy} removes it.")
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
-                left = self._left_of(call, exc, reason)
                 remains = of_left or f"{remedy} removes them."
+                try:
+                    left = self._left_of(call, exc, reason)
+                except KeyboardInterrupt:
+                    names = "; ".join(each.named for each in reversed(self._made))
+                    words.error("%s\nEnded by Ctrl-C while that was taken back. Left are: %s. %s", exc.message, names, remains)
+                    raise
                 raise PlatformRefused(f"{exc.message}\n{self._told(left, remains)}", reason) from exc
 
     def remove(self, calls: Sequence[Call]) -> None:
@@ -78,13 +84,14 @@ class Deploying:
         self._made.append(call)
 
     def _called(self, call: Call) -> dict[str, Any]:
-        """Its answer; asked again while that says what passes by itself."""
+        """Its answer; asked again while that says what passes by itself, as throttling does."""
         began_s = self._now_s()
         while True:
             try:
                 return self._asked(call)
             except PlatformRefused as exc:
-                if exc.reason not in call.again or self._now_s() - began_s >= _AGAIN_S:
+                passes = exc.reason in call.again or exc.reason in THROTTLED
+                if not passes or self._now_s() - began_s >= _AGAIN_S:
                     raise
             self._sleep(_ASK_AGAIN_S)
 
@@ -108,17 +115,17 @@ class Deploying:
 
         Gives what is left, in words.
         """
-        rest = [*self._made]
         left = []
         try:
-            while rest:
-                left += [rest[-1].named] if not rest[-1].undo else []
-                for back in rest[-1].undo:
+            while self._made:
+                self._taken_back = True
+                left += [self._made[-1].named] if not self._made[-1].undo else []
+                for back in self._made[-1].undo:
                     words.info("Taking back: %s", back.why)
                     self._removed(back)
-                rest.pop()
+                self._made.pop()
         except GatewayError as exc:
-            left += [f"{rest.pop().named}, as {exc.message}", *(call.named for call in reversed(rest))]
+            left += [f"{self._made.pop().named}, as {exc.message}", *(call.named for call in reversed(self._made))]
         return left
 
     def _told(self, left: Sequence[str], remains: str) -> str:
@@ -126,12 +133,16 @@ class Deploying:
             return f"Left are: {'; '.join(left)}. {remains}"
         if self._kept:
             return f"What was made before is in use. {remains}"
-        taken = "All that was made was taken back" if self._made else "Nothing was made"
+        taken = "All that was made was taken back" if self._taken_back else "Nothing was made"
         return f"{taken}: nothing of it is left, and nothing of it costs."
 
     def _removed(self, call: Call) -> None:
         if call.until is not None:
-            self._wait(call, call.until)
+            try:
+                self._wait(call, call.until)
+            except PlatformRefused as exc:
+                if not absent(exc):
+                    raise
             return
         began_s = self._now_s()
         while True:
@@ -160,7 +171,8 @@ class Deploying:
             except PlatformRefused as exc:
                 if not until.done and absent(exc):
                     return
-                if exc.reason:
+                young = self._now_s() - began_s < _AGAIN_S
+                if exc.reason and exc.reason not in THROTTLED and not (exc.reason in call.again and young):
                     raise
                 answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
             if state in until.done:

@@ -4,8 +4,9 @@ import datetime
 from collections.abc import Iterator
 from typing import Any, Final
 
-from gateway.aws.client import Platform, absent
-from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, called
+from gateway.aws.client import Platform
+from gateway.aws.questions import Questions
+from gateway.deploying.ec2 import FAILED, PREFIX, READY, TAG_BUCKET, TAG_REGION, called
 from gateway.deploying.ec2_standing import StandingInstance, StandingMachine
 from gateway.deploying.sagemaker import TAG_BY, TAG_NAME
 from gateway.errors import PlatformRefused
@@ -14,22 +15,33 @@ _LIVING: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 
 
 def machine_standing(platform: Platform, name: str, bucket: str | None = None) -> StandingMachine:
-    """bucket: looked at too, beside those that its tags name. Raises: PlatformRefused, ConfigError."""
+    """bucket: looked at too, beside those that its tags name. What may not be looked at is left out, and named.
+
+    Raises: PlatformRefused, ConfigError.
+    """
     return _LookingOnEc2(platform, name).found(bucket)
 
 
 class _LookingOnEc2:
     def __init__(self, platform: Platform, name: str) -> None:
         self._platform = platform
+        self._asking = Questions(platform)
         self._name = name
         self._buckets: dict[str, None] = {}
         self._untagged: list[str] = []
 
     def found(self, bucket: str | None) -> StandingMachine:
-        instances, groups = tuple(self._instances()), tuple(self._groups())
-        role = self._named("get_role", "RoleName", "Role", "the role")
-        profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile")
-        named = {"RoleName": called(self._name)}
+        instances = tuple(self._instances())
+        if self._asking.unseen:  # a machine may stand, and need all the rest
+            return StandingMachine(name=self._name, region=self._platform.region, unseen=self._asking.unseen)
+        groups = tuple(self._groups())
+        here, unseen = bool(instances or groups), self._asking.unseen
+        role = self._named("get_role", "RoleName", "Role", "the role", here)
+        profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile", here)
+        policies = self._of_role("list_role_policies", "PolicyNames") if role else []
+        attached = self._of_role("list_attached_role_policies", "AttachedPolicies") if role else []
+        if self._asking.unseen != unseen:  # none of these goes without the others
+            role, profile = {}, {}
         buckets = [*self._buckets, bucket]
         return StandingMachine(
             name=self._name,
@@ -37,17 +49,14 @@ class _LookingOnEc2:
             instances=instances,
             groups=groups,
             role=role["RoleName"] if role else "",
-            policies=tuple(self._platform.call("iam", "list_role_policies", named)["PolicyNames"]) if role else (),
-            attached=tuple(
-                each["PolicyArn"]
-                for each in self._platform.call("iam", "list_attached_role_policies", named)["AttachedPolicies"]
-            )
-            if role
-            else (),
+            policies=tuple(policies),
+            attached=tuple(each["PolicyArn"] for each in attached),
             profile=profile["InstanceProfileName"] if profile else "",
             roles_in_profile=tuple(each["RoleName"] for each in profile["Roles"]) if profile else (),
             objects=tuple((each, key) for each in dict.fromkeys(buckets) if each for key in self._objects(each)),
             untagged=tuple(self._untagged),
+            elsewhere=tuple(self._asking.elsewhere),
+            unseen=self._asking.unseen,
         )
 
     def _ours(self, what: str, listed: list[dict[str, str]]) -> bool:
@@ -65,7 +74,7 @@ class _LookingOnEc2:
             {"Name": "instance-state-name", "Values": [*_LIVING]},
         )
         asked = {"Filters": [named, living]}
-        for reservation in self._platform.pages("ec2", "describe_instances", asked, "Reservations"):
+        for reservation in self._asking.items("ec2", "describe_instances", asked, "Reservations") or ():
             for each in reservation["Instances"]:
                 tags = each.get("Tags", [])
                 if "Name" in _tags(tags) and self._ours(each["InstanceId"], tags):
@@ -91,25 +100,31 @@ class _LookingOnEc2:
 
     def _groups(self) -> Iterator[str]:
         asked = {"Filters": [{"Name": "group-name", "Values": [called(self._name)]}]}
-        for each in self._platform.pages("ec2", "describe_security_groups", asked, "SecurityGroups"):
+        for each in self._asking.items("ec2", "describe_security_groups", asked, "SecurityGroups") or ():
             if self._ours(f"the security group {each['GroupId']}", each.get("Tags", [])):
                 yield each["GroupId"]
 
-    def _named(self, operation: str, key: str, answered: str, what: str) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = self._platform.call("iam", operation, {key: called(self._name)})[answered]
-        except PlatformRefused as exc:
-            if absent(exc):
-                return {}
-            raise
-        return found if self._ours(f"{what} {called(self._name)}", found.get("Tags", [])) else {}
+    def _named(self, operation: str, key: str, answered: str, what: str, here: bool) -> dict[str, Any]:
+        """here: something that is of this region was found, and so what does not say its region is of this one, too."""
+        answer = self._asking.call("iam", operation, {key: called(self._name)})
+        if answer is None:
+            return {}
+        found: dict[str, Any] = answer[answered]
+        what, tags = f"{what} {called(self._name)}", _tags(found.get("Tags", []))
+        region = tags.get(TAG_REGION, self._platform.region if here else "")
+        if tags.get(TAG_NAME) == self._name and region != self._platform.region:
+            self._asking.elsewhere.append(f"{what}, which {f'is of {region}' if region else 'may be of another region'}")
+            return {}
+        return found if self._ours(what, found.get("Tags", [])) else {}
+
+    def _of_role(self, operation: str, answered: str) -> list[Any]:
+        answer = self._asking.call("iam", operation, {"RoleName": called(self._name)})
+        return list(answer[answered]) if answer else []
 
     def _objects(self, bucket: str) -> Iterator[str]:
-        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
-        for each in self._platform.pages("s3", "list_objects_v2", asked, "Contents"):
-            place = {"Bucket": bucket, "Key": each["Key"]}
-            if self._ours(f"s3://{bucket}/{each['Key']}", self._platform.call("s3", "get_object_tagging", place)["TagSet"]):
-                yield each["Key"]
+        for key, tags in self._asking.objects(bucket, f"{PREFIX}/{self._name}/"):
+            if tags is not None and self._ours(f"s3://{bucket}/{key}", tags):
+                yield key
 
 
 def _tags(listed: list[dict[str, str]]) -> dict[str, str]:

@@ -5,10 +5,11 @@ Lists are asked, not the tagging API, which hears of what was made a moment ago 
 
 import datetime
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
+from gateway.aws.questions import Questions
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
 from gateway.errors import ConfigError, PlatformRefused
@@ -27,12 +28,15 @@ _RUNNING: Final = ("InProgress", "Stopping")
 
 
 def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
-    """bucket: looked at too, beside those that its models name. Raises: PlatformRefused, ConfigError."""
+    """bucket: looked at too, beside those that its models name. What may not be looked at is left out, and named.
+
+    Raises: PlatformRefused, ConfigError.
+    """
     return _Looking(platform, name).found(bucket)
 
 
 def check_bucket(platform: Platform, bucket: str) -> None:
-    """Raises: ConfigError, if there is none, or it is in another region, whose objects no model may have; PlatformRefused."""
+    """Raises: ConfigError, if there is none, or it is in another region, whose objects nothing reads; PlatformRefused."""
     try:
         found = platform.call("s3", "head_bucket", {"Bucket": bucket})
     except PlatformRefused as exc:
@@ -42,17 +46,26 @@ def check_bucket(platform: Platform, bucket: str) -> None:
         raise
     there = found.get("BucketRegion", platform.region)
     if there != platform.region:
-        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where the endpoint is to be")
+        raise ConfigError(f"--bucket: {bucket}: is in {there}: expected one in {platform.region}, where it is to be read")
 
 
 class _Looking:
     def __init__(self, platform: Platform, name: str) -> None:
         self._platform = platform
+        self._asking = Questions(platform)
         self._name = name
         self._untagged: list[str] = []
 
     def found(self, bucket: str | None) -> Deployed:
         endpoint = self._endpoint()
+        if endpoint is None and self._asking.unseen:  # it may stand, and need all but the jobs
+            return Deployed(
+                name=self._name,
+                region=self._platform.region,
+                jobs=tuple(self._jobs()),
+                untagged=tuple(self._untagged),
+                unseen=self._asking.unseen,
+            )
         models = tuple(self._states("list_models", "Models", "ModelName", "ModelArn"))
         buckets = dict.fromkeys((*(self._bucket(model) for model in models), bucket))
         return Deployed(
@@ -68,20 +81,23 @@ class _Looking:
             jobs=tuple(self._jobs()),
             objects=tuple((each, key) for each in buckets if each for key in self._objects(each)),
             untagged=tuple(self._untagged),
+            elsewhere=tuple(self._asking.elsewhere),
+            unseen=self._asking.unseen,
         )
 
-    def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
-        return self._platform.call("sagemaker", operation, parameters)
+    def _call(self, operation: str, **parameters: Any) -> dict[str, Any] | None:
+        return self._asking.call("sagemaker", operation, parameters)
 
-    def _listed(self, operation: str, key: str) -> Iterator[dict[str, Any]]:
-        return self._platform.pages("sagemaker", operation, {"NameContains": self._name, "MaxResults": 100}, key)
+    def _listed(self, operation: str, key: str) -> list[dict[str, Any]]:
+        return self._asking.items("sagemaker", operation, {"NameContains": self._name, "MaxResults": 100}, key) or []
 
-    def _tags(self, arn: str) -> dict[str, str]:
-        return {
-            tag["Key"]: tag["Value"] for tag in self._platform.pages("sagemaker", "list_tags", {"ResourceArn": arn}, "Tags")
-        }
+    def _tags(self, arn: str) -> dict[str, str] | None:
+        return _by_key(self._asking.items("sagemaker", "list_tags", {"ResourceArn": arn}, "Tags"))
 
-    def _ours(self, what: str, tags: dict[str, str]) -> bool:
+    def _ours(self, what: str, tags: Mapping[str, str] | None) -> bool:
+        """tags: None: they are not known."""
+        if tags is None:
+            return False
         if tags.get(TAG_NAME) == self._name:
             return True
         self._untagged.append(what)
@@ -104,37 +120,34 @@ class _Looking:
         if not listed:
             return None
         tags = self._tags(listed[0]["EndpointArn"])
-        if not self._ours(f"the endpoint {self._name}", tags):
+        if tags is None or not self._ours(f"the endpoint {self._name}", tags):
             return None
-        try:
-            answer = self._call("describe_endpoint", EndpointName=self._name)
-        except PlatformRefused as exc:
-            if absent(exc):  # meanwhile
+        answer = self._call("describe_endpoint", EndpointName=self._name)
+        if answer is None:
+            if not self._asking.unseen:  # it is gone meanwhile
                 return None
-            raise
+            answer = listed[0]  # which has less
+        configuration = answer.get("EndpointConfigName", "")
         variant: dict[str, Any] = next(iter(answer.get("ProductionVariants", ())), {})
         running = {pool["InstanceType"]: pool["CurrentInstanceCount"] for pool in variant.get("InstancePools", ())}
-        types = self._types(answer["EndpointConfigName"])
+        types = self._types(configuration) if configuration else None
         return StandingEndpoint(
             status=answer["EndpointStatus"],
-            configuration=answer["EndpointConfigName"],
+            configuration=configuration,
             created=_utc(answer["CreationTime"]),
             changed=_utc(answer["LastModifiedTime"]),
             types=types,
-            running=running or {types[0] if len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
+            running=running or {types[0] if types and len(types) == 1 else "": variant.get("CurrentInstanceCount", 0)},
             wanted=variant.get("DesiredInstanceCount", 0),
             by=tags.get(TAG_BY, "nobody who says so"),
             reason=answer.get("FailureReason", ""),
         )
 
-    def _types(self, configuration: str) -> tuple[str, ...]:
-        """None, of a configuration that was removed, or is serverless."""
-        try:
-            answer = self._call("describe_endpoint_config", EndpointConfigName=configuration)
-        except PlatformRefused as exc:
-            if absent(exc):
-                return ()
-            raise
+    def _types(self, configuration: str) -> tuple[str, ...] | None:
+        """(): of a configuration that was removed, or is serverless."""
+        answer = self._call("describe_endpoint_config", EndpointConfigName=configuration)
+        if answer is None:
+            return None if self._asking.unseen else ()
         variant: dict[str, Any] = next(iter(answer["ProductionVariants"]), {})
         pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
         return tuple(pool["InstanceType"] for pool in pools) or tuple(filter(None, [variant.get("InstanceType")]))
@@ -144,39 +157,40 @@ class _Looking:
         target = scalable(self._name)
         asked = {"ServiceNamespace": target["ServiceNamespace"], "ResourceIds": [target["ResourceId"]]}
         asking = "application-autoscaling"
-        for each in self._platform.pages(asking, "describe_scalable_targets", asked, "ScalableTargets"):
-            tags = self._platform.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})["Tags"]
-            if self._ours(f"what scales {self._name}", tags):
+        for each in self._asking.items(asking, "describe_scalable_targets", asked, "ScalableTargets") or ():
+            found = self._asking.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})
+            if self._ours(f"what scales {self._name}", None if found is None else found["Tags"]):
                 policies = tuple(self._policies(target))
                 return StandingScale(each["MinCapacity"], each["MaxCapacity"], _per_minute(policies), policies)
         return None
 
     def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
-        for policy in self._platform.pages(asking, "describe_scaling_policies", target, "ScalingPolicies"):
+        for policy in self._asking.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
             yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
     def _alarms(self) -> Iterator[str]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
-        for each in self._platform.pages("cloudwatch", "describe_alarms", asked, "MetricAlarms"):
-            found = self._platform.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})["Tags"]
-            if self._ours(f"the alarm {each['AlarmName']}", {tag["Key"]: tag["Value"] for tag in found}):
+        for each in self._asking.items("cloudwatch", "describe_alarms", asked, "MetricAlarms") or ():
+            found = self._asking.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})
+            if self._ours(f"the alarm {each['AlarmName']}", _by_key(None if found is None else found["Tags"])):
                 yield each["AlarmName"]
 
     def _bucket(self, model: str) -> str | None:
         """That it has its package from, if that was put there by us."""
-        answer = self._call("describe_model", ModelName=model)
+        answer = self._call("describe_model", ModelName=model) or {}
         url = str(answer.get("PrimaryContainer", {}).get("ModelDataUrl", ""))
         found = re.fullmatch(rf"s3://([^/]+)/{re.escape(f'{PREFIX}/{self._name}/')}.+", url)
         return found[1] if found is not None else None
 
     def _objects(self, bucket: str) -> Iterator[str]:
-        asked = {"Bucket": bucket, "Prefix": f"{PREFIX}/{self._name}/"}
-        for each in self._platform.pages("s3", "list_objects_v2", asked, "Contents"):
-            place = {"Bucket": bucket, "Key": each["Key"]}
-            found = self._platform.call("s3", "get_object_tagging", place)["TagSet"]
-            if self._ours(f"s3://{bucket}/{each['Key']}", {tag["Key"]: tag["Value"] for tag in found}):
-                yield each["Key"]
+        for key, tags in self._asking.objects(bucket, f"{PREFIX}/{self._name}/"):
+            if self._ours(f"s3://{bucket}/{key}", _by_key(tags)):
+                yield key
+
+
+def _by_key(listed: list[dict[str, str]] | None) -> dict[str, str] | None:
+    return None if listed is None else {tag["Key"]: tag["Value"] for tag in listed}
 
 
 def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:

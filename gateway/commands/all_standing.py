@@ -1,29 +1,22 @@
-"""What stands of a deployment anywhere on AWS, for who may look at one service and not at another."""
+"""What stands of a deployment anywhere on AWS."""
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
-from gateway.aws.client import RIGHTS, Platform
+from gateway.aws.client import Platform
 from gateway.aws.machine_standing import machine_standing
 from gateway.aws.standing import standing
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2_standing import StandingMachine, machine_removal, told_of_machine
 from gateway.deploying.sagemaker_standing import Deployed, removal, told
-from gateway.errors import PlatformRefused
 from gateway.instances.facts import bundled
-
-_Found = TypeVar("_Found", Deployed, StandingMachine)
 
 
 @dataclass(frozen=True, slots=True)
 class AllStanding:
-    """unseen: what could not be looked at, and why."""
-
     endpoint: Deployed
     machine: StandingMachine
-    unseen: tuple[str, ...]
 
     @property
     def nothing(self) -> bool:
@@ -32,6 +25,16 @@ class AllStanding:
     @property
     def untagged(self) -> tuple[str, ...]:
         return (*self.endpoint.untagged, *self.machine.untagged)
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """What is of another region, in words."""
+        return tuple(dict.fromkeys((*self.endpoint.elsewhere, *self.machine.elsewhere)))
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What could not be looked at, and why."""
+        return (*self.endpoint.unseen, *self.machine.unseen)
 
     def calls(self) -> list[Call]:
         """What removes it."""
@@ -45,19 +48,10 @@ class AllStanding:
             yield from told_of_machine(self.machine, bundled(), now)
 
 
-def all_standing(platform: Platform, name: str, bucket: str | None) -> AllStanding:
-    """Raises: PlatformRefused, ConfigError."""
-    unseen: list[PlatformRefused] = []
-
-    def looked(find: Callable[[Platform, str, str | None], _Found], else_: _Found) -> _Found:
-        try:
-            return find(platform, name, bucket)
-        except PlatformRefused as exc:
-            if exc.reason not in RIGHTS or unseen:
-                raise
-            unseen.append(exc)
-            return else_
-
-    endpoint = looked(standing, Deployed(name=name, region=platform.region))
-    machine = looked(machine_standing, StandingMachine(name=name, region=platform.region))
-    return AllStanding(endpoint, machine, tuple(exc.message for exc in unseen))
+def all_standing(platform: Platform, name: str, bucket: str | None, on: str | None) -> AllStanding:
+    """on: of `PLACES`, where alone is looked; None: at both. Raises: PlatformRefused, ConfigError."""
+    nothing = AllStanding(Deployed(name=name, region=platform.region), StandingMachine(name=name, region=platform.region))
+    return AllStanding(
+        nothing.endpoint if on == "ec2" else standing(platform, name, bucket),
+        nothing.machine if on == "sagemaker" else machine_standing(platform, name, bucket),
+    )

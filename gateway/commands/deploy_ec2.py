@@ -22,7 +22,7 @@ from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, PlatformRefused
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -93,13 +93,20 @@ def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying
     from gateway.aws.machine_standing import machine_standing
+    from gateway.aws.standing import check_bucket
 
     platform = Aws(machine.region)
-    remove = f"`gateway undeploy {machine.name} --region {machine.region} --bucket {machine.bucket} --yes`"
+    check_bucket(platform, machine.bucket)
+    remove = f"`gateway undeploy {machine.name} --region {machine.region} --on ec2 --bucket {machine.bucket} --yes`"
     found = machine_standing(platform, machine.name)
+    if found.unseen:
+        raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
     if found.untagged:
         taken = ", ".join(found.untagged)
         raise ConfigError(f"--name: {machine.name}: taken by {taken}, not of a gateway: choose another")
+    if found.elsewhere:
+        taken = ", ".join(found.elsewhere)
+        raise ConfigError(f"--name: {machine.name}: taken by {taken}: choose another")
     if not found.nothing:
         stands = "\n  ".join(told_of_machine(found, bundled(), _now()))
         raise ConfigError(f"--name: {machine.name}: stands already: {remove} removes it, or choose another\n  {stands}")

@@ -8,6 +8,7 @@ from gateway.config import Config
 from gateway.errors import ConfigError
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+PLACES: Final = ("sagemaker", "ec2")
 _NAMED: Final = "1 to 40 of a-z, 0-9 and -, a letter first, no - at the end"
 
 
@@ -30,6 +31,7 @@ def add_deployed(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="of the deployment, as --name said")
     command.add_argument("--region", help="of AWS (as AWS_DEFAULT_REGION or `aws configure` says)")
     command.add_argument("--bucket", help="look for packages there too, also where no model names it any more")
+    command.add_argument("--on", choices=PLACES, help="look at what `gateway deploy` made there alone (both)")
 
 
 def deployed(name: str) -> str:

@@ -22,7 +22,7 @@ from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, PlatformRefused
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -123,7 +123,7 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     for line in _price(hosting):
         words.info("%s", line)
     words.info("While the traffic is shifted both fleets cost.")
-    look = f"`gateway status {hosting.name} --region {hosting.region}` tells what runs"
+    look = f"`gateway status {hosting.name} --region {hosting.region} --on sagemaker` tells what runs"
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
     of_left += "If it was scaled, the same --update scales it again."
     Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
@@ -132,7 +132,9 @@ def _update(hosting: Hosting, bake_s: int) -> None:
 
 
 def _of_ours(found: Deployed) -> Deployed:
-    """Raises: ConfigError, if something has this name that is not ours."""
+    """Raises: ConfigError, if something has this name that is not ours; PlatformRefused, if that cannot be seen."""
+    if found.unseen:
+        raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
     if found.untagged:
         taken = ", ".join(dict.fromkeys(found.untagged))
         raise ConfigError(f"--name: {found.name}: taken by {taken}, not of a gateway: choose another")
@@ -141,7 +143,7 @@ def _of_ours(found: Deployed) -> Deployed:
 
 def _removing(hosting: Hosting) -> str:
     bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
-    return f"`gateway undeploy {hosting.name} --region {hosting.region}{bucket} --yes`"
+    return f"`gateway undeploy {hosting.name} --region {hosting.region} --on sagemaker{bucket} --yes`"
 
 
 def _servable(document: Document) -> Config:

@@ -27,10 +27,12 @@ def _status(arguments: argparse.Namespace) -> int:
     from gateway.aws.client import Aws
     from gateway.commands.all_standing import all_standing
 
-    found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket)
+    found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket, arguments.on)
     print("\n".join(found.lines(datetime.datetime.now(tz=datetime.UTC))))
     for each in found.unseen:
         print(f"  not looked at: {each}")
+    for each in found.elsewhere:
+        print(f"  not in this region: {each}")
     for each in found.untagged:
         print(f"  not ours: {each}, which has not the tag")
     return 1 if found.nothing else 0

@@ -16,10 +16,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "undeploy",
         "remove a deployment from AWS",
         "gateway undeploy iris",
-        "gateway undeploy iris --yes",
+        "gateway undeploy iris --on ec2 --yes",
         more="Asks AWS what stands there of `gateway deploy sagemaker` or `ec2`, and prints the calls that remove it; with "
         "--yes it makes them. Only what has the tag of this name is removed, and also what is left of a deployment that was "
-        "cut short.",
+        "cut short. Ends with 1 if something could not be looked at.",
     )
     add_deployed(command)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
@@ -34,12 +34,17 @@ def _undeploy(arguments: argparse.Namespace) -> int:
 
     name = deployed(arguments.name)
     platform = Aws(arguments.region)
-    found = all_standing(platform, name, arguments.bucket)
+    found = all_standing(platform, name, arguments.bucket, arguments.on)
     for each in found.unseen:
         words.warning("Not looked at: %s", each)
     for each in found.untagged:
         words.info("Left alone: %s, which has not the tag.", each)
+    for each in found.elsewhere:
+        words.info("Left alone: %s.", each)
     calls = found.calls()
+    if found.nothing and found.unseen:
+        words.info("%s: nothing was seen of it in %s. What was not looked at may stand.", name, platform.region)
+        return 1
     if found.nothing:
         words.info("%s: nothing stands of it in %s.", name, platform.region)
         return 0
@@ -48,7 +53,10 @@ def _undeploy(arguments: argparse.Namespace) -> int:
     if not arguments.yes:
         print(as_text(calls))
         words.info("Nothing was removed: --yes makes these calls.")
-        return 0
+        return 1 if found.unseen else 0
     Deploying(platform).remove(calls)
+    if found.unseen:
+        words.info("What was seen of %s is removed from %s. What was not looked at may stand.", name, platform.region)
+        return 1
     words.info("%s is removed from %s. What a container of SageMaker said stays in CloudWatch's logs.", name, platform.region)
     return 0

@@ -29,6 +29,7 @@ PACKAGE: Final = "model.tar.gz"
 READY: Final = "gateway-setup: ready"
 FAILED: Final = "gateway-setup: failed"
 TAG_BUCKET: Final = "serving-gateway:bucket"
+TAG_REGION: Final = "serving-gateway:region"  # of the machine: roles and instance profiles have none of their own
 PREFIX: Final = "serving-gateway-ec2"  # of keys in the bucket
 AGENT_POLICY: Final = "AmazonSSMManagedInstanceCore"  # of AWS's own, for sessions
 NEURON_LIBRARIES: Final = "/opt/aws_neuronx_venv_pytorch_2_9/lib/python3.12/site-packages"  # as docker/Dockerfile's base has it
@@ -37,8 +38,10 @@ _DIGEST_CHARS: Final = 12
 
 _STATE: Final = "Reservations.0.Instances.0.State.Name"
 _REASON: Final = "Reservations.0.Instances.0.StateReason.Message"
+_NO_INSTANCE, _NO_GROUP, _NO_ENTITY = "InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "NoSuchEntity"
+"""What EC2 and IAM may answer for some seconds of what they have just made."""
 _RUNNING: Final = Until(_STATE, ("running",), ("shutting-down", "terminated", "stopping", "stopped"), _REASON, most_s=600)
-ENDED: Final = Until(_STATE, ("terminated",), most_s=600)
+_ENDED: Final = Until(_STATE, ("terminated",), most_s=600)
 _ANSWERING: Final = Until("Output", (READY,), (FAILED,), "Output", within=True, most_s=1800)
 
 METADATA_OPTIONS: Final = {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1}  # IMDSv2
@@ -143,7 +146,7 @@ def called(name: str) -> str:
 
 
 def tags(machine: Machine) -> dict[str, str]:
-    told = {TAG_BY: f"gateway {__version__}", TAG_BUCKET: machine.bucket}
+    told = {TAG_BY: f"gateway {__version__}", TAG_BUCKET: machine.bucket, TAG_REGION: machine.region}
     return {"Name": machine.called, TAG_NAME: machine.name, **told}
 
 
@@ -220,15 +223,18 @@ def _role(machine: Machine) -> Iterator[Call]:
     read = {**role, "PolicyName": machine.called}
     undo = Call("iam", "delete_role_policy", read, "Take from the role what it may read")
     readable = {**read, "PolicyDocument": policy(_readable(machine))}
-    yield Call("iam", "put_role_policy", readable, "Let it read what it runs, and nothing else", undo=(undo,))
+    why = "Let it read what it runs, and nothing else"
+    yield Call("iam", "put_role_policy", readable, why, undo=(undo,), again=(_NO_ENTITY,))
     agent = {**role, "PolicyArn": f"arn:{partition(machine.region)}:iam::aws:policy/{AGENT_POLICY}"}
     undo = Call("iam", "detach_role_policy", agent, "Take sessions from the role")
-    yield Call("iam", "attach_role_policy", agent, "Let AWS Systems Manager open sessions, in place of ssh", undo=(undo,))
+    why = "Let AWS Systems Manager open sessions, in place of ssh"
+    yield Call("iam", "attach_role_policy", agent, why, undo=(undo,), again=(_NO_ENTITY,))
     undo = Call("iam", "delete_instance_profile", profile, "Remove the instance profile")
     instance_profile = {**profile, "Tags": listed(tags(machine))}
     yield Call("iam", "create_instance_profile", instance_profile, "Make what hands the role to a machine", undo=(undo,))
     undo = Call("iam", "remove_role_from_instance_profile", {**profile, **role}, "Take the role out of the instance profile")
-    yield Call("iam", "add_role_to_instance_profile", {**profile, **role}, "Put the role into it", undo=(undo,))
+    both = {**profile, **role}
+    yield Call("iam", "add_role_to_instance_profile", both, "Put the role into it", undo=(undo,), again=(_NO_ENTITY,))
 
 
 def _readable(machine: Machine) -> list[dict[str, Any]]:
@@ -257,7 +263,7 @@ def _security_group(machine: Machine) -> Iterator[Call]:
         "TagSpecifications": [{"ResourceType": "security-group", "Tags": listed(tags(machine))}],
     }
     why = "Remove the security group"
-    undo = Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation",))
+    undo = Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation", _NO_GROUP))
     yield Call("ec2", "create_security_group", made, "Make a security group: nobody reaches the machine", undo=(undo,))
     if machine.allow:
         ranges = [{"CidrIp": str(network)} for network in machine.allow]
@@ -265,7 +271,7 @@ def _security_group(machine: Machine) -> Iterator[Call]:
         why = f"Let {', '.join(map(str, machine.allow))} reach the gateway's ports, and no others"
         asked = {"GroupId": group, "IpPermissions": rules}
         undo = Call("ec2", "revoke_security_group_ingress", asked, "Let nobody reach it")
-        yield Call("ec2", "authorize_security_group_ingress", asked, why, undo=(undo,))
+        yield Call("ec2", "authorize_security_group_ingress", asked, why, undo=(undo,), again=(_NO_GROUP,))
 
 
 def _instance(machine: Machine) -> Iterator[Call]:
@@ -283,16 +289,22 @@ def _instance(machine: Machine) -> Iterator[Call]:
     started = rented.parameters()
     number = Answered("ec2.run_instances", ("Instances", 0, "InstanceId"))
     asked = {"InstanceIds": [number]}
-    undo = (
-        Call("ec2", "terminate_instances", asked, "End the machine"),
-        Call("ec2", "describe_instances", asked, "Wait until it has ended", until=ENDED),
-    )
+    undo = ended(number, "End the machine")
     # EC2 learns of an instance profile some seconds after IAM has it.
-    again = () if machine.profile else ("InvalidParameterValue",)
+    again = (_NO_GROUP,) if machine.profile else (_NO_GROUP, "InvalidParameterValue")
     yield Call("ec2", "run_instances", started, "Start the machine: from here on it costs", undo=undo, again=again)
-    yield Call("ec2", "describe_instances", asked, "Wait for the machine", until=_RUNNING)
-    why = "Wait until the gateway answers, which its console says"
-    yield Call("ec2", "get_console_output", {"InstanceId": number, "Latest": True}, why, until=_ANSWERING)
+    yield Call("ec2", "describe_instances", asked, "Wait for the machine", until=_RUNNING, again=(_NO_INSTANCE,))
+    why, console = "Wait until the gateway answers, which its console says", {"InstanceId": number, "Latest": True}
+    yield Call("ec2", "get_console_output", console, why, until=_ANSWERING, again=(_NO_INSTANCE,))
+
+
+def ended(number: str | Answered, why: str) -> tuple[Call, Call]:
+    """The calls that end a machine. One that is not known yet is asked for again: it would run on, and cost."""
+    asked = {"InstanceIds": [number]}
+    return (
+        Call("ec2", "terminate_instances", asked, why, again=(_NO_INSTANCE,)),
+        Call("ec2", "describe_instances", asked, "Wait until it has ended", until=_ENDED, again=(_NO_INSTANCE,)),
+    )
 
 
 def listed(tagged: Mapping[str, str]) -> list[dict[str, str]]:

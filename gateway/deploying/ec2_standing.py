@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.deploying.calls import Call
-from gateway.deploying.ec2 import ENDED
+from gateway.deploying.ec2 import ended
 from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
 from gateway.deploying.sagemaker_standing import long
 from gateway.instances.facts import InstanceTypes
@@ -30,6 +30,7 @@ class StandingMachine:
     """All that has the tag of one deployment. groups: security groups. role: with policies of its own, and those attached.
 
     profile: an instance profile, and the roles in it. objects: bucket and key. untagged: somebody else's of that name.
+    elsewhere: what is of another region, in words. unseen: what could not be looked at, and why.
     """
 
     name: str
@@ -43,6 +44,8 @@ class StandingMachine:
     roles_in_profile: tuple[str, ...] = ()
     objects: tuple[tuple[str, str], ...] = ()
     untagged: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -51,11 +54,9 @@ class StandingMachine:
 
 def machine_removal(standing: StandingMachine) -> list[Call]:
     """What costs goes first; nothing is removed while something that stands needs it."""
-    calls = []
+    calls: list[Call] = []
     for each in standing.instances:
-        named = {"InstanceIds": [each.number]}
-        calls.append(Call("ec2", "terminate_instances", named, f"End the machine {each.number}, which costs"))
-        calls.append(Call("ec2", "describe_instances", named, "Wait until it has ended", until=ENDED))
+        calls += ended(each.number, f"End the machine {each.number}, which costs")
     profile = {"InstanceProfileName": standing.profile}
     for role in standing.roles_in_profile:
         why = "Take the role out of the instance profile"
@@ -82,7 +83,7 @@ def machine_removal(standing: StandingMachine) -> list[Call]:
 def told_of_machine(standing: StandingMachine, types: InstanceTypes, now: datetime.datetime) -> Iterator[str]:
     """Lines for people."""
     if not standing.instances:
-        yield f"{standing.name}: no machine in {standing.region}"
+        yield f"{standing.name}: no machine {'seen ' if standing.unseen else ''}in {standing.region}"
     for each in standing.instances:
         age = now - each.started
         since = f"{each.started:%Y-%m-%d %H:%M} UTC ({long(age)})"

@@ -13,7 +13,8 @@ from gateway.instances.facts import InstanceTypes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingEndpoint:
-    """status: as SageMaker calls it; reason: why it failed. types: what its configuration asks for, in that order.
+    """status: as SageMaker calls it; reason: why it failed. types: what its configuration asks for, in that order; ():
+    SageMaker's own (serverless); None: that is not known.
 
     running: type -> instances, as far as it is told; "": of a type that is not. created, changed: in UTC. by: who deployed it.
     """
@@ -22,7 +23,7 @@ class StandingEndpoint:
     configuration: str
     created: datetime.datetime
     changed: datetime.datetime
-    types: tuple[str, ...]
+    types: tuple[str, ...] | None
     running: dict[str, int]
     wanted: int
     by: str
@@ -46,7 +47,8 @@ class StandingScale:
 class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
 
-    untagged: what is called as ours would be, and is somebody else's.
+    untagged: what is called as ours would be, and is somebody else's. elsewhere: what is of another region, in words.
+    unseen: what could not be looked at, and why.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Deployed:
     jobs: tuple[str, ...] = ()
     objects: tuple[tuple[str, str], ...] = ()
     untagged: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:
@@ -96,14 +100,15 @@ def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> It
     """Lines for people."""
     endpoint = standing.endpoint
     if endpoint is None:
-        yield f"{standing.name}: no endpoint in {standing.region}"
+        yield f"{standing.name}: no endpoint {'seen ' if standing.unseen else ''}in {standing.region}"
     else:
         age = now - endpoint.created
         since = f"{endpoint.created:%Y-%m-%d %H:%M} UTC ({long(age)})"
         yield f"{standing.name}: {endpoint.status} in {standing.region}, since {since}"
         if endpoint.reason:
             yield f"  reason: {endpoint.reason}"
-        yield f"  state: {endpoint.configuration}, by {endpoint.by}, changed {endpoint.changed:%Y-%m-%d %H:%M} UTC"
+        state = endpoint.configuration or "not known"
+        yield f"  state: {state}, by {endpoint.by}, changed {endpoint.changed:%Y-%m-%d %H:%M} UTC"
         yield f"  instances: {_instances(endpoint)}"
         if (scale := standing.scale) is not None:
             by = f", at {scale.per_minute:g} requests a minute each" if scale.per_minute is not None else ""
@@ -121,6 +126,8 @@ def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> It
 
 
 def _instances(endpoint: StandingEndpoint) -> str:
+    if endpoint.types is None:
+        return "not known"
     if not endpoint.types:
         return "SageMaker's (serverless)"
     running = ", ".join(f"{n} × {name or ' or '.join(endpoint.types)}" for name, n in endpoint.running.items() if n) or "none"
@@ -129,6 +136,9 @@ def _instances(endpoint: StandingEndpoint) -> str:
 
 def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, age: datetime.timedelta) -> Iterator[str]:
     """Of its instances, at the known prices. Of how many it had before, nobody keeps account."""
+    if endpoint.types is None:
+        yield "cost: not known; Cost Explorer tells, by the tag serving-gateway:name"
+        return
     if not endpoint.types:
         yield "cost: by request, as Cost Explorer tells"
         return

@@ -355,6 +355,8 @@ class FakeAws:
         return {"ETag": "x"}
 
     def _s3_list_objects_v2(self, Bucket: str, Prefix: str, **_: Any) -> dict[str, Any]:
+        if Bucket not in self.buckets:
+            raise Refused("NoSuchBucket", "The specified bucket does not exist", 404)
         keys = [key for bucket, key in self.objects if bucket == Bucket and key.startswith(Prefix)]
         return {"Contents": [{"Key": key} for key in keys], "IsTruncated": False}
 

@@ -4,6 +4,7 @@ moto's images are others than AWS's, and its consoles say nothing: these two are
 """
 
 import base64
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +23,16 @@ SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 
 
 class OnMoto:
-    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console."""
+    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console.
+
+    new: operation -> codes of errors that it answers with once each, after the first of `after` was made.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
+        self.new: dict[str, list[str]] = {}
+        self.after = ""
         self.says = SAID
         session = botocore.session.Session()
         session.set_credentials("of", "nobody")
@@ -42,6 +48,8 @@ class OnMoto:
     def _call(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]] | None:
         self.calls.append(model.name)
         code = self.refuse.get(model.name)
+        if self.after in self.calls and (new := self.new.get(model.name)):
+            code = new.pop(0)
         if code is not None:
             error = {"Error": {"Code": code, "Message": "as the test wants it"}}
             return Answer(400), error | {"ResponseMetadata": {"HTTPStatusCode": 400}}
@@ -73,13 +81,15 @@ def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
     monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
     moto.says = SAID
     moto.refuse.clear()
+    moto.calls.clear()
+    moto.new.clear()
     return moto
 
 
-def typed(capsys: pytest.CaptureFixture[str], tmp_path: Any, *options: str, code: int = 0) -> str:
+def typed(capsys: pytest.CaptureFixture[str], tmp_path: Any, *options: str, code: int = 0, region: str = "us-east-1") -> str:
     """`gateway deploy ec2 --yes`. Gives all that it says."""
-    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
-    place = ("--region", "us-east-1", "--subnet", subnet, "--bucket", BUCKET)
+    subnet = boto3.client("ec2", region_name=region).describe_subnets()["Subnets"][0]["SubnetId"]
+    place = ("--region", region, "--subnet", subnet, "--bucket", BUCKET)
     return said(capsys, "deploy", "ec2", str(IRIS), *TYPE, *place, *files(tmp_path), "--yes", *options, code=code)
 
 
@@ -119,6 +129,60 @@ def test_it_is_made_told_and_removed(aws: OnMoto, capsys: pytest.CaptureFixture[
     assert ended["State"]["Name"] == "terminated"
 
 
+@pytest.mark.slow
+def test_nothing_of_a_machine_in_another_region_is_touched(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    before = machine_standing(Aws("us-east-1"), "iris")
+    there = "eu-west-1"
+    s3 = boto3.client("s3", region_name=there)
+    s3.create_bucket(Bucket="there", CreateBucketConfiguration={"LocationConstraint": there})
+    told = typed(capsys, tmp_path, code=2, region=there)
+    assert "--bucket: a.bucket: is in us-east-1: expected one in eu-west-1" in told
+    told = typed(capsys, tmp_path, "--bucket", "there", code=2, region=there)
+    assert "--name: iris: taken by the role gateway-iris, which is of us-east-1, the instance profile" in told
+    told = said(capsys, "undeploy", "iris", "--region", there, "--bucket", BUCKET, "--yes")
+    assert "Left alone: the role gateway-iris, which is of us-east-1." in told
+    assert "Left alone: s3://a.bucket, which is in us-east-1." in told
+    assert "iris: nothing stands of it in eu-west-1." in told
+    assert "not in this region: the role gateway-iris, which is of us-east-1" in said(
+        capsys, "status", "iris", "--region", there, code=1
+    )
+    assert machine_standing(Aws("us-east-1"), "iris") == before
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+    s3.delete_bucket(Bucket="there")
+
+
+@pytest.mark.slow
+def test_a_role_that_does_not_say_its_region_is_of_the_machines(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    iam = boto3.client("iam")
+    iam.untag_role(RoleName="gateway-iris", TagKeys=["serving-gateway:region"])
+    iam.untag_instance_profile(InstanceProfileName="gateway-iris", TagKeys=["serving-gateway:region"])
+    told = said(capsys, "undeploy", "iris", "--region", "eu-west-1", "--yes")
+    assert "Left alone: the role gateway-iris, which may be of another region." in told
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()
+    assert iam.list_roles()["Roles"] == []
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_gone_keeps_no_machine(aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    typed(capsys, tmp_path)
+    s3 = boto3.client("s3")
+    for each in s3.list_objects_v2(Bucket=BUCKET)["Contents"]:
+        s3.delete_object(Bucket=BUCKET, Key=each["Key"])
+    s3.delete_bucket(Bucket=BUCKET)
+    assert "iris: i-" in said(capsys, "status", "iris", "--region", "us-east-1")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    s3.create_bucket(Bucket=BUCKET)
+    assert nothing_stands()
+
+
 MAKING = (
     "CreateSecurityGroup", "CreateRole", "PutRolePolicy", "AttachRolePolicy", "CreateInstanceProfile",
     "AddRoleToInstanceProfile", "PutObject", "RunInstances",
@@ -134,6 +198,44 @@ def test_whichever_call_is_refused_nothing_is_left(
     told = typed(capsys, tmp_path, code=1)
     assert "UnauthorizedOperation" in told
     assert "nothing of it is left" in told or "Nothing was made" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_aws_does_not_know_yet_is_asked_for_again(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 60.0)
+    aws.after = "CreateSecurityGroup"
+    aws.new = {
+        "DescribeInstances": ["InvalidInstanceID.NotFound"] * 2,
+        "GetConsoleOutput": ["InvalidInstanceID.NotFound"],
+        "AuthorizeSecurityGroupIngress": ["InvalidGroup.NotFound"],
+        "RunInstances": ["InvalidGroup.NotFound", "InvalidParameterValue"],
+        "PutRolePolicy": ["NoSuchEntity"],
+        "AttachRolePolicy": ["NoSuchEntity"],
+        "AddRoleToInstanceProfile": ["NoSuchEntity"],
+    }
+    assert "  gateway: ready" in typed(capsys, tmp_path, "--allow", "10.0.0.0/16")
+    assert not any(aws.new.values())
+    aws.new = {"TerminateInstances": ["InvalidInstanceID.NotFound"] * 2}
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert not any(aws.new.values())
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_a_machine_that_ec2_does_not_know_yet_is_ended_all_the_same(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 60.0)
+    aws.after = "RunInstances"
+    aws.new = {
+        "DescribeInstances": ["UnauthorizedOperation", "InvalidInstanceID.NotFound"],
+        "TerminateInstances": ["InvalidInstanceID.NotFound"],
+    }
+    assert "nothing of it is left" in typed(capsys, tmp_path, code=1)
+    assert not any(aws.new.values())
     assert nothing_stands()
 
 
@@ -155,10 +257,30 @@ def test_what_cannot_be_taken_back_is_named_with_the_command_that_removes_it(
     aws.refuse["TerminateInstances"] = "UnauthorizedOperation"
     told = typed(capsys, tmp_path, code=1)
     assert "Left are: ec2.run_instances" in told
-    assert "`gateway undeploy iris --region us-east-1 --bucket a.bucket --yes` removes" in told
+    assert "`gateway undeploy iris --region us-east-1 --on ec2 --bucket a.bucket --yes` removes" in told
     del aws.refuse["TerminateInstances"]
     said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
     assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    sagemaker, tags = boto3.client("sagemaker"), [{"Key": "serving-gateway:name", "Value": "iris"}]
+    state, role = "iris-aa06ebe2dcf5", "arn:aws:iam::123456789012:role/Gateway"
+    sagemaker.create_model(ModelName=state, PrimaryContainer={"Image": "x"}, ExecutionRoleArn=role, Tags=tags)
+    variant = {"VariantName": "AllTraffic", "ModelName": state, "InstanceType": "ml.m5.4xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=state, ProductionVariants=[variant], Tags=tags)
+    sagemaker.create_endpoint(EndpointName="iris", EndpointConfigName=state, Tags=tags)
+    told = typed(capsys, tmp_path)
+    (remedy,) = re.findall("`gateway (undeploy .*)` removes it", told)
+    assert "InService" not in said(capsys, "status", "iris", "--region", "us-east-1", "--on", "ec2")
+    said(capsys, *remedy.split())
+    assert nothing_stands()
+    assert [each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]] == ["iris"]
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert sagemaker.list_endpoints()["Endpoints"] == []
 
 
 @pytest.mark.slow
@@ -177,3 +299,29 @@ def test_who_may_not_look_at_ec2_hears_of_sagemaker_all_the_same(aws: OnMoto, ca
     told = said(capsys, "status", "iris", "--region", "us-east-1", code=1)
     assert "iris: no endpoint in us-east-1" in told
     assert "not looked at: AWS: ec2.describe_instances: UnauthorizedOperation" in told
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
+
+
+NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")
+
+
+@pytest.mark.slow
+def test_a_machine_is_removed_also_where_the_rest_cannot_be_seen(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    typed(capsys, tmp_path)
+    aws.refuse["DescribeInstances"] = "UnauthorizedOperation"
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    del aws.refuse["DescribeInstances"]
+    assert machine_standing(Aws("us-east-1"), "iris").role  # which the machine needs, that was not seen
+    aws.refuse |= dict.fromkeys(NEEDED, "AccessDenied")
+    assert "iris: i-" in said(capsys, "status", "iris", "--region", "us-east-1")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    aws.refuse.clear()
+    left = machine_standing(Aws("us-east-1"), "iris")
+    assert not left.instances
+    assert left.role
+    assert left.groups
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")
+    assert nothing_stands()

@@ -13,8 +13,10 @@ import yaml
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
+from gateway.aws.standing import standing
 from gateway.cli import main
 from gateway.deploying.sagemaker import creation
+from gateway.deploying.sagemaker_standing import removal
 from gateway.errors import PlatformRefused
 from tests.deploying.fake_aws import LOST, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
@@ -50,7 +52,7 @@ def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: p
     assert "instances: 1 × ml.c7i.large" in told
     assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
     assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
-    assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it." in told
+    assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes it." in told
 
 
 def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +73,105 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
     said(capsys, "undeploy", "iris", "--yes")
     assert aws.standing == others
     assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
+
+
+QUESTIONS = (
+    "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
+    "describe_scaling_policies", "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging",
+    "head_bucket",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("denied", QUESTIONS)
+def test_whichever_question_is_denied_the_endpoint_is_told_and_removed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    aws.refuse[denied] = DENIED
+    told = said(capsys, "status", "iris")
+    assert "iris: InService in us-east-1" in told
+    assert re.search(rf"not looked at: .*{denied}: AccessDeniedException", told)
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "What was seen of iris is removed from us-east-1. What was not looked at may stand." in told
+    assert aws.endpoints == {}
+    aws.refuse.clear()
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("denied", ["list_endpoints", "list_tags"])
+def test_of_an_endpoint_that_cannot_be_seen_nothing_is_removed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.refuse[denied] = DENIED
+    assert "iris: no endpoint seen in us-east-1" in said(capsys, "status", "iris", code=1)
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
+    assert aws.standing == before
+    assert denied in deployed(capsys, "--update", code=1)
+
+
+def test_an_endpoint_that_may_only_be_listed_is_told_and_removed(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    aws.refuse["describe_endpoint"] = DENIED
+    told = said(capsys, "status", "iris")
+    assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
+    assert "instances: not known" in told
+    said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert aws.endpoints == {}
+
+
+def test_packages_in_a_bucket_of_another_region_are_left_alone(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    there = ("iris", "--region", "eu-west-1", "--bucket", "my-models")
+    for kind in (kinds := (aws.models, aws.configurations, aws.endpoints, aws.targets)):
+        kind.clear()
+    told = said(capsys, "undeploy", *there, "--yes")
+    assert "Left alone: s3://my-models, which is in us-east-1." in told
+    assert "iris: nothing stands of it in eu-west-1." in told
+    assert "not in this region: s3://my-models, which is in us-east-1" in said(capsys, "status", *there, code=1)
+    assert set(aws.standing) < set(before)
+    assert aws.objects
+    assert not any(kinds)
+
+
+def test_who_may_look_at_sagemaker_alone_removes_an_endpoint_by_what_is_printed(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.refuse["describe_instances"] = DENIED
+    (remedy,) = re.findall("`gateway (undeploy .*)` removes it", deployed(capsys))
+    said(capsys, *remedy.split())
+    assert aws.standing == []
+
+
+def test_a_bucket_that_is_gone_keeps_no_endpoint(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    aws.buckets.clear()
+    aws.objects.clear()
+    assert "iris: InService" in said(capsys, "status", "iris")
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+GONE = {
+    "describe_model": Refused("ValidationException", "Could not find model"),
+    "list_tags": Refused("ValidationException", "Could not find model"),
+    "list_objects_v2": Refused("NoSuchBucket", "The specified bucket does not exist", 404),
+    "get_object_tagging": Refused("NoSuchKey", "The specified key does not exist.", 404),
+}
+
+
+@pytest.mark.parametrize("question", GONE)
+def test_what_is_gone_since_it_was_listed_is_not_there(aws: FakeAws, capsys: pytest.CaptureFixture[str], question: str) -> None:
+    deployed(capsys)
+    aws.refuse[question] = GONE[question]
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "Left alone" not in told
+    assert "Not looked at" not in told
+    assert (aws.endpoints == {}) == (question != "list_tags")
 
 
 def test_status_of_nothing_ends_with_1(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,10 +198,8 @@ def test_a_name_that_stands_already_is_refused_before_anything_is_made(
 ) -> None:
     deployed(capsys)
     before = len(aws.changed)
-    assert (
-        "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes it"
-        in deployed(capsys, code=2)
-    )
+    told = deployed(capsys, code=2)
+    assert "--name: iris: stands already: `gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models" in told
     assert len(aws.changed) == before
 
 
@@ -177,7 +276,7 @@ def test_whichever_answer_is_lost_what_may_have_been_made_is_taken_back_or_said(
     told = deployed(capsys, code=1)
     if failing == "put_object":  # may be an earlier deployment's
         assert "Left are: s3.put_object: whether it did something is not known." in told
-        assert "`gateway undeploy iris --region us-east-1 --bucket my-models --yes` removes them." in told
+        assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes them." in told
         said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
     else:
         assert "nothing of it is left, and nothing of it costs." in told
@@ -225,6 +324,34 @@ def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, cap
     aws.refuse.clear()
     said(capsys, "undeploy", "iris", "--yes")
     assert aws.standing == []
+
+
+def interrupted(aws: FakeAws, operation: str) -> None:
+    def typed() -> None:
+        raise KeyboardInterrupt
+
+    aws.before[operation] = typed
+
+
+def test_ctrl_c_while_all_is_taken_back_says_why_it_was_and_what_is_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.becomes, aws.reason = "Failed", "No capacity"
+    interrupted(aws, "delete_endpoint_config")
+    told = deployed(capsys, code=130)
+    assert "AWS: iris is Failed: No capacity" in told
+    left = "sagemaker.create_endpoint_config; sagemaker.create_model; s3.put_object. `gateway undeploy iris"
+    assert f"Ended by Ctrl-C while that was taken back. Left are: {left}" in told
+    said(capsys, "undeploy", "iris", "--yes")
+    assert aws.standing == []
+
+
+def test_ctrl_c_once_an_update_has_settled_says_what_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    interrupted(aws, "register_scalable_target")
+    told = deployed(capsys, *UPDATE, code=130)
+    assert "Ended by Ctrl-C: what was made goes on, and costs. `gateway status iris --region us-east-1" in told
+    assert "the same --update scales it again." in told
 
 
 def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +416,7 @@ def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
     aws.refuse[failing] = DENIED
     told = deployed(capsys, *UPDATE, code=1)
     if failing in ("register_scalable_target", "put_scaling_policy"):  # the endpoint has its new configuration by then
-        assert "What was made before is in use. `gateway status iris --region us-east-1` tells what runs" in told
+        assert "What was made before is in use. `gateway status iris --region us-east-1 --on sagemaker` tells what runs" in told
         assert "If it was scaled, the same --update scales it again." in told
         aws.refuse.clear()
         deployed(capsys, *UPDATE)
@@ -309,7 +436,7 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     deployed(capsys)
     aws.before["update_endpoint"] = lambda: aws.before.update(describe_endpoint=typed)
     told = deployed(capsys, *UPDATE, code=130)
-    assert "`gateway status iris --region us-east-1` tells what runs" in told
+    assert "`gateway status iris --region us-east-1 --on sagemaker` tells what runs" in told
     assert not aws.targets
     aws._describe_endpoint("iris")  # it goes on by itself
     deployed(capsys, *UPDATE)
@@ -415,6 +542,52 @@ def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) ->
     aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
     carrying_out(aws)
     assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def throttled_once(aws: FakeAws, operation: str) -> None:
+    aws.refuse[operation] = Refused("ThrottlingException", "Rate exceeded")
+    aws.before[operation] = lambda: aws.before.__setitem__(operation, aws.refuse.clear)
+
+
+def test_a_question_that_is_throttled_costs_no_deployment(aws: FakeAws) -> None:
+    aws.patience = 3
+    throttled_once(aws, "describe_endpoint")
+    carrying_out(aws)
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+@pytest.mark.parametrize("throttled", ["put_object", "create_endpoint", "put_scaling_policy"])
+def test_a_call_that_is_throttled_is_made_again(aws: FakeAws, throttled: str) -> None:
+    throttled_once(aws, throttled)
+    assert carrying_out(aws).now_s == 15
+    assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_a_call_that_is_throttled_for_five_minutes_ends_the_deployment(aws: FakeAws) -> None:
+    aws.refuse["create_endpoint"] = Refused("ThrottlingException", "Rate exceeded")
+    with pytest.raises(PlatformRefused, match=r"ThrottlingException(.|\n)*nothing of it is left"):
+        carrying_out(aws)
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("throttled", ["delete_endpoint", "delete_model", "describe_endpoint"])
+def test_throttling_ends_no_removal(aws: FakeAws, throttled: str) -> None:
+    carrying_out(aws)
+    calls = removal(standing(Aws(), "iris"))
+    throttled_once(aws, throttled)
+    time = Time()
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls)
+    assert aws.standing == []
+    assert time.now_s == 15
+
+
+@pytest.mark.parametrize("throttled", ["delete_endpoint", "delete_model", "describe_endpoint"])
+def test_throttling_leaves_nothing_when_all_is_taken_back(aws: FakeAws, throttled: str) -> None:
+    aws.becomes, aws.reason = "Failed", "no capacity"
+    aws.before["delete_endpoint"] = lambda: throttled_once(aws, throttled)
+    with pytest.raises(PlatformRefused, match=r"no capacity(.|\n)*nothing of it is left"):
+        carrying_out(aws)
+    assert aws.standing == []
 
 
 def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws: FakeAws) -> None:

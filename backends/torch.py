@@ -210,7 +210,9 @@ class CpuSession:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
                 results = ordered_outputs(self._spec, self._call(*arguments))
-                return {tensor.name: to_array(result) for tensor, result in zip(self._spec.outputs, results, strict=True)}
+                # Copied, as a module may write its next results into the same memory.
+                arrays = [to_array(result).copy() for result in results]
+                return {tensor.name: array for tensor, array in zip(self._spec.outputs, arrays, strict=True)}
         except BackendError:
             raise
         except Exception as exc:

@@ -222,6 +222,11 @@ NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 """The default of an option that is a mapping."""
 
 
+def writeable(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy of a read-only one, which may be needed again as it is: for code that may change its inputs."""
+    return array if array.flags.writeable else array.copy()
+
+
 class Session(Protocol):
     """One executable instance of a model. Used by one thread at a time, always the same unless it `only_computes`."""
 
@@ -231,7 +236,8 @@ class Session(Protocol):
         Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
         parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known,
         TRACEPARENT and TRACESTATE where it is traced.
-        Ownership: inputs stay the caller's; outputs are the caller's, and not reused by a later run.
+        Ownership: inputs stay the caller's, but those that can be written to may be changed (`writeable`); outputs are the
+        caller's, and not reused by a later run.
         Raises: ExecutionFailed (this batch), SessionLost (this session).
         """
         ...

@@ -8,7 +8,7 @@ is opened on its thread: k sessions use k · threads cores. But a thread's first
 last by any thread of the process, so it is asked before it is set. Inductor bakes the number in effect into its kernels when it
 compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
 
-Arrays become tensors without a copy, read-only ones included (through DLPack, which does not warn); BF16 passes as int16.
+Arrays become tensors without a copy, if they can be written to, as `forward` may; BF16 passes as int16.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from backends.base import (
     Session,
     SessionLost,
     Tensors,
+    writeable,
 )
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
@@ -205,7 +206,8 @@ class CpuSession:
         torch = self._torch
         if self._call is None:
             raise SessionLost("the session is closed")
-        arguments = [None if (array := inputs.get(tensor.name)) is None else to_tensor(array) for tensor in self._spec.inputs]
+        given = (inputs.get(tensor.name) for tensor in self._spec.inputs)
+        arguments = [None if array is None else to_tensor(writeable(array)) for array in given]
         try:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():

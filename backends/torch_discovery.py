@@ -62,7 +62,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     def run(arrays: Tensors) -> Tensors:
         try:
             with torch.inference_mode():
-                return _named(call(*(to_tensor(arrays[name]) for name in order)))
+                return _named(call(*(to_tensor(arrays[name].copy()) for name in order)))
         except Exception as exc:
             raise mapped(exc) from exc
 

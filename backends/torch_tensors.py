@@ -26,7 +26,7 @@ def mapped(exc: Exception) -> BackendError:
 
 
 def to_tensor(array: np.ndarray) -> "torch.Tensor":
-    """View an array as a CPU tensor; copied only where it is not contiguous or not aligned."""
+    """View an array as a CPU tensor, a read-only one, too; copied only where it is not contiguous or not aligned."""
     import torch
 
     array = np.require(array, requirements=("C", "A"))  # DLPack of negative strides aborts the process (torch 2.13)

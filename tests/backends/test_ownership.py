@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 
 import backends
+import gateway
 from backends.base import ModelSpec, Tensors, TensorSpec
 
 X = TensorSpec("x", "FP32", (-1, 4))
@@ -83,3 +84,34 @@ def test_outputs_stay_while_a_model_uses_their_arrays_again(session: backends.Se
     first = session.run({"x": np.full((2, 4), 3, np.float32)}, {})["y"]
     session.run({"x": np.full((2, 4), 5, np.float32)}, {})
     assert first.tolist() == [[6] * 4] * 2
+
+
+def test_a_read_only_input_stays_what_it_was(session: backends.Session) -> None:
+    array = np.full((2, 4), 3, np.float32)
+    array.flags.writeable = False
+    assert session.run({"x": array}, {})["y"].tolist() == [[6] * 4] * 2
+    assert array.tolist() == [[3] * 4] * 2
+
+
+FAILING = """
+def predict(texts: Annotated[np.ndarray, "BYTES", (-1,)]) -> Annotated[np.ndarray, "BYTES", (-1,)]:
+    texts[:] = b"changed"
+    raise ValueError("no")
+"""
+GOOD = """
+def predict(texts: Annotated[np.ndarray, "BYTES", (-1,)]) -> Annotated[np.ndarray, "BYTES", (-1,)]:
+    return texts
+"""
+
+
+def test_what_a_backend_did_to_its_inputs_does_not_reach_the_next(tmp_path: Path) -> None:
+    for name, code in (("failing", FAILING), ("good", GOOD)):
+        (tmp_path / f"{name}.py").write_text(f"from typing import Annotated\nimport numpy as np\n{code}")
+    backend = "{{kind: python, name: {0}, model: '{0}.py:predict'}}"
+    (tmp_path / "gateway.yaml").write_text(
+        "models: [{name: m, routing: {policy: round_robin, ejection: {consecutive_failures: 1000, failed_share: 1.0}}, "
+        f"backends: [{backend.format('failing')}, {backend.format('good')}]}}]"
+    )
+    with gateway.load(str(tmp_path / "gateway.yaml")) as model:
+        answers = [model.predict({"texts": [b"asked"]})["output"].tolist() for _ in range(4)]
+    assert answers == [[b"asked"]] * 4

@@ -323,7 +323,7 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
                 )
             raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
-            array = made[expected.name] = _cast(expected, array, allowed=cast)
+            array = made[expected.name] = as_declared(expected, array, allowed=cast)
         if not _fits(array.shape, expected.shape, rows):
             with_rows = "" if rows is None else f" with {rows} {'row' if rows == 1 else 'rows'}"
             raise OutputsRefused(
@@ -369,9 +369,10 @@ def are_exact(exact: _Exact, inputs: Tensors, outputs: Tensors) -> bool:
     return True
 
 
-def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarray:
+def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True) -> np.ndarray:
     """The array in the declared datatype: a copy. numpy computes in float64 and int64 where nobody tells it otherwise.
 
+    allowed: to bring numbers to it.
     Raises: OutputsRefused, where the datatypes do not go together; ExecutionFailed, for a value that does not fit.
     """
     dtype, given = NUMPY[expected.datatype], array.dtype
@@ -383,16 +384,24 @@ def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarr
         except FloatingPointError:
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:
-        if array.size:
-            bounds = np.iinfo(dtype)
-            for value in (int(array.min()), int(array.max())):
-                if not bounds.min <= value <= bounds.max:
-                    raise ExecutionFailed(f"{what}: the model gave {value}, which {expected.datatype} cannot hold")
-        return array.astype(dtype)
+        return integers_as_declared(expected, array)
     way = f'return it with .astype("{dtype.name}")'
     if given in _DATATYPES:
         way += f", or declare {_DATATYPES[given]}"
     raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {way}")
+
+
+def integers_as_declared(expected: TensorSpec, array: np.ndarray) -> np.ndarray:
+    """Integers, or an object array of Python's, in the declared datatype. Raises: ExecutionFailed, if one does not fit."""
+    dtype = NUMPY[expected.datatype]
+    if array.size:
+        bounds = np.iinfo(dtype)
+        for value in (int(array.min()), int(array.max())):
+            if not bounds.min <= value <= bounds.max:
+                raise ExecutionFailed(
+                    f"output {expected.name!r}: the model gave {value}, which {expected.datatype} cannot hold"
+                )
+    return array.astype(dtype)
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int, ...], rows: int | None) -> bool:

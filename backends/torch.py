@@ -1,7 +1,8 @@
 """PyTorch: TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory of an nn.Module.
 
-Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out); a tensor, a tuple
-or list in the spec's order, or a mapping by name comes back. Sessions share one module, which must not change in `forward`.
+Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name where
+they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's order, or
+a mapping by name comes back. Sessions share one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
@@ -12,7 +13,8 @@ Arrays become tensors without a copy, if they can be written to, as `forward` ma
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,8 @@ def load(
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
         call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
+    if platform in ("pytorch", "pytorch_torchscript"):
+        call = by_name(call, [tensor.name for tensor in declared.inputs])
     if compile:
         call = torch.compile(call, dynamic=True)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
@@ -121,6 +125,30 @@ def load_callable(
             return module, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+
+
+def parameters_of(call: Callable[..., Any]) -> list[str]:
+    """The names of what `forward` of a module takes; empty where they are not known."""
+    import torch
+
+    forward = getattr(call, "forward", None)
+    if isinstance(call, torch.jit.ScriptModule):
+        return [argument.name for argument in forward.schema.arguments[1:]]  # type: ignore[union-attr]  # of a ScriptModule
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    return [] if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else [p.name for p in parameters]
+
+
+def by_name(call: Callable[..., Any], inputs: Sequence[str]) -> Callable[..., Any]:
+    """A module to be called with these inputs in order, which go where its parameters of their names are.
+
+    One whose parameters have other names gets them by position. Optional ones may stand between those that are given.
+    """
+    names = parameters_of(call)
+    if names[: len(inputs)] == list(inputs) or not set(inputs) <= set(names):
+        return call
+    return lambda *arguments: call(**dict(zip(inputs, arguments, strict=True)))
 
 
 @contextlib.contextmanager

@@ -4,9 +4,8 @@ A traced TorchScript file keeps the shapes that it was traced on. A scripted one
 and a factory's module not even all of these.
 """
 
-import inspect
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from backends.base import NO_OPTIONS, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
-from backends.torch import load_callable, unloadable
+from backends.torch import by_name, load_callable, parameters_of, unloadable
 from backends.torch_tensors import mapped, to_array, to_tensor
 
 _DATATYPES = {
@@ -41,7 +40,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
             program = torch.export.load(model)
         return _of_program(model, program)
     call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32")
-    names = _names(call, scripted=artifact == TORCHSCRIPT)
+    names = parameters_of(call)
     if artifact is None and example is None:
         example = example_of(model, load_object(model))
     sizes_of = "of the example"
@@ -58,6 +57,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     if unknown:
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     order = [name for name in names if name in example] or list(example)
+    call = by_name(call, order)
 
     def run(arrays: Tensors) -> Tensors:
         try:
@@ -82,17 +82,6 @@ def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
             return None
         found[name] = to_array(torch.ones(kind.sizes(), dtype=kind.dtype()))
     return found or None
-
-
-def _names(call: Callable[..., Any], *, scripted: bool) -> list[str]:
-    """Of the parameters; empty where they are not known."""
-    if scripted:
-        return [argument.name for argument in call.forward.schema.arguments[1:]]  # type: ignore[attr-defined]  # of a ScriptModule
-    forward = getattr(call, "forward", None)
-    if forward is None:
-        return []
-    parameters = inspect.signature(forward).parameters.values()
-    return [] if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else [p.name for p in parameters]
 
 
 def _named(results: Any) -> Tensors:

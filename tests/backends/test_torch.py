@@ -122,3 +122,39 @@ def test_a_compiled_module_takes_any_number_of_rows() -> None:
     for count in (3, 8):
         x = np.random.default_rng(count).standard_normal((count, 16)).astype(np.float32)
         np.testing.assert_allclose(session.run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+def optional_between() -> Any:
+    """A factory."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: torch.Tensor | None = None) -> torch.Tensor:
+            if mask is not None:
+                x = x + 1000 * mask
+            return x if scale is None else x * scale
+
+    return Scaled()
+
+
+def scripted(folder: Path) -> str:
+    torch.jit.script(optional_between()).save(folder / "scaled.pt")
+    return str(folder / "scaled.pt")
+
+
+@pytest.mark.parametrize("order", [("x", "scale"), ("scale", "x")])
+@pytest.mark.parametrize("model_of", [scripted, lambda folder: f"{__file__}:optional_between"])
+def test_inputs_go_to_the_parameters_of_their_names(model_of: Any, order: tuple[str, ...], tmp_path: Path) -> None:
+    model = model_of(tmp_path)
+    example = {"x": np.ones((1, 4), np.float32), "scale": np.full((1, 4), 3, np.float32)}
+    found = backends.read("torch", model, example={name: example[name] for name in order})
+    assert [tensor.name for tensor in found.inputs] == ["x", "scale"]
+    declared = ModelSpec("", tuple(TensorSpec(name, "FP32", (-1, 4)) for name in order), found.outputs, 8)
+    session = backends.load("torch", {"model": model}, declared).open_session(0)
+    assert session.run(example, {})["output"].tolist() == [[3] * 4]
+
+
+def test_inputs_with_names_of_their_own_go_by_position() -> None:
+    declared = spec(tuple(TensorSpec(name, "FP32", (-1, 4)) for name in ("INPUT0", "INPUT1")), TensorSpec("y", "FP32", (-1, 4)))
+    session = backends.load("torch", {"model": f"{__file__}:optional_between"}, declared).open_session(0)
+    ones = np.ones((1, 4), np.float32)
+    assert session.run({"INPUT0": ones, "INPUT1": ones}, {})["y"].tolist() == [[1001] * 4]

@@ -116,6 +116,7 @@ def load_callable(
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:
             module = torch.jit.load(str(path), map_location=device).eval()
+            _check_inputs(path, module)
             return module, "pytorch_torchscript", _weight_bytes(module)
         if artifact == AOT_INDUCTOR:
             index = -1 if device.index is None else device.index
@@ -125,6 +126,16 @@ def load_callable(
             return module, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+
+
+def _check_inputs(path: Path, module: Any) -> None:
+    """Raises: LoadFailed, if a scripted module takes tensors within something else."""
+    for argument in module.forward.schema.arguments[1:]:
+        if argument.type.kind() in ("DictType", "ListType", "TupleType"):
+            raise LoadFailed(
+                f"{path.absolute()}: input {argument.name!r} is {argument.type}, expected a tensor: script a forward whose "
+                "inputs are tensors"
+            )
 
 
 def parameters_of(call: Callable[..., Any]) -> list[str]:
@@ -158,6 +169,8 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
 
     try:
         yield
+    except LoadFailed:
+        raise
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # no fault of the file
     except Exception as exc:

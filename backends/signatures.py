@@ -102,6 +102,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
         return Signature("dict", {}, outputs, in_parts)
+    if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
+        raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
     if scalars and len(scalars) < len(inputs):
         others = [name for name in inputs if name not in scalars]

@@ -117,6 +117,20 @@ def test_types_that_contradict_each_other_are_named() -> None:
         signature_of(mixed, method=False)
 
 
+def by_position_only(x: float, /) -> float:
+    return x
+
+
+def a_dict_by_position(inputs, /):  # type: ignore[no-untyped-def]
+    return inputs
+
+
+def test_a_parameter_without_a_name_to_call_it_by_is_refused() -> None:
+    with pytest.raises(LoadFailed, match="parameter x is positional-only, but inputs go by name: leave the `/` out"):
+        signature_of(by_position_only, method=False)
+    assert signature_of(a_dict_by_position, method=False).style == "dict"
+
+
 def test_annotations_that_cannot_be_evaluated_are_no_hints() -> None:
     def predict(x: "nothing.of_this_name") -> None:  # type: ignore[name-defined]  # noqa: F821
         ...

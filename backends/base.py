@@ -222,6 +222,11 @@ NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 """The default of an option that is a mapping."""
 
 
+def writeable(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy of a read-only one, which may be needed again as it is: for code that may change its inputs."""
+    return array if array.flags.writeable else array.copy()
+
+
 class Session(Protocol):
     """One executable instance of a model. Used by one thread at a time, always the same unless it `only_computes`."""
 
@@ -231,7 +236,8 @@ class Session(Protocol):
         Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
         parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known,
         TRACEPARENT and TRACESTATE where it is traced.
-        Ownership: inputs stay the caller's; outputs are the caller's, and not reused by a later run.
+        Ownership: inputs stay the caller's, but those that can be written to may be changed (`writeable`); outputs are the
+        caller's, and not reused by a later run.
         Raises: ExecutionFailed (this batch), SessionLost (this session).
         """
         ...
@@ -317,7 +323,7 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
                 )
             raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
-            array = made[expected.name] = _cast(expected, array, allowed=cast)
+            array = made[expected.name] = as_declared(expected, array, allowed=cast)
         if not _fits(array.shape, expected.shape, rows):
             with_rows = "" if rows is None else f" with {rows} {'row' if rows == 1 else 'rows'}"
             raise OutputsRefused(
@@ -363,13 +369,16 @@ def are_exact(exact: _Exact, inputs: Tensors, outputs: Tensors) -> bool:
     return True
 
 
-def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarray:
+def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True) -> np.ndarray:
     """The array in the declared datatype: a copy. numpy computes in float64 and int64 where nobody tells it otherwise.
 
+    allowed: to bring numbers to it.
     Raises: OutputsRefused, where the datatypes do not go together; ExecutionFailed, for a value that does not fit.
     """
     dtype, given = NUMPY[expected.datatype], array.dtype
     what = f"output {expected.name!r}"
+    if dtype.hasobject and given.kind == "U":  # not `S`, which has lost the zeros at the end of bytes
+        return array.astype(object)
     if allowed and dtype in _FLOATS and (given == np.float64 or (given in _FLOATS and dtype.itemsize > given.itemsize)):
         try:
             with np.errstate(over="raise", under="ignore", invalid="ignore"):
@@ -377,16 +386,24 @@ def _cast(expected: TensorSpec, array: np.ndarray, *, allowed: bool) -> np.ndarr
         except FloatingPointError:
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:
-        if array.size:
-            bounds = np.iinfo(dtype)
-            for value in (int(array.min()), int(array.max())):
-                if not bounds.min <= value <= bounds.max:
-                    raise ExecutionFailed(f"{what}: the model gave {value}, which {expected.datatype} cannot hold")
-        return array.astype(dtype)
+        return integers_as_declared(expected, array)
     way = f'return it with .astype("{dtype.name}")'
     if given in _DATATYPES:
         way += f", or declare {_DATATYPES[given]}"
     raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {way}")
+
+
+def integers_as_declared(expected: TensorSpec, array: np.ndarray) -> np.ndarray:
+    """Integers, or an object array of Python's, in the declared datatype. Raises: ExecutionFailed, if one does not fit."""
+    dtype = NUMPY[expected.datatype]
+    if array.size:
+        bounds = np.iinfo(dtype)
+        for value in (int(array.min()), int(array.max())):
+            if not bounds.min <= value <= bounds.max:
+                raise ExecutionFailed(
+                    f"output {expected.name!r}: the model gave {value}, which {expected.datatype} cannot hold"
+                )
+    return array.astype(dtype)
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int, ...], rows: int | None) -> bool:

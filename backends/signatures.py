@@ -12,6 +12,7 @@ a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns w
 """
 
 import inspect
+import reprlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +21,20 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 
 import numpy as np
 
-from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
+from backends.base import (
+    ExecutionFailed,
+    LoadFailed,
+    OutputsRefused,
+    Tensors,
+    TensorSpec,
+    as_declared,
+    integers_as_declared,
+)
 from backends.datatypes import NUMPY, datatype_of
 from backends.discovery import normalised
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
+_GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
 _ROW: Final = (-1,)
 _NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
 FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
@@ -92,6 +102,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
         return Signature("dict", {}, outputs, in_parts)
+    if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
+        raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
     if scalars and len(scalars) < len(inputs):
         others = [name for name in inputs if name not in scalars]
@@ -211,12 +223,40 @@ def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] |
     try:
         if outputs is None:
             return normalised(gathered)
-        # A number of Python's has no width of its own: it takes the one that was declared.
-        return {name: np.asarray(column, NUMPY[outputs[name].datatype]) for name, column in gathered.items() if name in outputs}
+        return {name: _column(outputs[name], column) for name, column in gathered.items() if name in outputs}
     except ValueError as exc:
         if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):
             raise ExecutionFailed("the function gave other sizes for one row than for another: send one row a request") from exc
         raise
+
+
+def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
+    """One output of all rows. A number of Python's has no width of its own: it takes the one that is declared.
+
+    Raises: OutputsRefused, for a value of another type; ExecutionFailed, for one that does not fit.
+    """
+    dtype = NUMPY[declared.datatype]
+    if dtype.hasobject:
+        return np.asarray(values, dtype)
+    array, kinds = np.asarray(values), _GOES_INTO.get(dtype.kind, "buifV")
+    if array.dtype.kind not in kinds:
+        for value in values:
+            if np.asarray(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
+                raise OutputsRefused(
+                    f"output {declared.name!r}: expected {declared.datatype}, the function gave {reprlib.repr(value)} "
+                    f"({type(value).__name__})"
+                )
+        array = np.asarray(values, object)  # of integers that numpy has no type for
+    if dtype.kind in "iu":
+        return integers_as_declared(declared, array)
+    if dtype.kind == "b":
+        return array
+    try:
+        return as_declared(declared, array.astype(np.float64))
+    except OverflowError:
+        raise ExecutionFailed(
+            f"output {declared.name!r}: the function gave an integer too large for {declared.datatype}"
+        ) from None
 
 
 def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:

@@ -1,18 +1,20 @@
 """PyTorch: TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory of an nn.Module.
 
-Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out); a tensor, a tuple
-or list in the spec's order, or a mapping by name comes back. Sessions share one module, which must not change in `forward`.
+Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name where
+they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's order, or
+a mapping by name comes back. Sessions share one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
 last by any thread of the process, so it is asked before it is set. Inductor bakes the number in effect into its kernels when it
 compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
 
-Arrays become tensors without a copy, read-only ones included (through DLPack, which does not warn); BF16 passes as int16.
+Arrays become tensors without a copy, if they can be written to, as `forward` may; BF16 passes as int16.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from backends.base import (
     Session,
     SessionLost,
     Tensors,
+    writeable,
 )
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
@@ -73,6 +76,8 @@ def load(
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
         call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
+    if platform in ("pytorch", "pytorch_torchscript"):
+        call = by_name(call, [tensor.name for tensor in declared.inputs])
     if compile:
         call = torch.compile(call, dynamic=True)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
@@ -111,6 +116,7 @@ def load_callable(
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:
             module = torch.jit.load(str(path), map_location=device).eval()
+            _check_inputs(path, module)
             return module, "pytorch_torchscript", _weight_bytes(module)
         if artifact == AOT_INDUCTOR:
             index = -1 if device.index is None else device.index
@@ -122,6 +128,40 @@ def load_callable(
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
 
 
+def _check_inputs(path: Path, module: Any) -> None:
+    """Raises: LoadFailed, if a scripted module takes tensors within something else."""
+    for argument in module.forward.schema.arguments[1:]:
+        if argument.type.kind() in ("DictType", "ListType", "TupleType"):
+            raise LoadFailed(
+                f"{path.absolute()}: input {argument.name!r} is {argument.type}, expected a tensor: script a forward whose "
+                "inputs are tensors"
+            )
+
+
+def parameters_of(call: Callable[..., Any]) -> list[str]:
+    """The names of what `forward` of a module takes; empty where they are not known."""
+    import torch
+
+    forward = getattr(call, "forward", None)
+    if isinstance(call, torch.jit.ScriptModule):
+        return [argument.name for argument in forward.schema.arguments[1:]]  # type: ignore[union-attr]  # of a ScriptModule
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    return [] if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else [p.name for p in parameters]
+
+
+def by_name(call: Callable[..., Any], inputs: Sequence[str]) -> Callable[..., Any]:
+    """A module to be called with these inputs in order, which go where its parameters of their names are.
+
+    One whose parameters have other names gets them by position. Optional ones may stand between those that are given.
+    """
+    names = parameters_of(call)
+    if names[: len(inputs)] == list(inputs) or not set(inputs) <= set(names):
+        return call
+    return lambda *arguments: call(**dict(zip(inputs, arguments, strict=True)))
+
+
 @contextlib.contextmanager
 def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
     """Around the load of a file: what PyTorch raises of it, as what is wrong with it. Raises: LoadFailed."""
@@ -129,6 +169,8 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
 
     try:
         yield
+    except LoadFailed:
+        raise
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # no fault of the file
     except Exception as exc:
@@ -205,12 +247,15 @@ class CpuSession:
         torch = self._torch
         if self._call is None:
             raise SessionLost("the session is closed")
-        arguments = [None if (array := inputs.get(tensor.name)) is None else to_tensor(array) for tensor in self._spec.inputs]
+        given = (inputs.get(tensor.name) for tensor in self._spec.inputs)
+        arguments = [None if array is None else to_tensor(writeable(array)) for array in given]
         try:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
                 results = ordered_outputs(self._spec, self._call(*arguments))
-                return {tensor.name: to_array(result) for tensor, result in zip(self._spec.outputs, results, strict=True)}
+                # Copied, as a module may write its next results into the same memory.
+                arrays = [to_array(result).copy() for result in results]
+                return {tensor.name: array for tensor, array in zip(self._spec.outputs, arrays, strict=True)}
         except BackendError:
             raise
         except Exception as exc:

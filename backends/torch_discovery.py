@@ -4,19 +4,19 @@ A traced TorchScript file keeps the shapes that it was traced on. A scripted one
 and a factory's module not even all of these.
 """
 
-import inspect
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
-from backends.base import NO_OPTIONS, LoadFailed, Tensors, TensorSpec
+from backends.base import NO_OPTIONS, BackendError, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
-from backends.torch import load_callable, unloadable
-from backends.torch_tensors import mapped, to_array, to_tensor
+from backends.torch import by_name, load_callable, parameters_of, unloadable
+from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
@@ -41,7 +41,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
             program = torch.export.load(model)
         return _of_program(model, program)
     call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32")
-    names = _names(call, scripted=artifact == TORCHSCRIPT)
+    names = parameters_of(call)
     if artifact is None and example is None:
         example = example_of(model, load_object(model))
     sizes_of = "of the example"
@@ -58,15 +58,28 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     if unknown:
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     order = [name for name in names if name in example] or list(example)
+    call = by_name(call, order)
+
+    others: dict[str, str] = {}
 
     def run(arrays: Tensors) -> Tensors:
         try:
             with torch.inference_mode():
-                return _named(call(*(to_tensor(arrays[name]) for name in order)))
+                results = call(*(to_tensor(arrays[name].copy()) for name in order))
+                if isinstance(results, Mapping):
+                    results, left_out = _parted(results)
+                    others.update(left_out)
+                return _named(results)
+        except BackendError:
+            raise
         except Exception as exc:
             raise mapped(exc) from exc
 
-    return from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
+    found = from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
+    if not others:
+        return found
+    named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
+    return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
 
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
@@ -84,26 +97,27 @@ def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
     return found or None
 
 
-def _names(call: Callable[..., Any], *, scripted: bool) -> list[str]:
-    """Of the parameters; empty where they are not known."""
-    if scripted:
-        return [argument.name for argument in call.forward.schema.arguments[1:]]  # type: ignore[attr-defined]  # of a ScriptModule
-    forward = getattr(call, "forward", None)
-    if forward is None:
-        return []
-    parameters = inspect.signature(forward).parameters.values()
-    return [] if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) else [p.name for p in parameters]
-
-
 def _named(results: Any) -> Tensors:
-    """What a module gives, by the names that the backend expects them under."""
+    """What a module gives, by the names that the backend expects them under. Raises: OutputsRefused, if one is no tensor."""
+    if isinstance(results, Mapping):
+        named = {str(name): result for name, result in results.items()}
+    elif isinstance(results, tuple | list):
+        named = {f"output_{index}": result for index, result in enumerate(results)}
+    else:
+        named = {"output": results}
+    for name, result in named.items():
+        check_tensor(name, result)
+    return {name: to_array(tensor) for name, tensor in named.items()}
+
+
+def _parted(results: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], dict[str, str]]:
+    """The tensors of a mapping, and the types of what else is in it. Of one without tensors, all of it and nothing."""
     import torch
 
-    if isinstance(results, Mapping):
-        return {str(name): to_array(tensor) for name, tensor in results.items()}
-    if isinstance(results, torch.Tensor):
-        return {"output": to_array(results)}
-    return {f"output_{index}": to_array(tensor) for index, tensor in enumerate(results)}
+    tensors = {name: result for name, result in results.items() if isinstance(result, torch.Tensor)}
+    if not tensors:
+        return results, {}
+    return tensors, {str(name): type(result).__name__ for name, result in results.items() if name not in tensors}
 
 
 def _of_program(model: str, program: Any) -> Found:

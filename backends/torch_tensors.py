@@ -26,7 +26,7 @@ def mapped(exc: Exception) -> BackendError:
 
 
 def to_tensor(array: np.ndarray) -> "torch.Tensor":
-    """View an array as a CPU tensor; copied only where it is not contiguous or not aligned."""
+    """View an array as a CPU tensor, a read-only one, too; copied only where it is not contiguous or not aligned."""
     import torch
 
     array = np.require(array, requirements=("C", "A"))  # DLPack of negative strides aborts the process (torch 2.13)
@@ -36,30 +36,43 @@ def to_tensor(array: np.ndarray) -> "torch.Tensor":
 
 
 def to_array(tensor: "torch.Tensor") -> np.ndarray:
-    """View a CPU tensor as an array."""
+    """View a CPU tensor as an array; copied where it is one that PyTorch is still to negate."""
     import torch
 
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(_BF16)
-    return tensor.numpy()
+    return tensor.resolve_conj().resolve_neg().numpy()
+
+
+def check_tensor(name: str, result: Any) -> None:
+    """Raises: OutputsRefused, if a result of a module is no tensor."""
+    import torch
+
+    if not isinstance(result, torch.Tensor):
+        raise OutputsRefused(
+            f"output {name!r}: expected a tensor, the module gave {type(result).__name__}: return a tensor for each output, "
+            "or a dict of them, and declare only these"
+        )
 
 
 def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
     """A module's results in the spec's order. What autocast left in half precision comes in the FP32 that was declared.
 
-    Raises: OutputsRefused, if there are more or fewer, or one is missing.
+    Raises: OutputsRefused, if there are more or fewer, one is missing, or is no tensor.
     """
     import torch
 
-    if isinstance(results, torch.Tensor):
-        results = (results,)
-    elif isinstance(results, Mapping):
+    if isinstance(results, Mapping):
         missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
         if missing:
             raise OutputsRefused(f"the module returned {sorted(results)}, without the outputs {missing}")
         results = [results[tensor.name] for tensor in spec.outputs]
+    elif not isinstance(results, tuple | list):
+        results = (results,)
     if len(results) != len(spec.outputs):
-        raise OutputsRefused(f"the module returned {len(results)} tensors, the spec has {len(spec.outputs)} outputs")
+        raise OutputsRefused(f"the module returned {len(results)} results, the spec has {len(spec.outputs)} outputs")
+    for tensor, result in zip(spec.outputs, results, strict=True):
+        check_tensor(tensor.name, result)
     return [
         result.float() if tensor.datatype == "FP32" and result.dtype == torch.bfloat16 else result
         for tensor, result in zip(spec.outputs, results, strict=True)

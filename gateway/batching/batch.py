@@ -71,26 +71,27 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
 
         Shapes: (padded_rows, *per_row); ragged inputs padded along axis 1 to the smallest bucket that holds the longest.
         Padding rows repeat the last row: always a valid input, which zeros need not be.
-        Ownership: views on the request for a single part that needs no padding, else new arrays. Thread: the worker's.
+        Ownership: read-only views on the request for a single part that needs no padding, as it may run again, else new arrays.
+        Thread: the worker's.
         Raises: ValueError (numpy's), if the requests' shapes do not fit together although their shape keys are equal.
         """
         parts = self.parts
         first = parts[0]
+        inputs = first.request.inputs if len(parts) > 1 else _read_only(first.request.inputs)
         if not self.batched:
-            return first.request.inputs
+            return inputs
         missing_rows = self.padded_rows - self.rows
         if len(parts) == 1 and not missing_rows and self.ragged is None:
             if first.whole:
-                return first.request.inputs
+                return inputs
             end = first.start + first.rows
-            return {name: array[first.start : end] for name, array in first.request.inputs.items()}
+            return {name: array[first.start : end] for name, array in inputs.items()}
         joined: Tensors = {}
-        for name in first.request.inputs:
+        for name in inputs:
             pieces = [
-                part.request.inputs[name]
-                if part.rows == part.request.rows
-                else part.request.inputs[name][part.start : part.start + part.rows]
+                array if part.rows == part.request.rows else array[part.start : part.start + part.rows]
                 for part in parts
+                for array in ((inputs if part is first else part.request.inputs)[name],)
             ]
             if missing_rows:
                 pieces.append(np.repeat(pieces[-1][-1:], missing_rows, axis=0))
@@ -173,6 +174,18 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
             if alike:
                 found[name] = [max(lengths) for lengths in zip(*alike, strict=True)]
         return found
+
+
+def _read_only(inputs: Tensors) -> Tensors:
+    for array in inputs.values():
+        if array.flags.writeable:
+            break
+    else:
+        return inputs  # as mostly
+    views = {name: array.view() for name, array in inputs.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
 
 
 class Padding:

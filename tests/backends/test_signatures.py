@@ -1,12 +1,14 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
+import re
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends.base import ExecutionFailed, LoadFailed, TensorSpec
+from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, TensorSpec
+from backends.datatypes import NUMPY
 from backends.signatures import call_by_name, hint_of, signature_of
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
@@ -115,6 +117,20 @@ def test_types_that_contradict_each_other_are_named() -> None:
         signature_of(mixed, method=False)
 
 
+def by_position_only(x: float, /) -> float:
+    return x
+
+
+def a_dict_by_position(inputs, /):  # type: ignore[no-untyped-def]
+    return inputs
+
+
+def test_a_parameter_without_a_name_to_call_it_by_is_refused() -> None:
+    with pytest.raises(LoadFailed, match="parameter x is positional-only, but inputs go by name: leave the `/` out"):
+        signature_of(by_position_only, method=False)
+    assert signature_of(a_dict_by_position, method=False).style == "dict"
+
+
 def test_annotations_that_cannot_be_evaluated_are_no_hints() -> None:
     def predict(x: "nothing.of_this_name") -> None:  # type: ignore[name-defined]  # noqa: F821
         ...
@@ -146,6 +162,72 @@ def test_a_function_of_one_row_is_called_for_each() -> None:
     assert call_by_name(by_row, signature, inputs, None)["output"].dtype == object
     with pytest.raises(ExecutionFailed, match=r"expected one value a row, got shape \[1, 2\]"):
         call_by_name(by_row, signature, {"width": np.ones((1, 2)), "name": np.array([b"a"], object)}, declared)
+
+
+def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:
+    def predict(row: int) -> tuple[Any, int]:
+        return values[row], row
+
+    declared = specs(TensorSpec("y", datatype, (-1,)), TensorSpec("z", "INT64", (-1,)))
+    return call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(len(values))}, declared)["y"]
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "given"),
+    [
+        (2.55, "INT64", "2.55 (float)"),
+        (np.float32(2), "INT32", "np.float32(2.0) (float32)"),
+        (None, "FP64", "None (NoneType)"),
+        (None, "INT64", "None (NoneType)"),
+        ("1.5", "FP32", "'1.5' (str)"),
+        ("7", "INT64", "'7' (str)"),
+        ("no", "BOOL", "'no' (str)"),
+        (1, "BOOL", "1 (int)"),
+        (1 + 2j, "FP64", "(1+2j) (complex)"),
+    ],
+)
+def test_a_value_of_another_type_than_declared_is_refused(value: Any, datatype: str, given: str) -> None:
+    words = re.escape(f"output 'y': expected {datatype}, the function gave {given}")
+    with pytest.raises(OutputsRefused, match=words):
+        given_by_rows([True, value], datatype)
+
+
+@pytest.mark.parametrize(
+    ("value", "datatype", "words"),
+    [
+        (300, "INT8", "gave 300, which INT8 cannot hold"),
+        (np.int64(300), "INT8", "gave 300, which INT8 cannot hold"),
+        (-1, "UINT64", "gave -1, which UINT64 cannot hold"),
+        (1 << 63, "INT64", "gave 9223372036854775808, which INT64 cannot hold"),
+        (1 << 70, "UINT64", "gave 1180591620717411303424, which UINT64 cannot hold"),
+        (1e6, "FP16", "too large for FP16"),
+        (1e300, "FP32", "too large for FP32"),
+        pytest.param(10**400, "FP64", "an integer too large for FP64", id="10**400"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_refused(value: Any, datatype: str, words: str) -> None:
+    with pytest.raises(ExecutionFailed, match=f"output 'y': .*{words}"):
+        given_by_rows([0, value], datatype)
+
+
+@pytest.mark.parametrize(
+    ("values", "datatype"),
+    [
+        ([7, True], "INT8"),
+        ([(1 << 64) - 1, 1], "UINT64"),
+        ([np.True_, False], "BOOL"),
+        ([7, 0.5], "FP32"),
+        ([1 << 70, 0.5], "FP64"),
+        ([np.float32(0.5), True], "FP16"),
+        ([np.float64(0.5)], "BF16"),
+        ([NUMPY["BF16"].type(0.5)], "FP32"),
+        ([float("inf")], "FP16"),
+    ],
+)
+def test_a_number_goes_into_a_wider_kind(values: list[Any], datatype: str) -> None:
+    given = given_by_rows(values, datatype)
+    assert given.dtype == NUMPY[datatype]
+    assert given.tolist() == values
 
 
 def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:

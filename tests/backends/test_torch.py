@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends import torch_discovery
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
 from tests.backends.contract import LINEAR, SPEC, expected
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -122,3 +123,116 @@ def test_a_compiled_module_takes_any_number_of_rows() -> None:
     for count in (3, 8):
         x = np.random.default_rng(count).standard_normal((count, 16)).astype(np.float32)
         np.testing.assert_allclose(session.run({"INPUT0": x}, {})["OUTPUT0"], expected(x), rtol=1e-5, atol=1e-5)
+
+
+def optional_between() -> Any:
+    """A factory."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None, scale: torch.Tensor | None = None) -> torch.Tensor:
+            if mask is not None:
+                x = x + 1000 * mask
+            return x if scale is None else x * scale
+
+    return Scaled()
+
+
+def scripted(folder: Path) -> str:
+    torch.jit.script(optional_between()).save(folder / "scaled.pt")
+    return str(folder / "scaled.pt")
+
+
+@pytest.mark.parametrize("order", [("x", "scale"), ("scale", "x")])
+@pytest.mark.parametrize("model_of", [scripted, lambda folder: f"{__file__}:optional_between"])
+def test_inputs_go_to_the_parameters_of_their_names(model_of: Any, order: tuple[str, ...], tmp_path: Path) -> None:
+    model = model_of(tmp_path)
+    example = {"x": np.ones((1, 4), np.float32), "scale": np.full((1, 4), 3, np.float32)}
+    found = backends.read("torch", model, example={name: example[name] for name in order})
+    assert [tensor.name for tensor in found.inputs] == ["x", "scale"]
+    declared = ModelSpec("", tuple(TensorSpec(name, "FP32", (-1, 4)) for name in order), found.outputs, 8)
+    session = backends.load("torch", {"model": model}, declared).open_session(0)
+    assert session.run(example, {})["output"].tolist() == [[3] * 4]
+
+
+def test_inputs_with_names_of_their_own_go_by_position() -> None:
+    declared = spec(tuple(TensorSpec(name, "FP32", (-1, 4)) for name in ("INPUT0", "INPUT1")), TensorSpec("y", "FP32", (-1, 4)))
+    session = backends.load("torch", {"model": f"{__file__}:optional_between"}, declared).open_session(0)
+    ones = np.ones((1, 4), np.float32)
+    assert session.run({"INPUT0": ones, "INPUT1": ones}, {})["y"].tolist() == [[1001] * 4]
+
+
+class Given(torch.nn.Module):
+    def __init__(self, result: str) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: Any) -> Any:
+        return {
+            "mapping": {"logits": x, "cache": ((x, x), (x, x)), "loss": None},
+            "nested": (x, (x, x)),
+            "none": (x, None),
+            "number": 3,
+            "no tensors": {"cache": (x, x)},
+            "unresolved": torch.fft.fft(x).conj().imag,
+        }[self.result]
+
+
+def given(result: str = "mapping") -> Any:
+    """A factory."""
+    return Given(result)
+
+
+def given_by(result: str, *outputs: str) -> backends.Session:
+    declared = spec(X, *(TensorSpec(name, "FP32", (-1, -1)) for name in outputs))
+    options = {"model": f"{__file__}:given", "factory_options": {"result": result}}
+    return backends.load("torch", options, declared).open_session(0)
+
+
+@pytest.mark.parametrize(
+    ("result", "outputs", "message"),
+    [
+        ("mapping", ("logits", "cache"), "output 'cache': expected a tensor, the module gave tuple: return a tensor for each"),
+        ("nested", ("a", "b"), "output 'b': expected a tensor, the module gave tuple"),
+        ("none", ("a", "b"), "output 'b': expected a tensor, the module gave NoneType"),
+        ("number", ("a",), "output 'a': expected a tensor, the module gave int"),
+        ("none", ("a",), "the module returned 2 results, the spec has 1 outputs"),
+    ],
+)
+def test_a_result_that_is_no_tensor_is_named(result: str, outputs: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OutputsRefused, match=message):
+        given_by(result, *outputs).run({"x": np.ones((1, 3), np.float32)}, {})
+
+
+def test_what_pytorch_is_still_to_negate_is_an_output() -> None:
+    x = np.array([[1, 2, 4]], np.float32)
+    found = given_by("unresolved", "y").run({"x": x}, {})["y"]
+    np.testing.assert_allclose(found, -np.fft.fft(x).imag, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_module_gives_beside_tensors_is_left_out_and_told() -> None:
+    found = backends.read("torch", f"{__file__}:given", example={"x": np.ones((1, 3), np.float32)})
+    assert [tensor.name for tensor in found.outputs] == ["logits"]
+    assert found.notes[-1] == "what it gives beside tensors is left out: cache (tuple), loss (NoneType)"
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [("nested", "output 'output_1': .* gave tuple"), ("number", "output 'output': .* gave int"), ("no tensors", "'cache'")],
+)
+def test_a_model_that_gives_what_is_no_tensor_cannot_be_read(result: str, message: str) -> None:
+    example = {"x": np.ones((1, 3), np.float32)}
+    with pytest.raises(OutputsRefused, match=message):
+        torch_discovery.read(model=f"{__file__}:given", example=example, factory_options={"result": result})
+
+
+def test_a_scripted_module_that_takes_a_list_is_refused(tmp_path: Path) -> None:
+    class Listed(torch.nn.Module):
+        def forward(self, xs: list[torch.Tensor]) -> torch.Tensor:
+            return xs[0]
+
+    torch.jit.script(Listed()).save(tmp_path / "listed.pt")
+    message = r"listed\.pt: input 'xs' is List\[Tensor\], expected a tensor"
+    with pytest.raises(LoadFailed, match=message):
+        backends.load("torch", {"model": str(tmp_path / "listed.pt")}, SPEC)
+    with pytest.raises(LoadFailed, match=message):
+        backends.read("torch", str(tmp_path / "listed.pt"))

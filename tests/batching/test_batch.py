@@ -30,9 +30,25 @@ def whole(inputs: Tensors) -> Part:
     return Part(asked, 0, asked.rows)
 
 
+def kept(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
 def test_one_whole_request_is_not_copied() -> None:
-    inputs = {"x": np.arange(6.0).reshape(2, 3)}
+    inputs = {"x": kept(np.arange(6.0).reshape(2, 3))}
     assert batch_of(whole(inputs)).concat() is inputs
+
+
+@pytest.mark.parametrize("ragged", [None, Ragged(pad={"other": 0})])
+@pytest.mark.parametrize("rows", [2, 3])
+@pytest.mark.parametrize("batched", [True, False])
+def test_what_one_request_brought_cannot_be_written_to(ragged: Ragged | None, rows: int, batched: bool) -> None:
+    array = np.arange(6.0).reshape(3, 2)
+    view = batch_of(Part(request({"x": array}), 0, rows), ragged=ragged, batched=batched).concat()["x"]
+    assert np.shares_memory(view, array)
+    assert not view.flags.writeable
+    assert array.flags.writeable
 
 
 def test_a_part_of_a_request_is_a_view_of_its_rows() -> None:
@@ -115,7 +131,7 @@ def test_bytes_are_joined_and_padded() -> None:
 
 
 def test_a_model_without_batch_dimension_gets_its_inputs_untouched() -> None:
-    inputs = {"x": np.arange(3.0)}
+    inputs = {"x": kept(np.arange(3.0))}
     batch = batch_of(Part(request(inputs), 0, 1), batched=False)
     assert batch.concat() is inputs
     outputs = {"y": np.float32(1.0).reshape(())}

@@ -161,8 +161,7 @@ class Repository:
         else:
             served = max(versions.values(), key=lambda served: (served.state == "READY", int(served.version)))
         if served.state != "READY":
-            suffix = f": {served.reason}" if served.reason else ""
-            raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
+            raise _not_ready(served)
         return served
 
     def infer(
@@ -476,6 +475,12 @@ class Repository:
 
 def _serves(served: ServedModel) -> bool:
     return served.state == "READY" and any(lane.available for lane in served.lanes)
+
+
+def _not_ready(served: ServedModel) -> NotReady:
+    suffix = f": {served.reason}" if served.reason else ""
+    said = f"Request for unknown model: '{served.name}' has no available versions ({served.state.lower()}{suffix})"
+    return NotReady(said, model=(served.name, served.version))
 
 
 def _together(failed: Sequence[GatewayError]) -> GatewayError:

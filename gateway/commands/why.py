@@ -91,20 +91,21 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
 
 
 def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
-    """The recordings of every ready model that records, or of one, from every process behind an address.
+    """The recordings of every ready model version that records, or of those of one model, from every process behind an address.
 
     Raises: NotFound; BackendUnreachable, if no gateway answers there; GatewayError, with its words.
     """
-    names = [model] if model else _models(url, shown)
+    ready = _ready(url, shown)
+    paths = [f"{_path(name)}/versions/{version}" for name, version in ready if model in ("", name)]
     files: list[bytes] = []
     refused: GatewayError | None = None
-    for name in names:
+    for path in paths or ([_path(model)] if model else []):  # of what is not ready: which says why
         seen: set[str] = set()
         wanted = tries = 1
         while tries <= _TRIES * wanted and len(seen) < wanted:
             tries += 1
             try:
-                data = _get(f"{url}/v2/models/{quote(name, safe='')}/why", url, shown)
+                data = _get(f"{url}{path}/why", url, shown)
             except BackendUnreachable:
                 raise
             except GatewayError as exc:
@@ -120,11 +121,16 @@ def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
     return joined(files)
 
 
-def _models(url: str, shown: Credentials) -> list[str]:
-    address = f"{url}/v2/models"
+def _path(model: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def _ready(url: str, shown: Credentials) -> list[tuple[str, str]]:
+    """Name and version of each model that is ready. By the status: a key for `why` is one for that."""
+    address = f"{url}/v2/status"
     try:
-        listed: Any = json.loads(_get(address, url, shown))
-        return [model["name"] for model in listed["models"] if model["state"] == "READY"]
+        status: Any = json.loads(_get(address, url, shown))
+        return [(model["name"], model["version"]) for model in status["models"] if model["state"] == "READY"]
     except (ValueError, KeyError, TypeError) as exc:
         raise BackendUnreachable(f"what answers at {address} is no gateway of this kind ({exc})") from exc
 

@@ -24,6 +24,8 @@ models:
     slo: {p99_ms: 40}
     max_rows: 4
     backends: [{kind: synthetic, fixed_ms: 8, row_ms: 2, usd_per_hour: 0.5}]
+  - {name: m, version: "3", backends: [{kind: synthetic}]}
+  - {name: m, version: "4", load_at_start: false, backends: [{kind: synthetic}]}
   - name: unrecorded
     batching: {record_mib: 0}
     backends: [{kind: synthetic}]
@@ -54,7 +56,7 @@ def ask(address: str, client: int) -> None:
         body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
         count += 1
         try:
-            urllib.request.urlopen(f"http://{address}/v2/models/m/infer", body).close()
+            urllib.request.urlopen(f"http://{address}/v2/models/m/versions/1/infer", body).close()
         except urllib.error.HTTPError as exc:
             exc.close()
 
@@ -64,6 +66,7 @@ def test_a_running_gateway_tells_what_made_its_requests_late(overloaded: Served,
     assert main(["why", overloaded.http]) == 0  # without http:// it is an address as well
     said = capsys.readouterr().out
     assert "m version 1 on synthetic" in said
+    assert "m version 3: no request has come" in said
     assert "decisions, all the same" in said
     assert "one more session" in said
     assert "add sessions or replicas" in said
@@ -78,7 +81,7 @@ def test_what_was_saved_tells_the_same_to_programs(
     assert main(["why", f"http://{overloaded.http}", "--save", file]) == 0
     assert f"gateway why {file}" in capsys.readouterr().out
     assert main(["why", file, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)  # the other version got no requests
     assert told["same"]
     assert told["missed"] > 50
     assert told["causes"]["queue"] >= 0.95 * told["missed"]  # it was an overload, and nothing else
@@ -122,14 +125,17 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
 
 
+LISTED = b'{"models": [{"name": "m", "version": "1", "state": "READY"}]}'
+
+
 @contextmanager
-def answering(bodies: Sequence[bytes]) -> Iterator[str]:
-    """A server that answers each request with the next of these, and then from the first again."""
+def answering(bodies: Sequence[bytes], status: bytes = LISTED) -> Iterator[str]:
+    """A server that answers each request but for its status with the next of these, and then from the first again."""
     rest = itertools.cycle(bodies)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = next(rest)
+            body = status if self.path == "/v2/status" else next(rest)
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -172,8 +178,9 @@ def test_one_process_that_is_never_met_holds_nothing_up(capsys: pytest.CaptureFi
 
 
 def test_another_server_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering([b"{}"]) as url:
-        assert main(["why", url]) == 1
-        assert "is no gateway of this kind" in capsys.readouterr().err
-        assert main(["why", url, "--model", "m"]) == 1
-        assert "no recording of a gateway" in capsys.readouterr().err
+    for status, said in ((b"{}", "is no gateway of this kind"), (LISTED, "no recording of a gateway")):
+        with answering([b"{}"], status) as url:
+            assert main(["why", url]) == 1
+            assert said in capsys.readouterr().err
+            assert main(["why", url, "--model", "m"]) == 1
+            assert said in capsys.readouterr().err

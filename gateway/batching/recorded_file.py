@@ -75,9 +75,10 @@ def packed(
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
 
 
-def joined(files: Sequence[bytes]) -> bytes:
-    """Several as one."""
+def joined(files: Sequence[bytes], model: str = "") -> bytes:
+    """Several as one. model: only what is of this one; empty: all."""
     recordings = [recording for file in files for recording in msgspec.msgpack.decode(file)["recordings"]]
+    recordings = [recording for recording in recordings if model in ("", recording["model"])]
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": recordings})
 
 

@@ -60,14 +60,16 @@ def _why(arguments: argparse.Namespace) -> int:
                 f"{where}: {exc.strerror}: expected a file that --save wrote, or http://host:port of a gateway"
             ) from exc
     recordings = unpacked(data, where)
-    if arguments.save is not None:
-        write_whole(arguments.save, data)
-        print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
-        return 0
     chosen = [each for each in recordings if arguments.model in ("", each.model)]
     if not chosen:
         known = ", ".join(dict.fromkeys(each.model for each in recordings)) or "none"
         raise NotFound(f"{where}: nothing is recorded of model '{arguments.model}'; models there: {known}")
+    if arguments.save is not None:
+        if len(chosen) < len(recordings):
+            data = joined([data], arguments.model)
+        write_whole(arguments.save, data)
+        print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
+        return 0
     return _tell(chosen, where, arguments.request, as_objects=arguments.json)
 
 

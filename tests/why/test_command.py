@@ -125,6 +125,22 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
 
 
+def test_of_one_model_what_was_saved_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recordings = []
+    for model in ("m", "other"):
+        (recording,) = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))["recordings"]
+        recordings.append(recording | {"model": model})
+    both, one = str(tmp_path / "both"), str(tmp_path / "one")
+    head = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))
+    Path(both).write_bytes(msgspec.msgpack.encode(head | {"recordings": recordings}))
+    assert main(["why", both, "--model", "other", "--save", one]) == 0
+    capsys.readouterr()
+    assert main(["why", one, "--json"]) == 0
+    assert [told["model"] for told in json.loads(capsys.readouterr().out)] == ["other"]
+    assert main(["why", both, "--model", "nobody", "--save", one]) == 1
+    assert "models there: m, other" in capsys.readouterr().err
+
+
 LISTED = b'{"models": [{"name": "m", "version": "1", "state": "READY"}]}'
 
 

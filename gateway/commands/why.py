@@ -82,6 +82,7 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
         lives = of_request(answers, own_id)
         if not lives:
             count = sum(len(lane.diagnosis.history.requests) for each in answers for lane in each.lanes)
+            count += sum(len(each.unserved) for each in answers)
             raise NotFound(
                 f"{where}: no request '{own_id}' is among the {count} that are recorded: it came before them, or its client "
                 "gave it no `id`"

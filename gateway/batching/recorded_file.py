@@ -1,13 +1,15 @@
 """How recordings are told to others: one msgpack object, with the format first. As GET /v2/models/MODEL/why gives it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gateway import __version__
 from gateway.batching.recording import FORMAT, LaneSettings, Ring
 from gateway.errors import InvalidArgument
+
+_BROKEN: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises
 
 
 class LaneRecording(msgspec.Struct):
@@ -86,7 +88,7 @@ def unpacked(data: bytes, source: str) -> list[ModelRecording]:
     """Raises: InvalidArgument, which says what it is instead."""
     try:
         head = msgspec.msgpack.decode(data, type=_Format)
-    except msgspec.MsgspecError as exc:
+    except _BROKEN as exc:
         raise InvalidArgument(
             f"{source}: no recording of a gateway ({exc}): expected what `gateway why URL --save FILE` wrote"
         ) from exc
@@ -97,5 +99,5 @@ def unpacked(data: bytes, source: str) -> list[ModelRecording]:
         )
     try:
         return msgspec.msgpack.decode(data, type=_File).recordings
-    except msgspec.MsgspecError as exc:
+    except _BROKEN as exc:
         raise InvalidArgument(f"{source}: a recording that is broken ({exc}): save it again") from exc

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.config import ModelSection, parse_config
 from gateway.engine import recorders
 from gateway.engine.metric_blocks import FIELDS
-from gateway.engine.metric_files import NodeFiles
+from gateway.engine.metric_files import NodeFiles, written
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
 from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
 from gateway.engine.process_facts import Used
@@ -628,6 +628,16 @@ def test_the_files_of_processes_are_written_and_read_a_block_at_a_time(tmp_path:
     assert slices == 500
     assert published.blocks == blocks
     assert len(list(files.others())) == 0  # it has not changed
+
+
+def test_a_file_of_another_process_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    (tmp_path / "ingress-1-a.blocks").write_bytes(
+        written([("edge", ("m", "1", "rest"), ({"ok": 1},))]).replace(b"rest", b"re\xcet")
+    )
+    metrics = Metrics(directory=tmp_path)
+    list(files.publish([("edge", ("m", "1", "rest"), ({"ok": 2}, *[None] * 8))]))
+    assert exposed(metrics)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 2
 
 
 def test_what_was_counted_earlier_is_not_published_over_what_was_later(tmp_path: Path) -> None:

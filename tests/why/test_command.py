@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway import __version__
 from gateway.cli import main
 from tests.served.gateway_process import Served, served
 from tests.why.recorded import Scene
@@ -120,6 +121,15 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     (tmp_path / "cut").write_bytes(data[:-10])
     assert main(["why", str(tmp_path / "cut")]) == 1
     assert "no recording of a gateway" in capsys.readouterr().err
+    broken = (
+        data.replace(b"adaptive", b"adapt\xcee!", 1),  # no UTF-8, as a byte of a file that is damaged may be
+        data.replace(__version__.encode(), b"\xce" * len(__version__), 1),
+        data[: data.index(b"recordings") + 10] + b"\x91" * 100_000,
+    )
+    for content, said in zip(broken, ("is broken", "no recording", "no recording"), strict=True):
+        (tmp_path / "broken").write_bytes(content)
+        assert main(["why", str(tmp_path / "broken")]) == 1
+        assert said in capsys.readouterr().err
     (tmp_path / "whole").write_bytes(data)
     assert main(["why", str(tmp_path / "whole"), "--model", "x"]) == 1
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err

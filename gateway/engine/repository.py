@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gateway.batching.recorded_file import packed
-from gateway.batching.recording import ring_of
+from gateway.batching.recording import given_up, ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection
 from gateway.engine.descriptions import (
@@ -190,9 +190,7 @@ class Repository:
         served = self.model(name, version)
         rings = [ring for lane in served.lanes if (ring := ring_of(lane.batcher)) is not None]
         if not rings:
-            raise Unsupported(
-                f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0"
-            )
+            raise _unrecorded(served)
         return packed(
             served.name,
             served.version,
@@ -481,6 +479,13 @@ def _not_ready(served: ServedModel) -> NotReady:
     suffix = f": {served.reason}" if served.reason else ""
     said = f"Request for unknown model: '{served.name}' has no available versions ({served.state.lower()}{suffix})"
     return NotReady(said, model=(served.name, served.version))
+
+
+def _unrecorded(served: ServedModel) -> Unsupported:
+    reason = next(filter(None, (given_up(lane.batcher) for lane in served.lanes)), "")
+    if reason:
+        return Unsupported(f"model '{served.name}': its decisions are no longer recorded, until it is loaded anew: {reason}")
+    return Unsupported(f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0")
 
 
 def _together(failed: Sequence[GatewayError]) -> GatewayError:

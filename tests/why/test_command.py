@@ -30,6 +30,11 @@ models:
   - name: unrecorded
     batching: {record_mib: 0}
     backends: [{kind: synthetic}]
+  - name: crowded
+    slo: {p99_ms: 40}
+    max_rows: 8
+    batching: {record_mib: 0.002}
+    backends: [{kind: synthetic, fixed_ms: 1}]
 """
 
 slow = pytest.mark.slow
@@ -100,6 +105,10 @@ def test_what_was_saved_tells_the_same_to_programs(
 def test_a_model_that_is_not_recorded_says_how_to_have_it(overloaded: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", f"http://{overloaded.http}", "--model", "unrecorded"]) == 1
     assert "set batching.record_mib above 0" in capsys.readouterr().err
+    assert main(["why", f"http://{overloaded.http}", "--model", "crowded"]) == 1
+    said = capsys.readouterr().err
+    assert "'crowded': its decisions are no longer recorded" in said
+    assert "is too much for 2097: raise batching.record_mib" in said
     assert main(["why", f"http://{overloaded.http}", "--model", "other"]) == 1
     assert "'other' is not found" in capsys.readouterr().err
     assert main(["why", f"http://{overloaded.grpc}"]) == 1  # the other port

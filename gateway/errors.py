@@ -170,7 +170,14 @@ class Unavailable(GatewayError):
 
 
 class NotReady(Unavailable):
+    """model: name and version, where one of the configuration was asked; empty, where it is not about one."""
+
     code = Code.NOT_READY
+
+    def __init__(self, message: str, retry_after_s: float | None = None, model: tuple[str, str] = ("", "")) -> None:
+        super().__init__(message, retry_after_s)
+        self.args = (self.message, retry_after_s, model)
+        self.model = model
 
 
 class Overloaded(Unavailable):

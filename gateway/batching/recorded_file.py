@@ -1,13 +1,15 @@
 """How recordings are told to others: one msgpack object, with the format first. As GET /v2/models/MODEL/why gives it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gateway import __version__
 from gateway.batching.recording import FORMAT, LaneSettings, Ring
 from gateway.errors import InvalidArgument
+
+_BROKEN: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises
 
 
 class LaneRecording(msgspec.Struct):
@@ -75,9 +77,10 @@ def packed(
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
 
 
-def joined(files: Sequence[bytes]) -> bytes:
-    """Several as one."""
+def joined(files: Sequence[bytes], model: str = "") -> bytes:
+    """Several as one. model: only what is of this one; empty: all."""
     recordings = [recording for file in files for recording in msgspec.msgpack.decode(file)["recordings"]]
+    recordings = [recording for recording in recordings if model in ("", recording["model"])]
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": recordings})
 
 
@@ -85,7 +88,7 @@ def unpacked(data: bytes, source: str) -> list[ModelRecording]:
     """Raises: InvalidArgument, which says what it is instead."""
     try:
         head = msgspec.msgpack.decode(data, type=_Format)
-    except msgspec.MsgspecError as exc:
+    except _BROKEN as exc:
         raise InvalidArgument(
             f"{source}: no recording of a gateway ({exc}): expected what `gateway why URL --save FILE` wrote"
         ) from exc
@@ -96,5 +99,5 @@ def unpacked(data: bytes, source: str) -> list[ModelRecording]:
         )
     try:
         return msgspec.msgpack.decode(data, type=_File).recordings
-    except msgspec.MsgspecError as exc:
+    except _BROKEN as exc:
         raise InvalidArgument(f"{source}: a recording that is broken ({exc}): save it again") from exc

@@ -205,6 +205,7 @@ class Recorded(ABC):
     __slots__ = ()
     WHAT: ClassVar[str]  # is recorded, in the log's words
     ring: Ring | None
+    given_up: str  # why nothing is kept any more; empty: it is
     _events: list[Any]
 
     @abstractmethod
@@ -239,7 +240,8 @@ class Recorded(ABC):
             self._give_up(exc)
 
     def _give_up(self, exc: Exception) -> None:
-        log.warning("%s no longer recorded: %s: %s", self.WHAT, type(exc).__name__, exc)
+        self.given_up = f"{type(exc).__name__}: {exc}"  # type: ignore[misc]  # as `_events`
+        log.warning("%s no longer recorded: %s", self.WHAT, self.given_up)
         self.ring, self._events = None, NOWHERE  # type: ignore[misc]
 
 
@@ -247,11 +249,13 @@ class RecordedBatcher(Recorded, Batcher):
     """Life: as a `Batcher`; `record` once it has learned what is to be learned before traffic. Until then nothing is kept."""
 
     WHAT = "decisions are"
-    NOT_KEPT = frozenset(("ring", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))  # is no state
+    # Is no state.
+    NOT_KEPT = frozenset(("ring", "given_up", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
         self.ring = ring
+        self.given_up = ""
         self._widths_of = ragged
         self._deciding = False
         self._events = NOWHERE
@@ -409,6 +413,11 @@ def as_read(events: Any) -> Any:
 def ring_of(batcher: Batcher) -> Ring | None:
     """What a batcher's decisions are recorded in; None: they are not."""
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None
+
+
+def given_up(batcher: Batcher) -> str:
+    """Why a batcher's decisions are recorded no more; empty: they are, or never were."""
+    return batcher.given_up if isinstance(batcher, RecordedBatcher) else ""
 
 
 def _always() -> bool:

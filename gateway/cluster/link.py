@@ -315,7 +315,7 @@ class Link:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
                 told = _attendance_decoder.decode(answer)
                 self.content, self.fault = told.content, told.fault
-            except (LinkLost, InternalError, msgspec.MsgspecError) as exc:
+            except (LinkLost, InternalError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
                 known = None
                 self._set_up(False)
@@ -356,7 +356,7 @@ class Link:
             if self.no_channel:
                 self.no_channel = ""
                 self.on_change()
-        except (LinkLost, InternalError, ChannelLost, msgspec.MsgspecError) as exc:
+        except (LinkLost, InternalError, ChannelLost, msgspec.MsgspecError, UnicodeDecodeError) as exc:
             self._channel = None
             level = logging.DEBUG if self._told_of_channel else logging.WARNING
             self._told_of_channel = True

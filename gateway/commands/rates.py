@@ -120,7 +120,10 @@ class Statuses:
         return self._kept[-1]
 
     def add(self, status: Told) -> None:
-        if self._kept and (status["time_s"] <= self.last["time_s"] or _restarted(self.last, status)):
+        """Take one in. One that was there before is nothing new: a gateway keeps each for half a second."""
+        if self._kept and status["time_s"] == self.last["time_s"]:
+            return
+        if self._kept and (status["time_s"] < self.last["time_s"] or _restarted(self.last, status)):
             self._kept.clear()
         self._kept.append(status)
         while len(self._kept) > 2 and self._kept[1]["time_s"] <= status["time_s"] - _KEPT_S:

@@ -167,8 +167,8 @@ class Watched:
 
 def _once(watched: Sequence[Watched], seconds: float, *, as_json: bool) -> int:
     with ThreadPoolExecutor(len(watched)) as threads:
-        for wait_s in (seconds, 0.0):
-            for each, found in zip(watched, threads.map(_looked, watched), strict=True):
+        for look, wait_s in ((_looked, seconds), (_looked_anew, 0.0)):
+            for each, found in zip(watched, threads.map(look, watched), strict=True):
                 each.take(found, time.monotonic())
             time.sleep(wait_s)
     for each in watched:
@@ -191,6 +191,18 @@ def _looked(watched: Watched) -> Told | BackendUnreachable:
         return watched.client.look()
     except BackendUnreachable as exc:
         return exc
+
+
+def _looked_anew(watched: Watched) -> Told | BackendUnreachable:
+    """As `_looked`, but another status than the last, which a gateway keeps for half a second."""
+    until_s = time.monotonic() + _EVERY_S
+    while True:
+        found = _looked(watched)
+        if isinstance(found, BackendUnreachable) or watched.heard_s is None or time.monotonic() >= until_s:
+            return found
+        if found["time_s"] != watched.statuses.last["time_s"]:
+            return found
+        time.sleep(_KEYS_S)
 
 
 def _document(watched: Watched, seconds: float) -> dict[str, Any]:

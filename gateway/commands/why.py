@@ -60,14 +60,16 @@ def _why(arguments: argparse.Namespace) -> int:
                 f"{where}: {exc.strerror}: expected a file that --save wrote, or http://host:port of a gateway"
             ) from exc
     recordings = unpacked(data, where)
-    if arguments.save is not None:
-        write_whole(arguments.save, data)
-        print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
-        return 0
     chosen = [each for each in recordings if arguments.model in ("", each.model)]
     if not chosen:
         known = ", ".join(dict.fromkeys(each.model for each in recordings)) or "none"
         raise NotFound(f"{where}: nothing is recorded of model '{arguments.model}'; models there: {known}")
+    if arguments.save is not None:
+        if len(chosen) < len(recordings):
+            data = joined([data], arguments.model)
+        write_whole(arguments.save, data)
+        print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
+        return 0
     return _tell(chosen, where, arguments.request, as_objects=arguments.json)
 
 
@@ -80,6 +82,7 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
         lives = of_request(answers, own_id)
         if not lives:
             count = sum(len(lane.diagnosis.history.requests) for each in answers for lane in each.lanes)
+            count += sum(len(each.unserved) for each in answers)
             raise NotFound(
                 f"{where}: no request '{own_id}' is among the {count} that are recorded: it came before them, or its client "
                 "gave it no `id`"
@@ -91,20 +94,21 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
 
 
 def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
-    """The recordings of every ready model that records, or of one, from every process behind an address.
+    """The recordings of every ready model version that records, or of those of one model, from every process behind an address.
 
     Raises: NotFound; BackendUnreachable, if no gateway answers there; GatewayError, with its words.
     """
-    names = [model] if model else _models(url, shown)
+    ready = _ready(url, shown)
+    paths = [f"{_path(name)}/versions/{version}" for name, version in ready if model in ("", name)]
     files: list[bytes] = []
     refused: GatewayError | None = None
-    for name in names:
+    for path in paths or ([_path(model)] if model else []):  # of what is not ready: which says why
         seen: set[str] = set()
         wanted = tries = 1
         while tries <= _TRIES * wanted and len(seen) < wanted:
             tries += 1
             try:
-                data = _get(f"{url}/v2/models/{quote(name, safe='')}/why", url, shown)
+                data = _get(f"{url}{path}/why", url, shown)
             except BackendUnreachable:
                 raise
             except GatewayError as exc:
@@ -120,11 +124,16 @@ def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
     return joined(files)
 
 
-def _models(url: str, shown: Credentials) -> list[str]:
-    address = f"{url}/v2/models"
+def _path(model: str) -> str:
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def _ready(url: str, shown: Credentials) -> list[tuple[str, str]]:
+    """Name and version of each model that is ready. By the status: a key for `why` is one for that."""
+    address = f"{url}/v2/status"
     try:
-        listed: Any = json.loads(_get(address, url, shown))
-        return [model["name"] for model in listed["models"] if model["state"] == "READY"]
+        status: Any = json.loads(_get(address, url, shown))
+        return [(model["name"], model["version"]) for model in status["models"] if model["state"] == "READY"]
     except (ValueError, KeyError, TypeError) as exc:
         raise BackendUnreachable(f"what answers at {address} is no gateway of this kind ({exc})") from exc
 

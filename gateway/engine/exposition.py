@@ -124,7 +124,7 @@ def statistics_of(blocks: Mapping[Key, State]) -> Generator[None, None, dict[tup
 
 
 def _add_edge(statistics: ModelStatistics, state: State) -> None:
-    codes, latency, failed_ns, _, last_s, decode, encode, _, _ = state
+    codes, latency, failed_ns, _, last_s, decode, encode, *_ = state
     statistics.add_requests(codes, latency[-1], failed_ns, last_s)
     statistics.add_stage("decode", decode)
     statistics.add_stage("encode", encode)

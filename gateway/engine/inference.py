@@ -25,7 +25,7 @@ from gateway.engine.recorders import EndpointMetrics
 from gateway.engine.repository import Repository
 from gateway.engine.served_model import ServedModel
 from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, Unsupported, shortened
+from gateway.errors import Cancelled, Code, GatewayError, InternalError, NotFound, NotReady, Unsupported, shortened
 from gateway.protocols.tensors import TakesLong
 from gateway.tracing.context import TRACEPARENT
 from gateway.types import Attributes, Caller, InferRequest, InferResponse, RegionRef, RequestEnd, RequestTrace
@@ -100,10 +100,18 @@ class Endpoints(Generic[C]):
                 served = repository.model(name, version)
             except NotFound as exc:
                 raise exc if self.doors is None else self.doors.veiled(caller, exc) from None
-            metrics = repository.metrics.endpoint(served.name, served.version, self.protocol)
-            attributes = (("gateway.model", served.name), ("gateway.version", served.version))
+            metrics = self.metrics_of(served.name, served.version)
+            attributes = _attributes(served.name, served.version)
             found = self._found[name, version] = Endpoint(served, self._codec(served), metrics, attributes)
         return found
+
+    def metrics_of(self, name: str, version: str) -> EndpointMetrics:
+        """Of a model of the configuration. Both empty: `nowhere`."""
+        return self.repository.metrics.endpoint(name, version, self.protocol)
+
+
+def _attributes(name: str, version: str) -> Attributes:
+    return (("gateway.model", name), ("gateway.version", version)) if name else ()
 
 
 class Inference(ABC, Generic[C, Reply]):
@@ -257,35 +265,42 @@ class Inference(ABC, Generic[C, Reply]):
     def _fail(self, outcome: GatewayError, encoding_ns: int) -> None:
         self._over()
         endpoint = self._endpoint
-        metrics = self._endpoints.nowhere if endpoint is None else endpoint.metrics
+        metrics = self._endpoints.metrics_of(*self._model_asked(outcome)) if endpoint is None else endpoint.metrics
         metrics.failed(outcome.code, self._arrival_ns, encoding_ns)
         self.refuse(outcome)
         self._tell(outcome, encoding_ns)
+
+    def _model_asked(self, error: GatewayError | None) -> tuple[str, str]:
+        """Name and version of the model that a failed request was for; empty, where it named none there is."""
+        if self._endpoint is not None:
+            return self._endpoint.served.name, self._endpoint.served.version
+        return error.model if isinstance(error, NotReady) else ("", "")
 
     def _tell(self, error: GatewayError, known_ns: int) -> None:
         """Leave a failed request in its trace and in the log. known_ns: when its outcome was known."""
         now_ns = time.monotonic_ns()
         if self._trace is not None:
-            self._end_trace(self._trace, error.code, known_ns, now_ns)
-        endpoints, endpoint = self._endpoints, self._endpoint
-        endpoints.failures.tell(
+            self._end_trace(self._trace, error, known_ns, now_ns)
+        model, version = self._model_asked(error)
+        self._endpoints.failures.tell(
             error,
-            model="" if endpoint is None else endpoint.served.name,
-            version="" if endpoint is None else endpoint.served.version,
-            protocol=endpoints.protocol,
+            model=model,
+            version=version,
+            protocol=self._endpoints.protocol,
             caller=self.caller,
             trace=self._trace,
             took_ns=now_ns - self._arrival_ns,
             now_ns=now_ns,
         )
 
-    def _end_trace(self, trace: RequestTrace, code: Code | None, encoding_ns: int, ended_ns: int) -> None:
+    def _end_trace(self, trace: RequestTrace, error: GatewayError | None, encoding_ns: int, ended_ns: int) -> None:
         request, endpoint = self._request, self._endpoint
+        code = None if error is None else error.code
         trace.end = RequestEnd(
             operation=self.operation,
             error="" if code is None else code.value,
             status=self.about(code),
-            model=() if endpoint is None else endpoint.attributes,
+            model=_attributes(*self._model_asked(error)) if endpoint is None else endpoint.attributes,
             rows=0 if request is None else request.rows,
             request_id=self.caller.request_id,
             id="" if request is None or not request.id else shortened(request.id),

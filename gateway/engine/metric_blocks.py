@@ -32,11 +32,15 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of a block. name: of its family; "": told to nobody. inner: labels of a mapping. fixed: labels it always has."""
+    """A value of a block. name: of its family; "": told to nobody. inner: labels of a mapping. fixed: labels it always has.
+
+    same: all blocks that are merged have it alike.
+    """
 
     name: str
     inner: tuple[str, ...] = ()
     fixed: tuple[tuple[str, str], ...] = ()
+    same: bool = False
 
     @property
     def metric(self) -> Metric | None:
@@ -67,6 +71,7 @@ FIELDS: Final[Mapping[str, tuple[Field, ...]]] = {
         _stage("encode"),
         Field("gateway_parts_total"),
         Field("gateway_part_gap_seconds"),
+        Field("", same=True),  # the objective that is an edge of the latency's buckets, in ns
     ),
     "lane": (
         Field("gateway_queue_rows"),
@@ -152,7 +157,7 @@ def most(kind: str, one: State, other: State) -> State:
 
 
 def merge(kind: str, one: State, other: State) -> State:
-    """Two states of one block as one. Histograms of other edges than `one` has are left out."""
+    """Two states of one block as one, of equal `same`. Histograms of another length than `one` has are left out."""
     return tuple(map(_merge, _MERGED[kind], one, other))
 
 
@@ -186,7 +191,7 @@ _COUNTERS: Final = {
 }
 _MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {"sum": add, "max": max, "min": min}
 _MERGED: Final = {
-    kind: tuple(_MERGES[field.metric.merged if field.metric is not None else "sum"] for field in fields)
+    kind: tuple(_MERGES["sum" if field.metric is None else field.metric.merged] if not field.same else max for field in fields)
     for kind, fields in FIELDS.items()
 }
 

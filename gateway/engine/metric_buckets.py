@@ -1,12 +1,13 @@
 """The histograms' buckets: where their edges are, for who counts into them and for who writes them."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from gateway.engine.metric_blocks import Field, Key
+from gateway.engine.metric_blocks import Field, Key, State, place
 
 _LATENCY_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -25,6 +26,8 @@ CODEC_NS: Final = _ns(_CODEC_S)
 STAGE_NS: Final = _ns(_STAGE_S)
 LAG_NS: Final = _ns(_LAG_S)
 
+SLO_EDGE: Final = place("edge", "")
+_LATENCY: Final = place("edge", "gateway_request_duration_seconds")
 _CODED: Final = ((("stage", "decode"),), (("stage", "encode"),))
 
 
@@ -50,6 +53,30 @@ def edges(slo_ns: Mapping[tuple[str, str], int], key: Key, field: Field, length:
     else:
         found = _CODEC_S if field.fixed in _CODED else _STAGE_S
     return found if len(found) == length - 2 else None
+
+
+def with_slo_edge(state: State, slo_ns: int | None) -> State:
+    """The state of an edge as if its latencies had been counted with this objective for an edge, not with the one it had.
+
+    What lies between two edges, one of which is no more, counts for the next above. At the other edges all is exact.
+    """
+    counted_ns, latency = state[SLO_EDGE], state[_LATENCY]
+    if counted_ns == slo_ns:
+        return state
+    edges_ns, wanted_ns = latency_edges_ns(counted_ns), latency_edges_ns(slo_ns)
+    if latency is not None and len(latency) == len(edges_ns) + 2:
+        *counts, beyond, total_ns = latency
+        found = [0] * len(wanted_ns)
+        for edge_ns, count in zip(edges_ns, counts, strict=True):
+            at = bisect_left(wanted_ns, edge_ns)
+            if at < len(found):
+                found[at] += count
+            else:
+                beyond += count
+        latency = (*found, beyond, total_ns)
+    changed = list(state)
+    changed[SLO_EDGE], changed[_LATENCY] = slo_ns, latency
+    return tuple(changed)
 
 
 class Buckets:

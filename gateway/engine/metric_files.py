@@ -55,7 +55,7 @@ def read(content: Buffer) -> list[Block] | None:
     """What `written` gave; None: of another format."""
     try:
         number, blocks = _decode_all(content)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return list(blocks) if number == FORMAT else None
 
@@ -234,7 +234,7 @@ class NodeFiles:
             for part in parts:
                 yield
                 blocks.append(_decode(part))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         self._read[name] = (told, blocks)
         return blocks

@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeVar, cast
 from gateway.config import ModelSection
 from gateway.engine.exposition import Exposition, statistics_of
 from gateway.engine.metric_blocks import FIELDS, SEP, Exemplar, Key, State, counters_only, merge, place
-from gateway.engine.metric_buckets import ROWS, edges
+from gateway.engine.metric_buckets import ROWS, SLO_EDGE, edges, with_slo_edge
 from gateway.engine.metric_files import Block, NodeFiles
 from gateway.engine.model_statistics import ModelStatistics
 from gateway.engine.no_recorders import NoEndpointMetrics, NoLaneMetrics, NoRoutingMetrics
@@ -285,14 +285,14 @@ class Metrics:
             say()
         own.reverse()
         while own:  # one by one, as to free thousands at once takes a millisecond
-            _add(found, own.pop())
+            self._add(found, own.pop())
             yield
         if self._files is not None:
             for published in (yield from self._files.others()):
                 for block in published.blocks:
                     if wanted is not None and block[1][:2] not in wanted:
                         continue
-                    _add(found, block, lives=published.lives)
+                    self._add(found, block, lives=published.lives)
                     yield
         return found
 
@@ -313,7 +313,7 @@ class Metrics:
                 found: dict[Key, State] = {}
                 for _, blocks in ended:
                     for block in blocks:
-                        _add(found, block, lives=False)
+                        self._add(found, block, lives=False, fold=True)
                 files.fold([name for name, _ in ended], [(key.kind, key.labels, state) for key, state in found.items()])
 
     def _lane_ended(self, lane: LaneMetrics, state: State) -> None:
@@ -335,6 +335,23 @@ class Metrics:
         kept = counters_only(key.kind, state)
         self._ended[key] = merge(key.kind, self._ended[key], kept) if key in self._ended else kept
 
+    def _add(self, found: dict[Key, State], block: Block, *, lives: bool = True, fold: bool = False) -> None:
+        """Merge a block, which may be of a process of another version of the gateway, or of a model with another objective.
+
+        fold: not to be shown here: of what is not known here the objective stays.
+        """
+        kind, labels, state = block
+        if len(state) != len(FIELDS.get(kind, ())):
+            return
+        key = Key(kind, tuple(labels))
+        if not lives:
+            state = counters_only(kind, state)
+        before = found.get(key)
+        if kind == "edge":
+            slo_ns = self._slo_ns.get((labels[0], labels[1]), state[SLO_EDGE] if fold else None)
+            state = with_slo_edge(state, slo_ns if before is None else before[SLO_EDGE])
+        found[key] = state if before is None else merge(kind, before, state)
+
     # text
 
     def _exposition(self, openmetrics: bool) -> Generator[None, None, bytes]:
@@ -344,17 +361,6 @@ class Metrics:
     def _exemplars(self, model: str, version: str, protocol: str) -> Mapping[int, Exemplar] | None:
         endpoint = self._endpoints.get((model, version, protocol))
         return endpoint.exemplars() if endpoint is not None else None
-
-
-def _add(found: dict[Key, State], block: Block, *, lives: bool = True) -> None:
-    """Merge a block, which may be of a process of another version of the gateway."""
-    kind, labels, state = block
-    if len(state) != len(FIELDS.get(kind, ())):
-        return
-    key = Key(kind, tuple(labels))
-    if not lives:
-        state = counters_only(kind, state)
-    found[key] = merge(kind, found[key], state) if key in found else state
 
 
 def _at_once(work: Generator[None, None, T]) -> T:

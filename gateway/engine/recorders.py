@@ -379,6 +379,7 @@ class EndpointMetrics:
             self._encode.state(),
             self._latency.number + self._parts if self._gaps is not None else None,
             (*self._gaps, self._gaps_ns) if self._gaps is not None else None,
+            self._bounds[self._slo_bucket] if self._slo_bucket is not None else None,
         )
 
     def _attained(self) -> dict[str, int] | None:

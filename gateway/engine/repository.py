@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gateway.batching.recorded_file import packed
-from gateway.batching.recording import ring_of
+from gateway.batching.recording import given_up, ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection
 from gateway.engine.descriptions import (
@@ -161,8 +161,7 @@ class Repository:
         else:
             served = max(versions.values(), key=lambda served: (served.state == "READY", int(served.version)))
         if served.state != "READY":
-            suffix = f": {served.reason}" if served.reason else ""
-            raise NotReady(f"Request for unknown model: '{name}' has no available versions ({served.state.lower()}{suffix})")
+            raise _not_ready(served)
         return served
 
     def infer(
@@ -191,9 +190,7 @@ class Repository:
         served = self.model(name, version)
         rings = [ring for lane in served.lanes if (ring := ring_of(lane.batcher)) is not None]
         if not rings:
-            raise Unsupported(
-                f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0"
-            )
+            raise _unrecorded(served)
         return packed(
             served.name,
             served.version,
@@ -476,6 +473,19 @@ class Repository:
 
 def _serves(served: ServedModel) -> bool:
     return served.state == "READY" and any(lane.available for lane in served.lanes)
+
+
+def _not_ready(served: ServedModel) -> NotReady:
+    suffix = f": {served.reason}" if served.reason else ""
+    said = f"Request for unknown model: '{served.name}' has no available versions ({served.state.lower()}{suffix})"
+    return NotReady(said, model=(served.name, served.version))
+
+
+def _unrecorded(served: ServedModel) -> Unsupported:
+    reason = next(filter(None, (given_up(lane.batcher) for lane in served.lanes)), "")
+    if reason:
+        return Unsupported(f"model '{served.name}': its decisions are no longer recorded, until it is loaded anew: {reason}")
+    return Unsupported(f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0")
 
 
 def _together(failed: Sequence[GatewayError]) -> GatewayError:

@@ -100,14 +100,15 @@ class SaidLane:
 class RecordedRouter(Recorded, Router):
     """Life: as a `Router`, from its making. ring: where it records."""
 
-    __slots__ = ("_events", "_seen", "ring")
+    __slots__ = ("_events", "_seen", "given_up", "ring")
     WHAT = "routing is"
-    NOT_KEPT = frozenset(("ring", "_seen", "_events"))  # is no state
+    NOT_KEPT = frozenset(("ring", "given_up", "_seen", "_events"))  # is no state
 
     def __init__(
         self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None, *, ring: Ring
     ) -> None:
         self.ring = ring
+        self.given_up = ""
         self._seen: list[Any] = []
         self._events = ring.events
         for candidate in candidates:

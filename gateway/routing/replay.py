@@ -21,6 +21,7 @@ class Unserved:
     now_ns: int
     arrival_ns: int
     own_deadline_ns: int | None
+    rows: int
     reason: str
     forecasts: tuple[Forecast, ...]
 
@@ -63,13 +64,13 @@ def replay_routing(recorded: dict[str, Any]) -> RoutingHistory:
 
 
 def _note(history: RoutingHistory, event: list[Any]) -> None:
-    _, now_ns, arrival_ns, deadline_ns, _, own_id, failed, seen, label, reason, _ = event
+    _, now_ns, arrival_ns, deadline_ns, rows, own_id, failed, seen, label, reason, _ = event
     if failed is not None:
         return  # it is with a lane, which answers it
     history.routed += 1
     if label is None:
         forecasts = tuple(Forecast(*value) for value in seen if isinstance(value, list))
-        history.unserved.append(Unserved(own_id, now_ns, arrival_ns, deadline_ns, reason, forecasts))
+        history.unserved.append(Unserved(own_id, now_ns, arrival_ns, deadline_ns, rows, reason, forecasts))
 
 
 def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidate], event: list[Any]) -> None:

@@ -95,7 +95,7 @@ def _check_free(files: Files) -> None:
 def _check_same(job: RowsJob, told: bytes, where: str) -> None:
     try:
         before = msgspec.json.decode(told, type=RowsJob)
-    except msgspec.DecodeError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{where}/{_JOB}: not readable ({exc}): --restart begins anew") from exc
     differ = [name for name in job.__struct_fields__ if getattr(job, name) != getattr(before, name)]
     if differ:

@@ -14,7 +14,7 @@ from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
 from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
-from gateway.why.unserved import cause_of
+from gateway.why.unserved import cause_of, limit_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
 
 
@@ -205,19 +205,45 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def of_request(answers: Iterable[Answer], own_id: str) -> list[dict[str, Any]]:
-    """What became of each request that a client called so; empty, if none did."""
+    """What became of each request that a client called so; empty, if none did. backend: None, where routing refused it."""
     found = []
     for each in answers:
         for lane in each.lanes:
             causes = {id(miss.request): miss for miss in lane.diagnosis.misses}
             for at, request in enumerate(lane.diagnosis.history.requests):
-                if request.own_id and request.own_id == own_id[: len(request.own_id)] and _same(request.own_id, own_id):
+                if _same(request.own_id, own_id):
                     found.append(_life(each.recording, lane, at, request, causes.get(id(request))))
+        found += [_refused(each, refused, cause) for refused, cause in each.unserved if _same(refused.own_id, own_id)]
     return found
 
 
 def _same(kept: str, asked: str) -> bool:
     return kept == asked or (len(kept) == 64 and asked.startswith(kept))
+
+
+def _refused(answer: Answer, refused: Unserved, cause: Cause) -> dict[str, Any]:
+    """As `_life`, of what was with no backend. fate: as `as_json` has it."""
+    recording = answer.recording
+    limit_ns = limit_of(refused, [lane.diagnosis for lane in answer.lanes])
+    return {
+        "model": recording.model,
+        "version": recording.version,
+        "backend": None,
+        "process": recording.process,
+        "id": refused.own_id,
+        "ago_s": round((recording.now_ns - refused.arrival_ns) / 1e9, 3),
+        "rows": refused.rows,
+        "fate": refused.reason,
+        "limit_ms": None if limit_ns is None else round((limit_ns - refused.arrival_ns) / 1e6, 3),
+        "queued_ms": None,
+        "rows_before_it": None,
+        "closed_ms": None,
+        "ended_ms": round((refused.now_ns - refused.arrival_ns) / 1e6, 3),
+        "batch": None,
+        "cause": cause.value,
+        "remedy": REMEDIES[cause],
+        "would_have": {},
+    }
 
 
 def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
@@ -266,7 +292,8 @@ def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastReq
 
 def life_told(life: dict[str, Any]) -> str:
     """One of `of_request` for people. Times count from its arrival."""
-    head = f"{life['id']}: {life['model']} version {life['version']} on {life['backend']}, {life['ago_s']:.1f} s ago"
+    on = f"on {life['backend']}" if life["backend"] is not None else "with no backend"
+    head = f"{life['id']}: {life['model']} version {life['version']} {on}, {life['ago_s']:.1f} s ago"
     lines = [head, f"  {_fate(life)}"]
     if life["queued_ms"] is not None:
         lines.append(f"  {life['queued_ms']:8.1f} ms  queued, behind {life['rows_before_it']} rows")

@@ -72,7 +72,7 @@ def _is_run(path: Path) -> bool:
 
     try:
         document = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}") from exc
     return isinstance(document, dict) and document.get("schema") == SCHEMA
 

@@ -104,7 +104,7 @@ def value(text: bytes, job: Job) -> Any:
         if isinstance(job, AnswersJob):
             return [each and {name: _tensor(name, kept) for name, kept in each.items()} for each in told["value"]]
         return float(told["value"])
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError, GatewayError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, AttributeError, GatewayError) as exc:
         raise GeneratorLost(f"the load generator's answer cannot be read: {exc}") from exc
 
 
@@ -128,7 +128,7 @@ def progress(text: bytes) -> Progress | None:
     """None: it says nothing yet."""
     try:
         return msgspec.json.decode(text, type=Progress)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

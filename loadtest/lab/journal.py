@@ -85,6 +85,6 @@ def _read(line: bytes, path: Path, number: int) -> Entry:
     try:
         record = msgspec.json.decode(line)
         event: Entry = msgspec.convert(record["data"], KINDS[record["event"]], str_keys=True)
-    except (msgspec.MsgspecError, KeyError, TypeError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as exc:
         raise UsageError(f"{path}: line {number} is no event: {exc}; --fresh starts anew") from exc
     return event

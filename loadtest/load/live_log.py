@@ -60,5 +60,5 @@ def read(path: Path) -> tuple[Description, RequestLog]:
             file.seek(size - 16 - length)
             description = msgspec.json.decode(file.read(length), type=Description)
             return description, RequestLog(requests, file.fileno(), copied=True)
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise UsageError(f"{path}: cannot be read: {exc}") from exc

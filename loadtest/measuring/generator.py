@@ -386,7 +386,7 @@ class _LoadRun:
         line = await _output(worker).readline()
         try:
             report = msgspec.json.decode(line, type=SenderReport)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             self._fail(f"sending process {number} of {self._processes} {_ending(await worker.wait())}")
             return None
         if report.fault:

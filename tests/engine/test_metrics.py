@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.config import ModelSection, parse_config
 from gateway.engine import recorders
 from gateway.engine.metric_blocks import FIELDS
-from gateway.engine.metric_files import NodeFiles
+from gateway.engine.metric_files import NodeFiles, written
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
 from gateway.engine.metrics import FLUSH_INTERVAL_S, Metrics
 from gateway.engine.process_facts import Used
@@ -402,6 +402,37 @@ def test_a_process_answers_for_all_of_its_node_and_those_that_were_killed_count_
         assert found[key("gateway_request_duration_seconds_sum", model="m", version="1", protocol="rest")] == 4e-6
 
 
+@pytest.mark.parametrize("folded", [False, True])
+def test_after_an_slo_has_changed_no_latency_of_before_counts_under_its_edge(tmp_path: Path, folded: bool) -> None:
+    def ended(slo_ms: float) -> None:
+        metrics = Metrics(models(m=slo_ms), directory=tmp_path)
+        for took_ms in (20, 33, 45, 20_000):
+            metrics.endpoint("m", "1", "rest").done(0, 0, 0, took_ms * MS)
+        metrics.flush()
+        assert metrics._files is not None
+        metrics._files.close()  # as if the process had ended
+
+    for slo_ms in (40, 30, 35) if folded else (40,):
+        ended(slo_ms)
+    times = 3 if folded else 1
+    labels = {"model": "m", "version": "1", "protocol": "rest"}
+    buckets = "gateway_request_duration_seconds_bucket"
+    for own in (0, 1):  # a process that has not been asked yet, and one that has
+        metrics = Metrics(models(m=30), directory=tmp_path)
+        for _ in range(own):
+            metrics.endpoint("m", "1", "rest").done(0, 0, 0, 33 * MS)
+        found = exposed(metrics)
+        assert key(buckets, le="0.04", **labels) not in found
+        assert found[key(buckets, le="0.025", **labels)] == found[key(buckets, le="0.03", **labels)] == times
+        assert found[key(buckets, le="0.05", **labels)] == 3 * times + own
+        assert found[key(buckets, le="+Inf", **labels)] == 4 * times + own
+        met = key("gateway_slo_requests_total", result="met", **labels)
+        assert found[met] == (2 + 1 + 2 if folded else 2)  # as each process has counted them
+    strange = exposed(Metrics(directory=tmp_path))  # does not know the model
+    assert strange[key(buckets, le="0.05", **labels)] == 3 * times + 1
+    assert key(buckets, le="0.03", **labels) not in strange
+
+
 def test_processor_time_of_sessions_does_not_go_back_while_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no longer asked for, and has not been waited for yet."""
     living = {7: Used(5_000 * MS, 100)}
@@ -630,12 +661,22 @@ def test_the_files_of_processes_are_written_and_read_a_block_at_a_time(tmp_path:
     assert len(list(files.others())) == 0  # it has not changed
 
 
+def test_a_file_of_another_process_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path)
+    (tmp_path / "ingress-1-a.blocks").write_bytes(
+        written([("edge", ("m", "1", "rest"), ({"ok": 1},))]).replace(b"rest", b"re\xcet")
+    )
+    metrics = Metrics(directory=tmp_path)
+    list(files.publish([("edge", ("m", "1", "rest"), ({"ok": 2}, *[None] * 9))]))
+    assert exposed(metrics)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 2
+
+
 def test_what_was_counted_earlier_is_not_published_over_what_was_later(tmp_path: Path) -> None:
     metrics, files = Metrics(directory=tmp_path), NodeFiles(tmp_path)
     requests = key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")
-    earlier = files.publish([("edge", ("m", "1", "rest"), ({"ok": 1}, *[None] * 8))])
+    earlier = files.publish([("edge", ("m", "1", "rest"), ({"ok": 1}, *[None] * 9))])
     next(earlier)
-    list(files.publish([("edge", ("m", "1", "rest"), ({"ok": 2}, *[None] * 8))]))
+    list(files.publish([("edge", ("m", "1", "rest"), ({"ok": 2}, *[None] * 9))]))
     list(earlier)
     assert exposed(metrics)[requests] == 2
 

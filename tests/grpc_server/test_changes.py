@@ -7,6 +7,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.engine.metric_blocks import Key
 from tests.grpc_server.serving import Breaks, Served, infer_request, on_loop, serving
 
 pytestmark = pytest.mark.slow
@@ -111,3 +112,14 @@ async def test_a_request_that_repeats_is_no_longer_known_when_its_model_is_unloa
         for _ in range(3):
             answer = await served.stub.ModelInfer(infer_request("m"))
             assert answer.raw_output_contents
+
+
+@on_loop
+async def test_what_a_model_that_is_not_ready_refuses_is_counted_under_its_name() -> None:
+    async with serving() as served:
+        assert (await failure(served.stub.ModelInfer(infer_request("later")))).code() is grpc.StatusCode.UNAVAILABLE
+        (answer,) = [each async for each in served.stub.ModelStreamInfer(iter([infer_request("later")]))]
+        assert "no available versions" in answer.error_message
+        states = await served.repository.metrics.counted()
+        assert states[Key("edge", ("later", "1", "grpc"))][0] == {"ok": 0, "not_ready": 2}
+        assert not states[Key("edge", ("", "", "grpc"))][0]

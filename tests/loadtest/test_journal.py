@@ -165,7 +165,10 @@ def test_files_are_told_apart_by_what_is_in_them(catalogue: Catalogue, tmp_path:
     assert now() in seen
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"garbage\n", b'{"event":"measured","data":{}}\n', b'{"event":"other","data":{}}\n'])
+@pytest.mark.parametrize(
+    "line",
+    [b"{}\n", b"garbage\n", b'{"event":"\xce"}\n', b'{"event":"measured","data":{}}\n', b'{"event":"other","data":{}}\n'],
+)
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     write(path)

@@ -226,3 +226,10 @@ def test_promtool_takes_it_in(tmp_path: Path) -> None:
     assert sorted(values["a"])[0] == (began_ms, 0.0)
     assert sorted(values["a"])[-1] == (began_ms + SECONDS * 1000, SECONDS * RATE - SECONDS - 1)
     assert len(values["a"]) == len(values["b"]) == SECONDS + 1
+
+
+def test_a_report_that_is_damaged_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(b'{"schema": "\xce"}')
+    assert main(["report", str(path)]) == ExitCode.USAGE
+    assert "r.json: cannot be read: " in capsys.readouterr().err

@@ -219,7 +219,7 @@ def test_a_file_that_no_run_has_left_is_refused(tmp_path: Path, content: bytes, 
 
 @pytest.mark.parametrize(("limit", "code", "overdue"), [("1s", ExitCode.MISSED, 400), ("10s", ExitCode.MET, 0)])
 def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
-    tmp_path: Path, limit: str, code: ExitCode, overdue: int
+    tmp_path: Path, limit: str, code: ExitCode, overdue: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.live"
     slo = SloSpec.parse(f"p99<{limit},errors<1%")
@@ -241,6 +241,9 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert result.excluded == pytest.approx(500 - overdue, abs=2)
     assert (tmp_path / "x.csv").read_text().count(",cut\n") == pytest.approx(500, abs=1)
     assert path.read_bytes() == kept
+    path.write_bytes(kept.replace(b"2026-11-28", b"2026\xce11-28"))
+    assert main(["recover", str(path)]) == ExitCode.USAGE
+    assert "x.live: cannot be read: 'utf-8' codec" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])

@@ -2,8 +2,10 @@
 
 import asyncio
 import http.client
+import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,43 @@ def test_an_unload_that_cannot_keep_what_was_learned_succeeds(tmp_path: Path) ->
         (tmp_path / "state").rmdir()
         assert change(served, "unload") == 200
         assert served.repository.index()[0]["state"] == "UNAVAILABLE"
+
+
+AWAY = """
+server: {model_control: true}
+models:
+  - {name: m, version: "1", load_at_start: false, backends: [{kind: synthetic}]}
+  - {name: m, version: "2", load_at_start: false, slo: {p99_ms: 50}, backends: [{kind: synthetic}]}
+"""
+
+
+def ask(served: Served, path: str) -> int:
+    connection = http.client.HTTPConnection(served.url, timeout=5)
+    try:
+        connection.request("POST", f"/v2/models/{path}/infer", b'{"inputs": []}')
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def counted(served: Served) -> dict[tuple[str, ...], tuple[Any, Any]]:
+    """By model and version: requests by code, and those of the SLO."""
+    states = served.run(served.repository.metrics.counted())
+    return {key.labels[:2]: (state[0], state[3]) for key, state in states.items() if key.kind == "edge"}
+
+
+def test_what_a_model_that_is_not_ready_refuses_is_counted_and_told_under_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(tmp_path, AWAY) as served, caplog.at_level(logging.WARNING, "gateway.engine.failed_requests"):
+        statuses = [ask(served, path) for path in ("m", "m/versions/2", "m/versions/1", "m/versions/3", "n")]
+        assert statuses == [503, 503, 503, 404, 404]
+        assert counted(served) == {
+            ("m", "2"): ({"ok": 0, "not_ready": 2}, {"met": 0, "missed": 2}),
+            ("m", "1"): ({"ok": 0, "not_ready": 1}, None),
+            ("", ""): ({"not_found": 2}, None),
+        }
+        assert {record.fields["model"] for record in caplog.records} == {"m"}  # type: ignore[attr-defined]
+        assert change(served, "load") == change(served, "unload") == 200
+        assert ask(served, "m") == 503
+        assert counted(served)["m", "2"] == ({"ok": 0, "not_ready": 3}, {"met": 0, "missed": 3})

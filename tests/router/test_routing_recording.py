@@ -1,20 +1,24 @@
 """What a router has decided can be done again, bit for bit, from what it kept of it."""
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway import cli
 from gateway.batching import checkpoint
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.engine.dispatcher import Dispatcher
-from gateway.errors import BackendFailed
+from gateway.errors import BackendFailed, Overloaded
 from gateway.routing.replay import RoutingHistory, replay_routing
+from gateway.types import InferRequest
 from gateway.why.causes import Cause
 from gateway.why.unserved import cause_of
-from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, drive, failing, poisson, slower
+from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, S, drive, failing, poisson, slower
 from tests.simulation import SimulatedClock, run_simulated
 
 FAILS = (BackendFailed("told to"), False, 3 * MS)
@@ -81,6 +85,31 @@ def test_what_is_refused_for_the_load_is_named() -> None:
     causes = Counter(cause_of(refused, ()) for refused in history.unserved)
     assert len(history.unserved) > 1000
     assert causes[Cause.QUEUE] >= 0.95 * len(history.unserved), causes
+
+
+def test_a_request_that_routing_refused_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main(clock: SimulatedClock) -> bytes:
+        fleet = Fleet(clock, (CPU, GPU))
+        await drive(fleet, poisson(lambda second: 200.0, 0.5, 3))
+        now_ns = clock.now_ns()
+        request = InferRequest("m", "1", "mine", fleet.request(rows=2).inputs, 2, now_ns, deadline_ns=now_ns + 1000)
+        with pytest.raises(Overloaded):
+            fleet.dispatcher.submit(request, lambda answer: None)
+        ring = fleet.dispatcher.ring
+        assert ring is not None
+        return packed("m", "1", [], process="p", processes=1, now_ns=now_ns + S, unix_s=0.0, routing=ring)
+
+    file = tmp_path / "saved"
+    file.write_bytes(run_simulated(main))
+    assert cli.main(["why", str(file), "--request", "mine"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["mine: m version 1 with no backend, 1.0 s ago", "  refused after 0.0 ms (late)"]
+    assert said[-1].startswith("  cause: cut-off; ")
+    assert cli.main(["why", str(file), "--request", "mine", "--json"]) == 0
+    (life,) = json.loads(capsys.readouterr().out)
+    assert (life["backend"], life["rows"], life["limit_ms"]) == (None, 2, 0.001)
+    assert cli.main(["why", str(file), "--request", "other"]) == 1
+    assert "no request 'other' is among the 1 that" in capsys.readouterr().err
 
 
 def test_a_changed_decision_is_found() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -209,6 +210,62 @@ def test_an_answer_in_parts_is_shown_part_by_part(chromium: Browser, served: Ser
     chromium.script("""document.getElementById('body').value = '{"text": "part", "n": 5, "fails_at": 2}'""")
     chromium.script("document.getElementById('go').click()")
     until(chromium, "document.getElementById('outcome').innerText", lambda text: text.endswith("; the last one is an error"))
+
+
+CHANGING = """
+server: {{model_control: true}}
+models:
+  - {{name: a, backends: [{{kind: synthetic}}]}}
+  - name: b
+    inputs: [{{name: {0}, datatype: {1}, shape: [-1, 3]}}]
+    outputs: [{{name: OUT, datatype: {1}, shape: [-1, 3]}}]
+    backends: [{{kind: synthetic}}]
+  - {{name: c, backends: [{{kind: synthetic}}]}}
+"""
+FORM = """({
+  names: [...document.querySelectorAll('legend')].map(e => e.innerText), hidden: document.getElementById('form').hidden,
+  list: [...document.getElementById('model').options].map(e => e.innerText).join(),
+  model: document.getElementById('model').value,
+})"""
+
+
+def change(running: Served, verb: str, model: str) -> None:
+    with urllib.request.urlopen(f"http://{running.url}/v2/repository/models/{model}/{verb}", b"", timeout=20):
+        pass
+
+
+def test_the_list_shows_the_model_that_is_asked_whatever_comes_and_goes(chromium: Browser, tmp_path: Path) -> None:
+    data = "document.getElementById('input-0-data')"
+    with serving(tmp_path, CHANGING.format("IN", "FP32")) as running:
+        open_page(chromium, running, "#send/b/1")
+        until(chromium, FORM, lambda form: form["names"] == ["IN"] and not form["hidden"])
+        change(running, "unload", "c")
+        assert until(chromium, FORM, lambda form: form["list"] == "a,b")["model"] == '["b","1"]'
+        change(running, "unload", "b")
+        until(chromium, FORM, lambda form: form["hidden"] and not form["model"])
+        change(running, "load", "b")
+        until(chromium, FORM, lambda form: not form["hidden"] and form["model"] == '["b","1"]')
+        chromium.script(f"{data}.value = '[7, 8, 9]'")
+        port = running.port
+    until(chromium, "document.getElementById('state').innerText", lambda text: "does not answer since" in text)
+    with serving(tmp_path, CHANGING.format("IN", "FP32"), port=port):  # as before
+        until(chromium, FORM, lambda form: form["list"] == "a,b,c" and form["model"] == '["b","1"]')
+        chromium.script("document.getElementById('go').click()")
+        until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK"))
+        assert chromium.script(f"{data}.value") == "[7, 8, 9]"
+    until(chromium, "document.getElementById('state').innerText", lambda text: "does not answer since" in text)
+    with serving(tmp_path, CHANGING.format("NEW", "INT64"), port=port):
+        until(chromium, FORM, lambda form: form["names"] == ["NEW"] and not form["hidden"])
+
+
+def test_a_form_whose_inputs_could_not_be_had_is_asked_for_again(chromium: Browser, served: Served) -> None:
+    open_page(chromium, served)
+    chromium.script("(window.asked = window.fetch, window.fetch = path => asked(path === '/v2/status' ? path : '/nowhere'), 0)")
+    chromium.script("(location.hash = '#send/quick/1', 0)")
+    until(chromium, "document.getElementById('model-note').innerText", lambda text: "could not be had" in text)
+    chromium.script("(window.fetch = asked, 0)")
+    until(chromium, FORM, lambda form: not form["hidden"] and "INPUT0" in form["names"])
+    assert chromium.script("document.getElementById('model-note').innerText") == ""
 
 
 def test_page_and_terminal_reckon_alike(shown: Browser, served: Served) -> None:

@@ -106,6 +106,15 @@ def test_a_window_goes_back_as_far_as_it_says_or_as_far_as_there_is() -> None:
         assert (figures.span_s, figures.answered) == (span_s, 99**2 - (99 - span_s) ** 2)
 
 
+def test_a_status_that_was_there_before_is_nothing_new() -> None:
+    statuses = Statuses()
+    for time_s, ok in ((0.0, 1), (1.0, 3), (1.0, 3)):
+        statuses.add(status(time_s, model(ok=ok)))
+    figures = statuses.figures(statuses.last["models"][0], 10)
+    assert figures is not None
+    assert figures.requests_per_s == 2
+
+
 def test_after_a_pause_in_which_nobody_looked_a_window_is_not_stretched_over_it() -> None:
     statuses = Statuses()
     statuses.add(status(0.0, model(ok=1)))

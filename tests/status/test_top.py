@@ -23,7 +23,7 @@ from gateway.commands.top_screen import Shown, ms, percent, screen, short, usd
 from tests.rest_routes.serving import Served, serving
 from tests.router.test_explain import answering, answering_grpc
 from tests.status.test_rates import backend, model
-from tests.status.watching import HOSTILE, MODELS, ask, body
+from tests.status.watching import HOSTILE, MODELS, ask, body, fresh
 
 slow = pytest.mark.slow
 WITHIN_S = 30.0
@@ -91,6 +91,16 @@ def test_json_has_the_figures_and_nulls_for_what_is_unknown(served: Served, caps
     assert quick["usd_per_hour"] == 2.5
     assert quick["backends"][0]["share"] > 0
     assert (hostile["name"], hostile["p99_ms"], hostile["usd_per_hour"]) == (HOSTILE, None, None)
+
+
+@slow
+def test_a_short_look_lasts_until_the_gateway_has_new_figures(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(served)  # which is kept for longer than the look
+    code, out, _ = top(capsys, served.url, "--json", "--seconds", "0.2")
+    (told,) = json.loads(out)["gateways"]
+    assert code == 0
+    assert told["models"][0]["span_s"] >= 0.2
+    assert told["models"][0]["requests_per_s"] is not None
 
 
 @slow

@@ -401,10 +401,11 @@ def test_what_is_done_is_not_taken_for_another_job(tmp_path: Path, capsys: pytes
     assert run(config, "twice", source, output, "--restart") == 2
     assert "a folder of something else" in capsys.readouterr().err
     (partial / "strange").unlink()
-    (partial / "job.json").write_text("{}")
     (partial / "00000000.rows").touch()
-    assert run(config, "twice", source, output) == 2
-    assert "--restart begins anew" in capsys.readouterr().err
+    for damaged in (b"{}", b'{"model": "\xce"}'):
+        (partial / "job.json").write_bytes(damaged)
+        assert run(config, "twice", source, output) == 2
+        assert "--restart begins anew" in capsys.readouterr().err
     assert run(config, "twice", source, output, "--restart") == 0
     assert run(config, "twice", source, output) == 2
     assert "out.jsonl: exists" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway import __version__
 from gateway.cli import main
 from tests.served.gateway_process import Served, served
 from tests.why.recorded import Scene
@@ -24,9 +25,16 @@ models:
     slo: {p99_ms: 40}
     max_rows: 4
     backends: [{kind: synthetic, fixed_ms: 8, row_ms: 2, usd_per_hour: 0.5}]
+  - {name: m, version: "3", backends: [{kind: synthetic}]}
+  - {name: m, version: "4", load_at_start: false, backends: [{kind: synthetic}]}
   - name: unrecorded
     batching: {record_mib: 0}
     backends: [{kind: synthetic}]
+  - name: crowded
+    slo: {p99_ms: 40}
+    max_rows: 8
+    batching: {record_mib: 0.002}
+    backends: [{kind: synthetic, fixed_ms: 1}]
 """
 
 slow = pytest.mark.slow
@@ -54,7 +62,7 @@ def ask(address: str, client: int) -> None:
         body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
         count += 1
         try:
-            urllib.request.urlopen(f"http://{address}/v2/models/m/infer", body).close()
+            urllib.request.urlopen(f"http://{address}/v2/models/m/versions/1/infer", body).close()
         except urllib.error.HTTPError as exc:
             exc.close()
 
@@ -64,6 +72,7 @@ def test_a_running_gateway_tells_what_made_its_requests_late(overloaded: Served,
     assert main(["why", overloaded.http]) == 0  # without http:// it is an address as well
     said = capsys.readouterr().out
     assert "m version 1 on synthetic" in said
+    assert "m version 3: no request has come" in said
     assert "decisions, all the same" in said
     assert "one more session" in said
     assert "add sessions or replicas" in said
@@ -78,7 +87,7 @@ def test_what_was_saved_tells_the_same_to_programs(
     assert main(["why", f"http://{overloaded.http}", "--save", file]) == 0
     assert f"gateway why {file}" in capsys.readouterr().out
     assert main(["why", file, "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)  # the other version got no requests
     assert told["same"]
     assert told["missed"] > 50
     assert told["causes"]["queue"] >= 0.95 * told["missed"]  # it was an overload, and nothing else
@@ -96,6 +105,10 @@ def test_what_was_saved_tells_the_same_to_programs(
 def test_a_model_that_is_not_recorded_says_how_to_have_it(overloaded: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", f"http://{overloaded.http}", "--model", "unrecorded"]) == 1
     assert "set batching.record_mib above 0" in capsys.readouterr().err
+    assert main(["why", f"http://{overloaded.http}", "--model", "crowded"]) == 1
+    said = capsys.readouterr().err
+    assert "'crowded': its decisions are no longer recorded" in said
+    assert "is too much for 2097: raise batching.record_mib" in said
     assert main(["why", f"http://{overloaded.http}", "--model", "other"]) == 1
     assert "'other' is not found" in capsys.readouterr().err
     assert main(["why", f"http://{overloaded.grpc}"]) == 1  # the other port
@@ -117,19 +130,47 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     (tmp_path / "cut").write_bytes(data[:-10])
     assert main(["why", str(tmp_path / "cut")]) == 1
     assert "no recording of a gateway" in capsys.readouterr().err
+    broken = (
+        data.replace(b"adaptive", b"adapt\xcee!", 1),  # no UTF-8, as a byte of a file that is damaged may be
+        data.replace(__version__.encode(), b"\xce" * len(__version__), 1),
+        data[: data.index(b"recordings") + 10] + b"\x91" * 100_000,
+    )
+    for content, said in zip(broken, ("is broken", "no recording", "no recording"), strict=True):
+        (tmp_path / "broken").write_bytes(content)
+        assert main(["why", str(tmp_path / "broken")]) == 1
+        assert said in capsys.readouterr().err
     (tmp_path / "whole").write_bytes(data)
     assert main(["why", str(tmp_path / "whole"), "--model", "x"]) == 1
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
 
 
+def test_of_one_model_what_was_saved_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recordings = []
+    for model in ("m", "other"):
+        (recording,) = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))["recordings"]
+        recordings.append(recording | {"model": model})
+    both, one = str(tmp_path / "both"), str(tmp_path / "one")
+    head = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))
+    Path(both).write_bytes(msgspec.msgpack.encode(head | {"recordings": recordings}))
+    assert main(["why", both, "--model", "other", "--save", one]) == 0
+    capsys.readouterr()
+    assert main(["why", one, "--json"]) == 0
+    assert [told["model"] for told in json.loads(capsys.readouterr().out)] == ["other"]
+    assert main(["why", both, "--model", "nobody", "--save", one]) == 1
+    assert "models there: m, other" in capsys.readouterr().err
+
+
+LISTED = b'{"models": [{"name": "m", "version": "1", "state": "READY"}]}'
+
+
 @contextmanager
-def answering(bodies: Sequence[bytes]) -> Iterator[str]:
-    """A server that answers each request with the next of these, and then from the first again."""
+def answering(bodies: Sequence[bytes], status: bytes = LISTED) -> Iterator[str]:
+    """A server that answers each request but for its status with the next of these, and then from the first again."""
     rest = itertools.cycle(bodies)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = next(rest)
+            body = status if self.path == "/v2/status" else next(rest)
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -172,8 +213,9 @@ def test_one_process_that_is_never_met_holds_nothing_up(capsys: pytest.CaptureFi
 
 
 def test_another_server_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering([b"{}"]) as url:
-        assert main(["why", url]) == 1
-        assert "is no gateway of this kind" in capsys.readouterr().err
-        assert main(["why", url, "--model", "m"]) == 1
-        assert "no recording of a gateway" in capsys.readouterr().err
+    for status, said in ((b"{}", "is no gateway of this kind"), (LISTED, "no recording of a gateway")):
+        with answering([b"{}"], status) as url:
+            assert main(["why", url]) == 1
+            assert said in capsys.readouterr().err
+            assert main(["why", url, "--model", "m"]) == 1
+            assert said in capsys.readouterr().err

@@ -132,7 +132,7 @@ class Agent:
             code = await process.wait()
         except TimeoutError:
             return told_lost(f"the job did not end within {order.most_s:g} s")
-        except msgspec.MsgspecError as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             return told_lost(f"the job's process told no JSON: {exc}")
         finally:
             await _ended(working)
@@ -173,5 +173,5 @@ async def _ended(working: _Working) -> None:
     with suppress(ProcessLookupError):
         working.process.terminate()
     await children.end(working.process, within_s=_END_S)
-    with suppress(asyncio.CancelledError, LoadtestError, msgspec.MsgspecError):
+    with suppress(asyncio.CancelledError, LoadtestError, msgspec.MsgspecError, UnicodeDecodeError):
         await reading

@@ -6,6 +6,7 @@ The pool's threads do not spin between runs, since sessions share the cores with
 """
 
 import contextlib
+import mmap
 import re
 import threading
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ _DATATYPES = {
 # On the CPU its kernel takes 3.5 to 6 times what Add and LayerNormalization take, which it stands for, and minilm a tenth
 # longer with it (onnxruntime 1.32, widths of 64 to 4096, 2026-11-23). Answers differ by 1e-7 of 0.2.
 _SLOWER_FUSED = ["SkipLayerNormFusion"]
+_DYNAMIC = b"DynamicQuantize"  # of operators that take their scale from all that they are given: DynamicQuantizeLinear, ...LSTM
 _DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 # Of a message: its code, the file's name again, and a source's line with the function there, whose words begin in capitals.
 _OF_ITSELF = re.compile(
@@ -104,7 +106,14 @@ def read(*, model: str, example: Tensors | None = None) -> Found:
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)
-    return from_shapes(_tensors(model, session.get_inputs(), "input"), _tensors(model, session.get_outputs(), "output"))
+    inputs, outputs = _tensors(model, session.get_inputs(), "input"), _tensors(model, session.get_outputs(), "output")
+    tried = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), session, only_cpu=True)
+
+    def quantises() -> bool:
+        with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_DYNAMIC) >= 0
+
+    return from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
 
 
 def _import() -> None:
@@ -124,7 +133,8 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # what it would warn of either raises or is no concern of an operator
+    # What it would warn of either raises or is no concern of an operator; nor is a drawn row that a file does not take.
+    options.log_severity_level = 3 if optimised else 4
     providers: list[Any] = ["CPUExecutionProvider"]
     disabled = _SLOWER_FUSED
     if device == "cuda":

@@ -13,7 +13,7 @@ from typing import Any
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_example, from_shapes
+from backends.discovery import Found, Run, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
 from backends.torch import load_callable, unloadable
 from backends.torch_tensors import mapped, to_array, to_tensor
@@ -59,6 +59,12 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     order = [name for name in names if name in example] or list(example)
 
+    return from_example(_runner(call, order), {name: example[name] for name in order}, sizes_of=sizes_of)
+
+
+def _runner(call: Callable[..., Any], order: list[str]) -> Run:
+    import torch
+
     def run(arrays: Tensors) -> Tensors:
         try:
             with torch.inference_mode():
@@ -66,7 +72,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         except Exception as exc:
             raise mapped(exc) from exc
 
-    return from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
+    return run
 
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
@@ -128,7 +134,8 @@ def _of_program(model: str, program: Any) -> Found:
         raise LoadFailed(
             f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"
         )
-    return from_shapes(tuple(inputs), tuple(TensorSpec(names[index], *types[index]) for index in range(len(types))))
+    outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
+    return from_shapes(tuple(inputs), outputs, _runner(program.module(), [tensor.name for tensor in inputs]))
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

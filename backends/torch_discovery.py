@@ -31,10 +31,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
 
     Raises: LoadFailed, with an example to write where one is needed and none is given.
     """
-    try:
-        import torch
-    except ImportError as exc:
-        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    torch = _torch()
     artifact = None if is_source(model) else identify(Path(model))
     if artifact == EXPORTED:
         with unloadable(Path(model), EXPORTED):
@@ -63,7 +60,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
 
 
 def _runner(call: Callable[..., Any], order: list[str]) -> Run:
-    import torch
+    torch = _torch()
 
     def run(arrays: Tensors) -> Tensors:
         try:
@@ -73,6 +70,20 @@ def _runner(call: Callable[..., Any], order: list[str]) -> Run:
             raise mapped(exc) from exc
 
     return run
+
+
+def forward_arguments(model: str) -> list[str]:
+    """What the `forward` of a TorchScript file takes, in its order. Raises: LoadFailed."""
+    torch = _torch()
+    return _names(load_callable(torch, model, {}, torch.device("cpu"), "fp32")[0], scripted=True)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as exc:
+        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    return torch
 
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:

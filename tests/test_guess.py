@@ -483,6 +483,34 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
+def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Less(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+            return a - b if c is None else a - b * c
+
+    def repository(*inputs: str) -> str:
+        listed = [
+            f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ 2 ] optional: {str(name == "c").lower()} }}' for name in inputs
+        ]
+        pbtxt = (
+            f'platform: "pytorch_libtorch" input [{", ".join(listed)}] output [{{ name: "y" data_type: TYPE_FP32 dims: [2] }}]'
+        )
+        (tmp_path / "less" / "config.pbtxt").write_text(pbtxt)
+        return str(tmp_path)
+
+    (tmp_path / "less" / "1").mkdir(parents=True)
+    torch.jit.script(Less()).save(str(tmp_path / "less/1/model.pt"))
+    with gateway.load(repository("b", "a")) as less:
+        assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0]})["y"].tolist() == [9.0, 9.0]
+    assert [each["name"] for each in model(repository("c", "b", "a"))["inputs"]] == ["a", "b", "c"]
+    assert [each["name"] for each in model(repository("second", "first"))["inputs"]] == ["second", "first"]
+    assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c)` of " in fault(repository("c", "a"))
+    assert "takes before 'c': state it" in fault(repository("c", "a"))
+
+
 @pytest.mark.parametrize(
     ("pbtxt", "told"),
     [

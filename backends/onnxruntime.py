@@ -21,6 +21,7 @@ from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, Sessio
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
+from backends.onnx_file import way_without
 from backends.regular_file import ABSENT, special
 
 if TYPE_CHECKING:
@@ -62,15 +63,19 @@ def load(
     if cuda_graphs and device != "cuda":
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
-    inputs = _tensors(model, session.get_inputs(), "input")
-    outputs = _tensors(model, session.get_outputs(), "output")
+    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    listed = {tensor.name for tensor in declared.outputs}
+    given = tuple(
+        tensor for tensor in outputs if not listed or tensor.name in listed
+    )  # what else the file has is never asked for
+    _check_types(model, inputs, given)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:
-        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *given)}
         if firsts == {declared.max_rows}:
             row_sizes = (declared.max_rows,)  # exported with fixed rows: every batch is padded to them
         elif firsts != {-1}:
-            shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *outputs))
+            shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *given))
             raise LoadFailed(
                 f"{model}: max_rows {declared.max_rows} needs a first dimension that is open (or is {declared.max_rows}) in "
                 f"every tensor, got {shapes}: export it so, or set max_rows to 0"
@@ -106,7 +111,8 @@ def read(*, model: str, example: Tensors | None = None) -> Found:
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)
-    inputs, outputs = _tensors(model, session.get_inputs(), "input"), _tensors(model, session.get_outputs(), "output")
+    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    _check_types(model, inputs, outputs)
     tried = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), session, only_cpu=True)
 
     def quantises() -> bool:
@@ -170,14 +176,25 @@ def _why_not(path: Path, said: str) -> str:
     return f"ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}{way}"
 
 
-def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:
-    for node in nodes:
-        if node.type not in _DATATYPES:
-            raise LoadFailed(f"{model}: {what} {node.name!r} is {node.type}, which the gateway cannot pass")
+def _tensors(nodes: Any) -> tuple[TensorSpec, ...]:
+    """datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
     return tuple(
-        TensorSpec(node.name, _DATATYPES[node.type], tuple(size if isinstance(size, int) else -1 for size in node.shape))
+        TensorSpec(
+            node.name,
+            _DATATYPES.get(node.type, node.type),
+            tuple(size if isinstance(size, int) else -1 for size in node.shape or ()),
+        )
         for node in nodes
     )
+
+
+def _check_types(model: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Raises: LoadFailed."""
+    for what, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors:
+            if tensor.datatype not in NUMPY:
+                way = f": {way_without(tensor.datatype)}" if what == "output" else ""
+                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass{way}")
 
 
 def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

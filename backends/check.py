@@ -19,7 +19,7 @@ from backends import BACKENDS
 from backends.artifacts import ORT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
-from backends.check_tensors import closed_rows, unlike_file, unlike_program
+from backends.check_tensors import closed_rows, not_passed, unlike_file, unlike_program
 from backends.digests import digest
 from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
@@ -102,11 +102,14 @@ def _onnx(wanted: Wanted) -> Iterator[Mistake]:
             ("model",), str(exc), expected="an ONNX file", remedy="export the model to ONNX again, or set another kind"
         )
     else:
-        yield from as_far_as_known(
-            closed_rows(wanted, inputs, outputs),
-            unlike_file(wanted, "inputs", wanted.inputs, inputs),
-            unlike_file(wanted, "outputs", wanted.outputs, outputs),
-        )
+        faults = list(as_far_as_known(not_passed(wanted, "inputs", inputs), not_passed(wanted, "outputs", outputs)))
+        yield from faults
+        if not faults:
+            yield from as_far_as_known(
+                closed_rows(wanted, inputs, outputs),
+                unlike_file(wanted, "inputs", wanted.inputs, inputs),
+                unlike_file(wanted, "outputs", wanted.outputs, outputs),
+            )
 
 
 def _torch(wanted: Wanted) -> Iterator[Mistake]:

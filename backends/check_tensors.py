@@ -4,18 +4,40 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 from backends.base import TensorSpec, shape_in_batches, shapes_agree
+from backends.datatypes import NUMPY
 from backends.mistakes import Mistake, Place, Wanted
 from backends.not_known import NOT_KNOWN, as_far_as_known
+from backends.onnx_file import way_without
 
 
 def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
-    """A file that takes other batches than are declared."""
+    """A file that takes other batches than are declared. Outputs that are not listed may be as they are."""
+    outputs = _asked_for(wanted, "outputs", outputs)
     odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, wanted.max_rows}
     if wanted.max_rows and odd:
         expected = "an open first dimension in every tensor"
         fixed = next((size for size in odd if size), None)
         remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
         yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *outputs))}", expected, remedy, of_model=True)
+
+
+def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
+    """What ONNX Runtime or the protocol cannot pass, at the tensor where it is listed."""
+    listed = [tensor.name for tensor in dict(wanted.tensors)[key]]
+    for tensor in _asked_for(wanted, key, found) if key == "outputs" else found:
+        if tensor.datatype in NUMPY and (tensor.datatype, wanted.kind) != ("BF16", "onnxruntime"):
+            continue
+        at: Place = (key, listed.index(tensor.name), "datatype") if tensor.name in listed else ("model",)
+        remedy = way_without(tensor.datatype) if key == "outputs" else "export the model with another datatype"
+        yield Mistake(
+            at, f"{tensor.name} is {tensor.datatype} in the file, which cannot pass", remedy=remedy, of_model=len(at) > 1
+        )
+
+
+def _asked_for(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Of the file's tensors those that are listed; all where none are."""
+    names = [tensor.name for tensor in dict(wanted.tensors)[key] if tensor.name is not NOT_KNOWN]
+    return tuple(tensor for tensor in found if not names or tensor.name in names)
 
 
 def unlike_file(wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:

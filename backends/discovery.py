@@ -1,8 +1,8 @@
 """What a model takes and gives, where nobody states it: told from the shapes of its artifact, or by running it on an example.
 
-A first dimension counts as rows only where that cannot be wrong: it is open in every tensor, or fixed at 1 in every tensor; or,
-of a model that was run, two examples at once give the first one's answer with as many rows more. Else a request runs alone and
-whole, which is right for every model.
+A first dimension counts as rows only where that cannot be wrong: it is fixed at 1 in every tensor; or open in every tensor,
+and a few drawn rows (`_mixed`), where the model takes them, are answered alike in any company; or, of a model that was run on
+an example, another beside it leaves its answer. Else a request runs alone and whole, which is right for every model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +12,18 @@ from typing import Final
 import numpy as np
 
 from backends.base import BackendError, LoadFailed, ModelSpec, Tensors, TensorSpec, example_inputs
-from backends.datatypes import datatype_of
+from backends.datatypes import NUMPY, datatype_of
 
 MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
+
+# Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
+_LENGTHS: Final = (8, 64, 224)
+_MOST_ELEMENTS: Final = 1 << 24
+# How far answers to one row may be apart, in parts of the largest: in batches of one size, whose kernels are the same; in a
+# batch and alone; and where each batch is quantised by its own range (all-MiniLM-L6-v2, int8: 0.18 of short rows, 2026-11-29).
+_SAME_SIZE: Final = 1e-3
+_OTHER_SIZE: Final = 1e-2
+_OTHER_RANGE: Final = 0.5
 
 
 def _sizes_are_those(of: str) -> str:
@@ -34,10 +43,24 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def from_shapes(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Found:
-    """Of a model whose tensors are known: whether their first dimension is rows."""
+def from_shapes(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    run: Run | None = None,
+    *,
+    quantises: Callable[[], bool] = lambda: False,
+) -> Found:
+    """Of a model whose tensors are known: whether their first dimension is rows.
+
+    run: the model, to be tried on drawn rows; None: whoever stated the tensors knows. quantises: whether it takes scales from
+    the range of each batch; asked only where answers differ.
+    """
+    if not inputs:
+        return Found(inputs, outputs, 0, ("it has no inputs, so each request runs alone",))
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     if firsts == {-1}:
+        if run is not None and (mixed := _mixed(run, inputs, quantises=quantises)):
+            return Found(inputs, outputs, 0, (mixed,))
         return Found(inputs, outputs, MOST_ROWS)
     if firsts == {1}:
         note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
@@ -135,15 +158,105 @@ def normalised(arrays: Mapping[str, object]) -> Tensors:
     return found
 
 
+def _mixed(run: Run, inputs: tuple[TensorSpec, ...], *, quantises: Callable[[], bool]) -> str:
+    """How drawn rows of one batch change each other's answers, as a note; empty: they do not, or the model takes none.
+
+    Both batches hold the same three rows, in another order and another one twice. So what follows from their range only, as
+    the scales of an int8 model do, is the same in both. A mean, a sum, attention or a state over the rows is not. What order
+    and number leave as it is, such as a maximum over the rows, shows in a row that is run alone.
+    """
+    for length in _LENGTHS:
+        if (drawn := _drawn(inputs, length)) is None:
+            return ""
+        batch, alone = _tried(run, drawn, [0, 1, 2, 2]), _tried(run, drawn, [0])
+        if batch is not None:
+            break
+        if alone is not None:
+            return "several rows at once fail, where one runs, so each request runs alone and whole"
+    else:
+        return ""
+    other = _tried(run, drawn, [2, 1, 1, 0])
+    if other is None:
+        return ""
+    for name, answers in batch.items():
+        if answers.shape[:1] != (4,) or (alone is not None and alone[name].shape != (1, *answers.shape[1:])):
+            one = "" if alone is None else f", and {list(alone[name].shape)} of one"
+            return f"output {name!r} is {list(answers.shape)} of four rows{one}, so each request runs alone and whole"
+    apart = [name for name, answers in batch.items() if not _near(answers[:3], other[name][[3, 1, 0]], _SAME_SIZE)]
+    if not apart and alone is not None:
+        apart = [name for name, answers in batch.items() if not _near(answers[:1], alone[name], _OTHER_SIZE)]
+        if apart and quantises():
+            apart = [name for name in apart if not _near(batch[name][:1], alone[name], _OTHER_RANGE)]
+    if not apart:
+        return ""
+    again = _tried(run, drawn, [0, 1, 2, 2])
+    if again is None or not all(_near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
+        return ""  # it answers otherwise each time: nothing more can be told
+    return (
+        f"the other rows of a batch change a row's answer in {', '.join(map(repr, apart))}, so each request runs alone and "
+        f"whole; if you know that its rows are independent, set max_rows: {MOST_ROWS}"
+    )
+
+
+def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors | None:
+    """Three rows, the same at each call; None, if they are too large to be tried.
+
+    Floats from 0 to 1, in the first row to a quarter, so that a scale taken from the whole batch shows; UINT8 as of images;
+    else 0 and 1, which all vocabularies and masks have, the second row with each where the first has the other.
+    """
+    random = np.random.default_rng(0)
+    rows: Tensors = {}
+    for tensor in inputs:
+        shape = (3, *(length if size < 0 else size for size in tensor.shape[1:]))
+        if np.prod(shape, dtype=float) > _MOST_ELEMENTS:
+            return None
+        if tensor.datatype in ("FP16", "BF16", "FP32", "FP64"):
+            array: np.ndarray = random.random(shape)
+            array[0] /= 4
+        elif tensor.datatype == "UINT8":
+            array = random.integers(0, 256, shape)
+        else:
+            array = random.integers(0, 2, shape)
+            array[1] = 1 - array[0]
+        if tensor.datatype == "BYTES":
+            array = np.array([b"%d" % number for number in array.flat], object).reshape(shape)
+        rows[tensor.name] = array.astype(NUMPY[tensor.datatype])
+    return rows
+
+
+def _tried(run: Run, drawn: Tensors, rows: list[int]) -> Tensors | None:
+    try:
+        return run({name: array[rows] for name, array in drawn.items()})
+    except BackendError:
+        return None
+
+
+def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
+    """Whether floats are no further apart than this share of the largest, and all else is equal.
+
+    Of what each batch quantises by its own range only floats can be told: a label may be another.
+    """
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.dtype.kind != "f" and one.dtype != NUMPY["BF16"]:
+        return share == _OTHER_RANGE or bool(np.array_equal(one, two))
+    one, two = one.astype(float), two.astype(float)
+    both = np.concatenate([one, two])
+    largest = np.max(np.abs(both), where=np.isfinite(both), initial=0)
+    with np.errstate(invalid="ignore"):
+        return bool(((np.abs(one - two) <= share * largest) | (one == two) | (np.isnan(one) & np.isnan(two))).all())
+
+
 def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> bool:
-    """Whether the example and others behind it give its own answer with as many rows more."""
+    """Whether the example gives its own answer with others behind it, and before it, with as many rows more."""
     behind = {name: array / 2 if array.dtype.kind == "f" else array for name, array in given.items()}
     longer = {name: _other_content(array) if array.dtype.kind == "O" else behind[name] for name, array in given.items()}
     if any(array.dtype.kind == "O" for array in given.values()) and _runs(run, longer):
         behind = longer
-    both = {name: np.concatenate([array, behind[name].astype(array.dtype)]) for name, array in given.items()}
+    others = {name: behind[name].astype(array.dtype) for name, array in given.items()}
     try:
-        twice = normalised(run(both))
+        twice = normalised(run({name: np.concatenate([array, others[name]]) for name, array in given.items()}))
+        last = normalised(run({name: np.concatenate([others[name], array]) for name, array in given.items()}))
         again = normalised(run(given))
     except BackendError:
         return False
@@ -151,7 +264,7 @@ def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> boo
         return False
     if not all(_alike(again[name], once[name]) for name in once):
         return True  # it answers otherwise each time: nothing more can be told
-    return all(_alike(twice[name][:rows], once[name]) for name in once)
+    return all(_alike(twice[name][:rows], once[name]) and _alike(last[name][rows:], once[name]) for name in once)
 
 
 def _runs(run: Run, arrays: Tensors) -> bool:

@@ -12,7 +12,10 @@ from backends.base import LoadFailed, TensorSpec
 
 
 def onnx_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Inputs and outputs as an ONNX file states them; needs the package onnx. Raises: LoadFailed, if it is none."""
+    """Inputs and outputs as an ONNX file states them; needs the package onnx. Raises: LoadFailed, if it is none.
+
+    datatype: ONNX's own word for what no tensor of the protocol is, such as `sequence`.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -25,13 +28,17 @@ def onnx_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
     weights = {tensor.name for tensor in graph.initializer}
     kinds = onnx.TensorProto.DataType
 
+    def datatype(of: Any) -> str:
+        if (kind := of.WhichOneof("value")) != "tensor_type":
+            return str(kind).removesuffix("_type")
+        name = kinds.Name(of.tensor_type.elem_type)
+        return _ONNX_DATATYPES.get(name, name)
+
     def found(tensors: Iterable[Any]) -> tuple[TensorSpec, ...]:
         return tuple(
             TensorSpec(
                 tensor.name,
-                _ONNX_DATATYPES.get(
-                    kinds.Name(tensor.type.tensor_type.elem_type), kinds.Name(tensor.type.tensor_type.elem_type)
-                ),
+                datatype(tensor.type),
                 tuple(size.dim_value if size.HasField("dim_value") else -1 for size in tensor.type.tensor_type.shape.dim),
             )
             for tensor in tensors

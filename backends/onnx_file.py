@@ -120,6 +120,12 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
             raise ValueError("a number of more than ten bytes")
 
 
+def way_without(datatype: str) -> str:
+    """What to do about an output that no tensor of the protocol can carry. datatype: as ONNX has it."""
+    converted = 'convert the model with options={"zipmap": False}, or ' if datatype.startswith("seq") else ""
+    return f"{converted}list only the other outputs under `outputs`"
+
+
 def _of_weights(path: Path, needed: dict[str, int]) -> Damage | None:
     """needed: by file, as of `_add_external`."""
     missing = [name for name in needed if not (path.parent / name).is_file()]

@@ -6,6 +6,7 @@ The pool's threads do not spin between runs, since sessions share the cores with
 """
 
 import contextlib
+import mmap
 import re
 import threading
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, Sessio
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
+from backends.onnx_file import way_without
 from backends.regular_file import ABSENT, special
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _DATATYPES = {
 # On the CPU its kernel takes 3.5 to 6 times what Add and LayerNormalization take, which it stands for, and minilm a tenth
 # longer with it (onnxruntime 1.32, widths of 64 to 4096, 2026-11-23). Answers differ by 1e-7 of 0.2.
 _SLOWER_FUSED = ["SkipLayerNormFusion"]
+_DYNAMIC = b"DynamicQuantize"  # of operators that take their scale from all that they are given: DynamicQuantizeLinear, ...LSTM
 _DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 # Of a message: its code, the file's name again, and a source's line with the function there, whose words begin in capitals.
 _OF_ITSELF = re.compile(
@@ -60,15 +63,19 @@ def load(
     if cuda_graphs and device != "cuda":
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
-    inputs = _tensors(model, session.get_inputs(), "input")
-    outputs = _tensors(model, session.get_outputs(), "output")
+    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    listed = {tensor.name for tensor in declared.outputs}
+    given = tuple(
+        tensor for tensor in outputs if not listed or tensor.name in listed
+    )  # what else the file has is never asked for
+    _check_types(model, inputs, given)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:
-        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+        firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *given)}
         if firsts == {declared.max_rows}:
             row_sizes = (declared.max_rows,)  # exported with fixed rows: every batch is padded to them
         elif firsts != {-1}:
-            shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *outputs))
+            shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in (*inputs, *given))
             raise LoadFailed(
                 f"{model}: max_rows {declared.max_rows} needs a first dimension that is open (or is {declared.max_rows}) in "
                 f"every tensor, got {shapes}: export it so, or set max_rows to 0"
@@ -104,7 +111,15 @@ def read(*, model: str, example: Tensors | None = None) -> Found:
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)
-    return from_shapes(_tensors(model, session.get_inputs(), "input"), _tensors(model, session.get_outputs(), "output"))
+    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    _check_types(model, inputs, outputs)
+    tried = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), session, only_cpu=True)
+
+    def quantises() -> bool:
+        with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(_DYNAMIC) >= 0
+
+    return from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
 
 
 def _import() -> None:
@@ -124,7 +139,8 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3  # what it would warn of either raises or is no concern of an operator
+    # What it would warn of either raises or is no concern of an operator; nor is a drawn row that a file does not take.
+    options.log_severity_level = 3 if optimised else 4
     providers: list[Any] = ["CPUExecutionProvider"]
     disabled = _SLOWER_FUSED
     if device == "cuda":
@@ -160,14 +176,25 @@ def _why_not(path: Path, said: str) -> str:
     return f"ONNX Runtime {onnxruntime.__version__} cannot load it: {reason}{way}"
 
 
-def _tensors(model: str, nodes: Any, what: str) -> tuple[TensorSpec, ...]:
-    for node in nodes:
-        if node.type not in _DATATYPES:
-            raise LoadFailed(f"{model}: {what} {node.name!r} is {node.type}, which the gateway cannot pass")
+def _tensors(nodes: Any) -> tuple[TensorSpec, ...]:
+    """datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
     return tuple(
-        TensorSpec(node.name, _DATATYPES[node.type], tuple(size if isinstance(size, int) else -1 for size in node.shape))
+        TensorSpec(
+            node.name,
+            _DATATYPES.get(node.type, node.type),
+            tuple(size if isinstance(size, int) else -1 for size in node.shape or ()),
+        )
         for node in nodes
     )
+
+
+def _check_types(model: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    """Raises: LoadFailed."""
+    for what, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors:
+            if tensor.datatype not in NUMPY:
+                way = f": {way_without(tensor.datatype)}" if what == "output" else ""
+                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass{way}")
 
 
 def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -5,7 +5,7 @@ and a factory's module not even all of these.
 """
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, BackendError, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_example, from_shapes
+from backends.discovery import Found, Run, from_example, from_shapes
 from backends.source import example_of, is_source, load_object
 from backends.torch import by_name, load_callable, parameters_of, unloadable
 from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
@@ -31,10 +31,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
 
     Raises: LoadFailed, with an example to write where one is needed and none is given.
     """
-    try:
-        import torch
-    except ImportError as exc:
-        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    torch = _torch()
     artifact = None if is_source(model) else identify(Path(model))
     if artifact == EXPORTED:
         with unloadable(Path(model), EXPORTED):
@@ -58,9 +55,18 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     if unknown:
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     order = [name for name in names if name in example] or list(example)
-    call = by_name(call, order)
-
     others: dict[str, str] = {}
+    run = _runner(by_name(call, order), order, others)
+    found = from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
+    if not others:
+        return found
+    named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
+    return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
+
+
+def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) -> Run:
+    """others: gets the types of what a mapping has beside tensors, by name."""
+    torch = _torch()
 
     def run(arrays: Tensors) -> Tensors:
         try:
@@ -75,11 +81,21 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         except Exception as exc:
             raise mapped(exc) from exc
 
-    found = from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
-    if not others:
-        return found
-    named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
-    return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
+    return run
+
+
+def forward_arguments(model: str) -> list[str]:
+    """What the `forward` of a TorchScript file takes, in its order. Raises: LoadFailed."""
+    torch = _torch()
+    return parameters_of(load_callable(torch, model, {}, torch.device("cpu"), "fp32")[0])
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as exc:
+        raise LoadFailed(f"PyTorch cannot be imported ({exc}): pip install 'serving-gateway[torch]'") from exc
+    return torch
 
 
 def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
@@ -142,7 +158,8 @@ def _of_program(model: str, program: Any) -> Found:
         raise LoadFailed(
             f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"
         )
-    return from_shapes(tuple(inputs), tuple(TensorSpec(names[index], *types[index]) for index in range(len(types))))
+    outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
+    return from_shapes(tuple(inputs), outputs, _runner(program.module(), [tensor.name for tensor in inputs], {}))
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

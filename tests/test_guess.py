@@ -301,6 +301,56 @@ def test_a_file_of_onnx_runtimes_own_format_is_served_like_its_onnx_file(tmp_pat
     assert check(tmp_path / "gateway.yaml").faults == ()
 
 
+def onnx_graph(path: Path, nodes: list[tuple[str, list[str], list[str]]], **constants: Any) -> Path:
+    """A file with one input and one output, x and y, both [n, m]."""
+    onnx = pytest.importorskip("onnx")
+    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", "m"]) for name in ("x", "y")]
+    weights = [onnx.numpy_helper.from_array(np.array(value), name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(*node) for node in nodes], "g", tensors[:1], tensors[1:], weights)
+    opset = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=opset), str(path))
+    return path
+
+
+def test_an_onnx_file_with_time_in_front_runs_each_request_alone(tmp_path: Path) -> None:
+    path = onnx_graph(tmp_path / "sums.onnx", [("CumSum", ["x", "axis"], ["y"])], axis=0)
+    found = guess(str(path))
+    assert found.document["models"][0]["max_rows"] == 0
+    assert found.notes == (
+        "sums: the other rows of a batch change a row's answer in 'y', so each request runs alone and whole; "
+        "if you know that its rows are independent, set max_rows: 32",
+    )
+
+
+def test_an_onnx_file_that_is_quantised_by_the_range_of_its_batch_is_served_in_batches(tmp_path: Path) -> None:
+    quantise = ("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"])
+    path = onnx_graph(tmp_path / "int8.onnx", [quantise, ("DequantizeLinear", ["q", "scale", "zero"], ["y"])])
+    assert model(str(path))["max_rows"] == 32
+
+
+def test_what_an_onnx_file_does_not_take_is_not_told_by_onnx_runtime(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = onnx_graph(tmp_path / "fives.onnx", [("Reshape", ["x", "shape"], ["y"])], shape=[-1, 5])
+    assert model(str(path))["max_rows"] == 32
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_pytorch_file_with_time_in_front_runs_each_request_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Sums(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.cumsum(0)
+
+    dims = {0: torch.export.Dim("time"), 1: torch.export.Dim("row")}
+    torch.export.save(torch.export.export(Sums(), (torch.ones(3, 2),), dynamic_shapes=(dims,)), tmp_path / "sums.pt2")
+    torch.jit.trace(Sums(), torch.ones(3, 2)).save(str(tmp_path / "traced.pt"))
+    for name in ("sums.pt2", "traced.pt"):
+        found = guess(str(tmp_path / name))
+        assert found.document["models"][0]["max_rows"] == 0
+        assert "so each request runs alone" in found.notes[0]
+
+
 def onnx_file(path: Path, shape: list[Any]) -> Path:
     """y = x @ ones(4, 3)"""
     onnx = pytest.importorskip("onnx")
@@ -431,6 +481,34 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
         f"{tmp_path}/notes is left aside",
         "scaled",
     ]
+
+
+@pytest.mark.slow
+def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Less(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+            return a - b if c is None else a - b * c
+
+    def repository(*inputs: str) -> str:
+        listed = [
+            f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ 2 ] optional: {str(name == "c").lower()} }}' for name in inputs
+        ]
+        pbtxt = (
+            f'platform: "pytorch_libtorch" input [{", ".join(listed)}] output [{{ name: "y" data_type: TYPE_FP32 dims: [2] }}]'
+        )
+        (tmp_path / "less" / "config.pbtxt").write_text(pbtxt)
+        return str(tmp_path)
+
+    (tmp_path / "less" / "1").mkdir(parents=True)
+    torch.jit.script(Less()).save(str(tmp_path / "less/1/model.pt"))
+    with gateway.load(repository("b", "a")) as less:
+        assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0]})["y"].tolist() == [9.0, 9.0]
+    assert [each["name"] for each in model(repository("c", "b", "a"))["inputs"]] == ["a", "b", "c"]
+    assert [each["name"] for each in model(repository("second", "first"))["inputs"]] == ["second", "first"]
+    assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c)` of " in fault(repository("c", "a"))
+    assert "takes before 'c': state it" in fault(repository("c", "a"))
 
 
 @pytest.mark.parametrize(

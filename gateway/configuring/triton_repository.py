@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import backends
+from backends.artifacts import TORCHSCRIPT, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check import gpus as gpus_here
 from backends.regular_file import file_bytes, special
+from backends.torch_discovery import forward_arguments
 from backends.triton_python import read_pbtxt
 from gateway.errors import ConfigError
 
@@ -93,7 +95,8 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
-        entry |= {key: tensors for key, tensors in (("inputs", inputs), ("outputs", outputs)) if tensors}
+        passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
+        entry |= {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
         entry["max_rows"] = config.max_batch_size
         place = f"{model}:TritonPythonModel" if kind == "python" else str(model)
         entry["backends"] = [
@@ -283,10 +286,33 @@ def _tensors(where: str, tensors: Any, batched: bool, folder: Path | None = None
 
 def _ordered(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """By position, where Triton's names for PyTorch say it: NAME__0, NAME__1."""
-    indices = [tensor["name"].rpartition("__")[2] for tensor in tensors]
-    if not all(index.isdecimal() for index in indices):
+    if not _indexed(tensors):
         return tensors
     return sorted(tensors, key=lambda tensor: int(tensor["name"].rpartition("__")[2]))
+
+
+def _indexed(tensors: list[dict[str, Any]]) -> bool:
+    return all(tensor["name"].rpartition("__")[2].isdecimal() for tensor in tensors)
+
+
+def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By position, where all are named as arguments of TorchScript's `forward`: the first rule by which Triton passes them.
+
+    Raises: ConfigError, if an argument before one of them is no input.
+    """
+    if len(inputs) < 2 or _indexed(inputs) or identify(model) != TORCHSCRIPT:
+        return inputs
+    arguments = forward_arguments(str(model))
+    if any(tensor["name"] not in arguments for tensor in inputs):
+        return inputs
+    passed = sorted(inputs, key=lambda tensor: arguments.index(tensor["name"]))
+    for tensor, argument in zip(passed, arguments, strict=False):
+        if tensor["name"] != argument:
+            raise ConfigError(
+                f"{where}: input: {argument!r}: missing, which `forward({', '.join(arguments)})` of {model} takes before "
+                f"{tensor['name']!r}: state it, with `optional: true` where it may be left out"
+            )
+    return passed
 
 
 def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:

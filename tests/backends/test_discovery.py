@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
+from backends.datatypes import NUMPY
 from backends.discovery import from_example, from_ones, from_shapes
 
 
@@ -54,12 +55,84 @@ def dice(x: np.ndarray) -> np.ndarray:
     return np.random.default_rng().random(x.shape)
 
 
+def by_range(x: np.ndarray) -> np.ndarray:
+    """As an int8 model: the whole batch is rounded by the range of its values."""
+    scale = max(float(x.max()), 1e-9) / 4
+    return (np.rint(x / scale) * scale).astype(np.float32)
+
+
+def attended(x: np.ndarray) -> np.ndarray:
+    weights = np.exp(x @ x.T)
+    return x + 0.1 * (weights / weights.sum(1, keepdims=True)) @ x
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda x: x.sum(axis=1, keepdims=True), None),
+        (lambda x: np.where(x > 0.5, np.nan, x), None),  # NaN is as good as a number
+        (lambda x: x.astype(np.float16) * np.float16(3), None),
+        (lambda x: x.cumsum(0), "the other rows of a batch change a row's answer in 'y'"),  # the first row is as it was
+        (lambda x: x[::-1].cumsum(0)[::-1], "the other rows of a batch change"),
+        (lambda x: x - x.mean(0), "the other rows of a batch change"),
+        (lambda x: x / x.max(), "the other rows of a batch change"),
+        (lambda x: x + 0.1 * x.max(0), "the other rows of a batch change"),
+        (lambda x: (x == x.max(0)).all(1), "the other rows of a batch change"),
+        (attended, "if you know that its rows are independent, set max_rows: 32"),
+        (lambda x: x @ x.T, r"'y' is \[4, 4\] of four rows, and \[1, 1\] of one, so each request runs alone and whole"),
+        (lambda x: np.argwhere(x), r"'y' is \[16, 2\] of four rows, and \[4, 2\] of one"),
+        (lambda x: x.reshape(1, 4), "several rows at once fail, where one runs, so each request runs alone and whole"),
+        (lambda x: x.reshape(-1, 5), None),  # it cannot be run: nothing is known
+        (dice, None),  # nothing to compare
+    ],
+)  # fmt: skip
+def test_an_open_first_dimension_is_rows_unless_they_change_each_others_answer(function: Any, told: str | None) -> None:
+    inputs, outputs = (spec("x", -1, 4),), (spec("y", -1, -1),)
+    found = from_shapes(inputs, outputs, run_of(function))
+    assert (found.inputs, found.outputs, found.max_rows) == (inputs, outputs, 0 if told else 32)
+    assert bool(found.notes) == bool(told)
+    if told:
+        assert re.search(told, found.notes[0])
+
+
+@pytest.mark.parametrize(("function", "max_rows"), [(by_range, 32), (lambda x: by_range(x).cumsum(0), 0)])
+def test_rounding_by_the_range_of_a_batch_is_told_from_rows_that_change_each_other(function: Any, max_rows: int) -> None:
+    shapes = (spec("x", -1, 4),), (spec("y", -1, 4),)
+    assert from_shapes(*shapes, run_of(function), quantises=lambda: True).max_rows == max_rows
+    assert from_shapes(*shapes, run_of(function)).max_rows == 0
+
+
+def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_takes() -> None:
+    seen = []
+
+    def run(arrays: Tensors) -> Tensors:
+        seen.append(arrays["x"].shape)
+        if arrays["x"].shape[1] < 64:
+            raise ExecutionFailed("smaller than the kernel")
+        return {"y": arrays["x"][:, 0]}
+
+    for datatype in NUMPY:
+        seen.clear()
+        found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
+        assert (found.max_rows, seen) == (32, [(4, 8), (1, 8), (4, 64), (1, 64), (4, 64)])
+    huge = (TensorSpec("x", "FP32", (-1, 1 << 30)),)
+    assert from_shapes(huge, (spec("y", -1),), run).max_rows == 32
+
+
+def test_a_model_without_inputs_has_no_rows() -> None:
+    found = from_shapes((), (spec("y", 1, 2),))
+    assert (found.outputs[0].shape, found.max_rows, found.notes) == (
+        (1, 2), 0, ("it has no inputs, so each request runs alone",),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("function", "max_rows", "shape"),
     [
         (lambda x: x * 2, 32, (-1, 4)),
         (lambda x: (x[:, :1] > 1).astype(np.int64), 32, (-1, 1)),
         (lambda x: x - x.mean(0), 1, (-1, 4)),  # every row changes the others' answer
+        (lambda x: x.cumsum(0), 1, (-1, 4)),  # or that of the rows behind it
         (only_one, 1, (-1, 4)),  # and here a second one fails
         (lambda x: x.sum(0), 0, (4,)),
         (lambda x: float(x.sum()), 0, ()),

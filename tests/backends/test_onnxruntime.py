@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ import backends
 from backends import onnx_export, onnxruntime_export
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
 from backends.onnxruntime_cuda import GraphRuns
+from gateway.config import load_config
+from gateway.configuring.check import check
 from tests.backends.contract import LINEAR, SPEC, expected
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
@@ -99,6 +102,79 @@ def test_a_datatype_that_cannot_pass_is_named(tmp_path: Path) -> None:
     path = identity(tmp_path / "b.onnx", onnx.TensorProto.BFLOAT16, ["n", 3])
     with pytest.raises(LoadFailed, match=r"input 'x' is tensor\(bfloat16\)"):
         backends.load("onnxruntime", {"model": path}, unstated(8))
+
+
+def with_more_outputs(path: Path) -> str:
+    """x [n, 3] as y, its label as skl2onnx has it, with probabilities that are no tensor, and the sum of all as total."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"]),
+        helper.make_node("ArgMax", ["x"], ["label"], axis=1, keepdims=0),
+        helper.make_node("ZipMap", ["y"], ["prob"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+    ]
+    of_map = helper.make_map_type_proto(onnx.TensorProto.INT64, helper.make_tensor_type_proto(floats, []))
+    outputs = [
+        helper.make_tensor_value_info("y", floats, ["n", 3]),
+        helper.make_tensor_value_info("label", onnx.TensorProto.INT64, ["n"]),
+        helper.make_value_info("prob", helper.make_sequence_type_proto(of_map)),
+        helper.make_tensor_value_info("total", floats, []),
+    ]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", floats, ["n", 3])], outputs)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    return str(path)
+
+
+LABEL = "{name: label, datatype: INT64, shape: [-1]}"
+ZIPMAP = 'convert the model with options={"zipmap": False}'
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loaded", "checked"),
+    [
+        (f"[{LABEL}]", "", ""),
+        (f"[{LABEL}, {{name: y, datatype: FP32, shape: [-1, 3]}}]", "", ""),
+        (
+            "[{name: total, datatype: FP32, shape: [-1]}]",
+            "got x [-1, 3], total []",
+            "has x FP32 [-1, 3], total FP32 [], expected",
+        ),
+        (f"[{LABEL}, {{name: prob, datatype: FP32, shape: [-1, 3]}}]", f"cannot pass: {ZIPMAP}", f"cannot pass; {ZIPMAP}"),
+        ("[]", f"cannot pass: {ZIPMAP}", f"prob is sequence in the file, which cannot pass; {ZIPMAP}"),
+        ("[{name: z, datatype: FP32, shape: [-1]}]", "only ['label', 'prob', 'total', 'y']", "one of the file's outputs"),
+    ],
+)
+def test_only_outputs_that_are_listed_are_judged_by_load_and_check_alike(
+    tmp_path: Path, outputs: str, loaded: str, checked: str
+) -> None:
+    path, config = with_more_outputs(tmp_path / "m.onnx"), tmp_path / "gateway.yaml"
+    config.write_text(f"models:\n  - name: m\n    outputs: {outputs}\n    backends: [{{kind: onnxruntime, model: m.onnx}}]\n")
+    faults = [str(fault) for fault in check(config).faults]
+    (model,) = load_config(config).models
+    specs = tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in model.outputs)
+    if not loaded:
+        assert faults == []
+        session = backends.load("onnxruntime", {"model": path}, ModelSpec("", (), specs, 8)).open_session(0)
+        given = np.array([[1, 3, 2], [5, 4, 0]], np.float32)
+        answer = session.run({"x": given}, {})
+        assert list(answer) == [spec.name for spec in specs]
+        assert answer["label"].tolist() == [1, 0]
+        return
+    assert any(checked in fault for fault in faults)
+    with pytest.raises(LoadFailed, match=re.escape(loaded)):
+        backends.load("onnxruntime", {"model": path}, ModelSpec("", (), specs, 8))
+
+
+def test_check_tells_bfloat16_which_onnx_runtime_does_not_pass(tmp_path: Path) -> None:
+    identity(tmp_path / "b.onnx", onnx.TensorProto.BFLOAT16, ["n", 3])
+    config = tmp_path / "gateway.yaml"
+    config.write_text("models: [{name: m, backends: [{kind: onnxruntime, model: b.onnx}]}]")
+    faults = [str(fault) for fault in check(config).faults]
+    assert [fault.partition("'b.onnx': ")[2].partition(";")[0] for fault in faults] == [
+        "x is BF16 in the file, which cannot pass",
+        "y is BF16 in the file, which cannot pass",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from gateway.types import InferRequest
 class RoutingEvent(IntEnum):
     """The first of each event's values. Candidates are called by their labels. What follows:
 
-    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, who failed it, what was seen, candidate, reason, eta_ns
+    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, None or who failed it and who is full, what was seen,
+              candidate, reason, eta_ns
     COPIED    now_ns, arrival_ns, deadline_ns, rows, what was seen, the copies: (candidate, why, expected_ns)
     SENT      candidate, why, expected_ns, now_ns
     RETURNED  candidate, why, expected_ns, now_ns, took_ns, ok
@@ -126,9 +127,11 @@ class RecordedRouter(Recorded, Router):
         Router.join(self, candidate)
         self._begin()
 
-    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
+    def route(
+        self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None, full: Sequence[Candidate] = ()
+    ) -> Route:
         try:
-            route = Router.route(self, request, now_ns, failed=failed)
+            route = Router.route(self, request, now_ns, failed=failed, full=full)
         except BaseException:
             self._begin()  # how far it came is not known
             raise
@@ -141,7 +144,7 @@ class RecordedRouter(Recorded, Router):
                 request.deadline_ns,
                 request.rows,
                 own_id(request),
-                failed.label if failed is not None else None,
+                [failed.label, *(each.label for each in full)] if failed is not None else None,
                 self._taken(),
                 candidate.label if candidate is not None else None,
                 route.reason,

@@ -78,7 +78,8 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         _, now_ns, arrival_ns, deadline_ns, rows, own, failed, seen, *_ = event
         said.say(seen)
         request = request_like(arrival_ns, rows, deadline_ns, 0, None, own, None)
-        router.route(request, now_ns, failed=by_label[failed] if failed is not None else None)
+        out = [by_label[label] for label in failed or ()]
+        router.route(request, now_ns, failed=out[0] if out else None, full=out[1:])
     elif kind == RoutingEvent.COPIED:
         _, now_ns, arrival_ns, deadline_ns, rows, seen, _ = event
         said.say(seen)

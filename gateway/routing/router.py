@@ -71,8 +71,10 @@ class Router:
         self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
         self._order = self._by_price(self._regular)
 
-    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
-        """Where the request goes. failed: who could not serve it; only its equivalents are asked then."""
+    def route(
+        self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None, full: Sequence[Candidate] = ()
+    ) -> Route:
+        """Where the request goes. failed: who could not serve it; only its equivalents are asked then, save the full ones."""
         if now_ns >= self._look_at_ns:
             self._find_copies_due(request, now_ns)
         deadline_ns = deadline_of(request, self._slo_ns)
@@ -82,7 +84,7 @@ class Router:
                 return route
         usable = [candidate for candidate in self._order if candidate.lane.available and not candidate.health.ejected]
         if failed is not None:
-            usable = [candidate for candidate in usable if candidate.label in failed.equivalents]
+            usable = [candidate for candidate in usable if candidate.label in failed.equivalents and candidate not in full]
         if usable:
             route = self._policy.choose(usable, request, now_ns, deadline_ns)
             if route.reason in ("fastest", "late", "unknown"):
@@ -90,7 +92,8 @@ class Router:
             return route
         left = [candidate for candidate in self._serving if candidate.lane.available]
         if failed is not None:
-            left = [candidate for candidate in left if candidate.label in failed.equivalents and not candidate.health.ejected]
+            fit = failed.equivalents
+            left = [each for each in left if each.label in fit and each not in full and not each.health.ejected]
         if not left:
             return Route(None, "down")
         return msgspec.structs.replace(self._policy.choose(left, request, now_ns, deadline_ns), reason="panic")

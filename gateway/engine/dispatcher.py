@@ -258,7 +258,10 @@ class Dispatcher:
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         if candidate.worker_usd_per_hour:
             self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
-        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
+        copied = bool(self._copied) and all(part.request in self._copied for part in batch.parts)
+        if self.router.executed(
+            candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied
+        ):
             self._ejected(candidate, now_ns)
 
     def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
@@ -470,5 +473,6 @@ def _candidate(lane: Lane, backend: Backend, model: ModelSection) -> Candidate:
         shadow_share=backend.shadow_share,
         equivalents=frozenset(equivalents),
         cold_start_ns=round(backend.cold_start_s * 1e9) if backend.cold_start_s else None,
+        to_zero=backend.autoscaling is not None and backend.autoscaling.min_replicas == 0,
         learned_cold_ns=lane.runner.cold_start_ns,
     )

@@ -38,7 +38,8 @@ class LaneView(Protocol):
 class Candidate:
     """One backend of a model, as routing knows it.
 
-    worker_usd_per_hour: of one session. equivalents: labels of those whose requests it may take over.
+    worker_usd_per_hour: of one session. equivalents: labels of those whose requests it may take over. to_zero: what is sent to
+    it keeps sessions there that would end.
     doubted: found idle, cheaper, and too slow by what was learned: worth checking.
     """
 
@@ -51,13 +52,16 @@ class Candidate:
     shadow_share: float | None = None
     equivalents: frozenset[str] = frozenset()
     cold_start_ns: int | None = None  # as configured
+    to_zero: bool = False
     # learned: per execution, averaged; 0: none yet, and the price is that of a request alone as far as that is known
     busy_ns: float = 0.0
     rows: float = 0.0
     alone_row_ns: float = inf
+    used_ns: int | None = None  # when it last ran requests of callers, or was first looked at
     # copies
     copy_out: bool = False
     next_copy_ns: int = 0
+    next_copy_usd: float = 0.0  # once all have cost so much, one may be sent to see whether the price still holds
     doubted: bool = False
     credit: float = 0.0  # requests of its share that are due
     # since no session lives, and one is wanted; how long the last start took
@@ -79,6 +83,10 @@ class Candidate:
         if not self.rows:
             self.rows, self.busy_ns = float(rows), float(busy_ns)
         self.rows += _AVERAGE * (rows - self.rows)
+        self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
+
+    def repriced(self, busy_ns: float) -> None:
+        """Though unused, it would run the usual batch in busy_ns by what is known of its speed now."""
         self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
 
     def woken(self, now_ns: int) -> None:

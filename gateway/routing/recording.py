@@ -24,7 +24,7 @@ class RoutingEvent(IntEnum):
     COPIED    now_ns, arrival_ns, deadline_ns, rows, what was seen, the copies: (candidate, why, expected_ns)
     SENT      candidate, why, expected_ns, now_ns
     RETURNED  candidate, why, expected_ns, now_ns, took_ns, ok
-    EXECUTED  candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns, whether it was ejected
+    EXECUTED  candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, what was seen, whether it was ejected
     FAILED    candidate, now_ns, hung, whether it was ejected
     WOKEN     candidate, now_ns
     LIVES     candidate, now_ns
@@ -177,13 +177,19 @@ class RecordedRouter(Recorded, Router):
         self._events.append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
 
     def executed(
-        self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
+        self,
+        candidate: Candidate,
+        rows: int,
+        busy_ns: int,
+        expected_ns: int,
+        now_ns: int,
+        *,
+        streamed_ns: int = 0,
+        copied: bool = False,
     ) -> bool:
-        out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
-        seen = self._taken()
-        self._events.append(
-            (int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out)
-        )
+        out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied)
+        kind, seen = int(RoutingEvent.EXECUTED), self._taken()
+        self._events.append((kind, candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, seen, out))
         self._room()  # while there is one backend, as the others are missing, nothing is routed
         return out
 

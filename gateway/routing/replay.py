@@ -93,9 +93,9 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         _, label, why, expected_ns, now_ns, took_ns, ok = event
         router.returned(Copy(by_label[label], why, expected_ns), now_ns, took_ns, ok=ok)
     elif kind == RoutingEvent.EXECUTED:
-        _, label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, _ = event
+        _, label, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, seen, _ = event
         said.say(seen)
-        router.executed(by_label[label], rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
+        router.executed(by_label[label], rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied)
     elif kind == RoutingEvent.FAILED:
         _, label, now_ns, hung, seen, _ = event
         said.say(seen)

@@ -1396,3 +1396,26 @@ def test_after_a_slow_spell_of_all_backends_they_are_found_to_be_fast_again(ejec
         assert all(isinstance(outcome, InferResponse) for outcome in outcomes), outcomes[0]
 
     simulated((CHEAP, DEAR), main)
+
+
+@pytest.mark.parametrize("factor", [6.0, 30.0])
+def test_a_cheap_backend_that_was_slow_for_a_while_is_used_again_once_it_is_well(factor: float) -> None:
+    async def main(fleet: Fleet) -> None:
+        async def send(requests: int) -> float:
+            """Fifty a second. Gives the share that the cheap one ran."""
+            before = ran(fleet)
+            sent = []
+            for _ in range(requests):
+                sent.append(asyncio.ensure_future(fleet.send()))
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*sent)
+            return (ran(fleet)[0] - before[0]) / requests
+
+        assert await send(100) > 0.9
+        fleet.sessions[0].factor = factor
+        assert await send(150) < 0.3
+        fleet.sessions[0].factor = 1.0
+        await send(1500)
+        assert await send(100) > 0.9
+
+    simulated((Kind("cheap", 5.0, 0.0, 0.1), Kind("dear", 2.0, 0.0, 1.0)), main, slo_ms=400)

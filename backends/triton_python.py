@@ -69,17 +69,18 @@ class _Adapter:
         """file: MODEL/VERSION/model.py."""
         self._model = theirs()
         config = model_config(_config_of(file))
+        name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
             self._model.initialize(
                 {
                     "model_config": json.dumps(config),
                     "model_instance_kind": "CPU",
-                    "model_instance_name": config.get("name", file.parent.parent.name),
+                    "model_instance_name": f"{config['instance_group'][0]['name'] if config else name}_0",
                     "model_instance_device_id": "0",
                     "model_repository": str(file.parent.parent),
                     "model_version": file.parent.name,
-                    "model_name": config.get("name", file.parent.parent.name),
+                    "model_name": name,
                 }
             )
 
@@ -190,14 +191,23 @@ def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
+    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed.
+
+    Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
+    """
     from google.protobuf.json_format import MessageToDict
 
     if not path.exists():
         return {}
-    config: dict[str, Any] = MessageToDict(
-        read_pbtxt(path), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+    message = read_pbtxt(path)
+    message.name = message.name or path.parent.name
+    if not message.instance_group:
+        message.instance_group.add(name=message.name)
+    for number, group in enumerate(message.instance_group):
+        group.name = group.name or f"{message.name}_{number}"
+        group.kind = group.kind or type(group).KIND_CPU
+        group.count = max(group.count, 1)
+    config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for tensor in (*config.get("input", ()), *config.get("output", ())):
         tensor["dims"] = [int(size) for size in tensor["dims"]]  # protobuf writes int64 as text, Triton as numbers
     return config

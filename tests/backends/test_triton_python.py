@@ -1,5 +1,6 @@
 """A decoupled `model.py` of Triton's Python backend, run here. Expectations are what Triton 2.51 does, unless they say more."""
 
+import json
 import shutil
 import threading
 import time
@@ -24,13 +25,13 @@ SPEC = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("VALUE"
 
 
 class Served:
-    def __init__(self, folder: Path, code: str, config: str) -> None:
+    def __init__(self, folder: Path, code: str, config: str, spec: ModelSpec = SPEC) -> None:
         version = folder / "parts" / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(code)
         (version.parent / "config.pbtxt").write_text(config)
         self.notes_file = version / "notes"
-        self.model = backends.load("python", {"model": f"{version}/model.py:TritonPythonModel"}, SPEC)
+        self.model = backends.load("python", {"model": f"{version}/model.py:TritonPythonModel"}, spec)
         self.session: Any = self.model.open_session(0)
 
     def stream(self, script: str) -> Iterator[Tensors]:
@@ -219,3 +220,40 @@ def test_a_decoupled_model_answers_from_a_process_of_its_own(tmp_path: Path) -> 
     finally:
         session.close()
         model.close()
+
+
+TELLS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        groups = [(group["name"], group["kind"], group["count"]) for group in config["instance_group"]]
+        self.told = json.dumps([args["model_name"], args["model_instance_name"], config["name"], groups])
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([self.told], object))])]
+"""
+TOLD = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("TOLD", "BYTES", (1,)),), 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", ["parts", "parts_0", "parts", [["parts", "KIND_CPU", 1]]]),
+        ('name: "own"', ["own", "own_0", "own", [["own", "KIND_CPU", 1]]]),
+        ("instance_group [{ count: 2 }]", ["parts", "parts_0_0", "parts", [["parts_0", "KIND_CPU", 2]]]),
+        (
+            'instance_group [{ kind: KIND_CPU }, { name: "own" }]',
+            ["parts", "parts_0_0", "parts", [["parts_0", "KIND_CPU", 1], ["own", "KIND_CPU", 1]]],
+        ),
+    ],
+)
+def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: Path, config: str, expected: list[Any]) -> None:
+    served = Served(tmp_path, TELLS, config, TOLD)
+    (told,) = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
+    assert json.loads(told) == expected
+    served.session.close()

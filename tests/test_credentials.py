@@ -6,13 +6,15 @@ import http.server
 import ssl
 import threading
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway.cli import main as gateway_main
 from gateway.errors import BackendUnreachable, ConfigError, Forbidden, Limited, Unauthenticated
 from gateway.process.credentials import NOTHING_SHOWN, VARIABLE, Credentials, add_credentials, credentials, told
+from loadtest.cli import main as loadtest_main
 from tests.certificates import Authority
 
 SECRET = "s3cret-of-mine"
@@ -136,6 +138,29 @@ def test_a_refusal_says_which_key_and_what_to_do(status: int, kind: type[Excepti
         with pytest.raises(urllib.error.HTTPError) as other:
             get(NOTHING_SHOWN, f"http://{address}/500")
         other.value.close()
+
+
+@pytest.mark.parametrize("option", ["--ca", "--cert"])
+@pytest.mark.parametrize(
+    ("main", "typed", "asked", "secure"),
+    [
+        (gateway_main, "top --once 127.0.0.1:9", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (gateway_main, "route explain http://127.0.0.1:9/in m", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (loadtest_main, "run 127.0.0.1:9", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (loadtest_main, "run --protocol grpc 127.0.0.1:9", "grpc://127.0.0.1:9", "grpcs://127.0.0.1:9"),
+    ],
+)
+def test_files_for_tls_are_not_left_aside_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    main: Callable[[list[str]], int],
+    typed: str,
+    asked: str,
+    secure: str,
+) -> None:
+    assert main([*typed.split(), option, "some.pem"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{option}: some.pem: {asked} is asked without TLS, for which it is: write {secure}" in said
 
 
 def test_the_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -39,14 +39,24 @@ from gateway.engine import threads
 from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import Execution, Work
 from gateway.errors import (
+    AlreadyExists,
     BackendFailed,
     BackendUnreachable,
     Cancelled,
     GatewayError,
     InvalidArgument,
+    NotFound,
+    Unsupported,
     UnsupportedMediaType,
     without_folders,
 )
+
+_REFUSALS: Final[dict[str, type[GatewayError]]] = {
+    error.code.value: error
+    for error in (
+        InvalidArgument, UnsupportedMediaType, NotFound, AlreadyExists, Unsupported, Cancelled, BackendUnreachable,
+    )
+}  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -289,5 +299,5 @@ def _error_of(exc: BackendError, name: str) -> GatewayError:
     """What a run that failed is to whoever asked: the model's fault, or his own."""
     text = f"{name}: {words_of(exc, traced=True)}"
     if isinstance(exc, InputRefused):
-        return (UnsupportedMediaType if exc.media_type else InvalidArgument)(without_folders(text))
+        return _REFUSALS[exc.code](without_folders(text))
     return BackendFailed(text)

@@ -17,7 +17,7 @@ import psutil
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
-from loadtest.errors import LoadtestError, UsageError
+from loadtest.errors import LoadtestError
 from loadtest.lab.answers import compared, spread
 from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
 from loadtest.lab.here import Here, Measure
@@ -479,17 +479,6 @@ def batching_of(candidate: CandidateSetup) -> Batching:
     if not candidate.document:
         return Batching()
     return parse_config(candidate.document, source=candidate.name).models[0].batching
-
-
-def limited(spec: SearchSpec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> SearchSpec:
-    """The spec with what the command line says instead. Raises: UsageError."""
-    for name, value in (("--budget-minutes", minutes), ("--target-rps", target_rps)):
-        if value is not None and value <= 0:
-            raise UsageError(f"{name}: expected a number above 0, got {value:g}")
-    if usd is not None and usd < 0:
-        raise UsageError(f"--max-usd: expected at least 0, got {usd:g}")
-    budget = spec.budget.model_copy(update={k: v for k, v in (("minutes", minutes), ("usd", usd)) if v is not None})
-    return replace(spec, budget=budget, target_rps=target_rps or spec.target_rps)
 
 
 def _lost(result: RunResult) -> str:

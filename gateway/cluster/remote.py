@@ -268,7 +268,7 @@ class RemoteRunner:
         }
         if batch.trace is not None:
             about["trace"] = handed_on(batch.trace)
-        frame = encode_frame(batch.concat(), about)
+        frame = encode_frame(batch.concat(kept=False), about)
         check_size(frame)
         return frame
 

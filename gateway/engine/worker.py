@@ -137,6 +137,7 @@ class Worker:
         self._died = functools.partial(reports.died, self)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._session: Session | None = None
+        self._may_write = True  # to what it is given
 
     # on the loop
 
@@ -212,6 +213,7 @@ class Worker:
         back = self._back
         try:
             session = self._session = model.open_session(self.index)
+            self._may_write = not model.spec.only_computes
         except BaseException as exc:  # also what slipped past the backend's seam: it must not hang the pool
             back.fail(opened, exc)
             return
@@ -245,7 +247,7 @@ class Worker:
             if job.on_part is not None:
                 self._stream(session, job)
                 return Execution(started_ns, self._clock.now_ns(), first_part_ns=job.first_part_ns)
-            inputs, parameters = work.concat(), work.parameters()
+            inputs, parameters = work.concat(kept=self._may_write), work.parameters()
             job.begun = True  # before on_begun is looked at: the loop sets that, and looks at this
             if job.on_begun is not None:
                 self._back.post(job.on_begun)

@@ -278,12 +278,15 @@ def trace_length_s(pattern: str) -> float | None:
     phase, *others = parse(pattern, rate_rps=1.0, duration_s=1.0)
     if others or phase.kind != "trace" or "duration" in phase.options or "file" not in phase.options:
         return None
-    times = _arrivals(phase)
+    return _length_s(_arrivals(phase))
+
+
+def _length_s(times: np.ndarray) -> float:
     return max(_LEAST_S, float(times[-1]) * len(times) / max(1, len(times) - 1))
 
 
 def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
-    """Of each trace that is longer than its phase, what is not replayed."""
+    """Of each trace that does not fill its phase, or is longer, what is not sent."""
     found: list[str] = []
     for phase in parse(pattern, rate_rps=1.0, duration_s=duration_s):
         if phase.kind == "trace":
@@ -293,6 +296,11 @@ def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
                 found.append(
                     f"the trace {phase.options['file']} lasts {times[-1]:.6g} s: {late:,} of its {len(times):,} arrivals, "
                     f"those from {phase.duration_s:g} s on, were left out"
+                )
+            elif phase.duration_s > (length_s := _length_s(times)):
+                found.append(
+                    f"the trace {phase.options['file']} lasts {length_s:.6g} s: nothing was sent in the "
+                    f"{phase.duration_s - length_s:.6g} s behind it, whatever rate was asked"
                 )
     return tuple(found)
 

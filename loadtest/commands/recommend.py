@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import datetime
-import os
 import platform
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -247,7 +246,7 @@ async def unless_interrupted(work: Coroutine[Any, Any, T], interrupted: "Interru
 
 def machine() -> str:
     """What this machine is, in a few words."""
+    from gateway.process.machine import cores
     from loadtest.wording import counted
 
-    cores = len(os.sched_getaffinity(0))
-    return f"{platform.machine()} with {counted(cores, 'core')}, Python {platform.python_version()}"
+    return f"{platform.machine()} with {counted(cores(), 'core')}, Python {platform.python_version()}"

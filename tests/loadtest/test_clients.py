@@ -261,7 +261,7 @@ def test_a_server_that_switches_protocols_gives_malformed_answers() -> None:
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", OK),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok", OK),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nok", OK),
-        (b"HTTP/1.1 500 Boom\r\nConnection: close\r\n\r\nboom", 500),
+        (b"HTTP/1.1 500 Boom\r\nConnection: close\r\n\r\nboom\n\x1b[31mred", 500),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", RESET),
         (b"HTTP/1.0 200 OK\r\nCONTENT-LENGTH: 9\r\n\r\nok", RESET),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n", RESET),
@@ -285,7 +285,7 @@ def test_an_answer_may_end_with_the_connection_where_it_says_no_other_end(answer
             for index in range(6):
                 client.send(index)
             assert sorted(await sent.until(6)) == [(index, status) for index in range(6)]
-            assert (sent.faults, client.error_samples.get("http 500")) == ([], "boom" if status == 500 else None)
+            assert (sent.faults, client.error_samples.get("http 500")) == ([], "boom ·[31mred" if status == 500 else None)
             await client.close()
 
     run(scenario)

@@ -79,6 +79,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.lab.launchers import launcher_of
     from loadtest.lab.platform import with_requests
     from loadtest.question.spec import without
+    from loadtest.question.subject import subject_of
     from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
     from loadtest.reports.forms import show, write_all
@@ -98,6 +99,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
         show_plan(plan_of(spec, question, launcher, _today()), console)
         words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
         return ExitCode.USAGE
+    question = replace(question, subject=subject_of(spec))
     launcher.admit()
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     if launcher.paid:

@@ -204,7 +204,15 @@ def test_files_that_cannot_be_used_are_told_by_their_option(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [('{"error": "a\\n b"}', "a b"), ("plain\ntext", "plain text"), (" <html>", ""), ("[1]", "[1]"), ("x" * 999, "x" * 300)],
+    [
+        ('{"error": "a\\n b"}', "a b"),
+        ("plain\ntext", "plain text"),
+        (" <html>", ""),
+        ("[1]", "[1]"),
+        ("x" * 999, "x" * 300),
+        ('{"error": "\\u001b[31mred"}', "·[31mred"),
+        ("a\x1b]0;b\x07\x9b", "a·]0;b··"),
+    ],
 )
 def test_a_servers_words_are_one_line(answer: str, words: str) -> None:
     assert told(answer) == words

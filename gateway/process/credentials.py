@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import BackendUnreachable, ConfigError, Forbidden, GatewayError, Limited, Unauthenticated
+from gateway.process.console import printable
 
 VARIABLE: Final = "GATEWAY_API_KEY"
 _HOW: Final = f"put it into the environment's {VARIABLE}, or name its file with --api-key-file"
@@ -185,10 +186,10 @@ def credentials(arguments: argparse.Namespace, environment: Mapping[str, str] = 
 
 
 def told(answer: str) -> str:
-    """A server's words of an error, in one line of bounded length; its own JSON has them under `error`."""
+    """A server's words of an error, in one printable line of bounded length; its own JSON has them under `error`."""
     with suppress(ValueError, KeyError, TypeError):
         answer = str(json.loads(answer)["error"])
-    return "" if answer.lstrip().startswith("<") else " ".join(answer[:300].split())
+    return "" if answer.lstrip().startswith("<") else printable(" ".join(answer[:300].split()))
 
 
 def _said(exc: Exception) -> str:

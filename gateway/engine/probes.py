@@ -115,10 +115,12 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
 
 
 def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int) -> InferRequest:
+    # Nobody can ask rows with no input.
+    every = spec.max_rows and all(tensor.optional for tensor in spec.inputs)
     inputs = {
         tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
         for tensor in spec.inputs
-        if not tensor.optional
+        if every or not tensor.optional
     }
     for name in ragged.text if ragged and length > 1 else ():
         if name in inputs:

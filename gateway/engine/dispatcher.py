@@ -258,7 +258,7 @@ class Dispatcher:
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         if candidate.worker_usd_per_hour:
             self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
-        copied = bool(self._copied) and all(part.request in self._copied for part in batch.parts)
+        copied = bool(self._copied) and self._copied.issuperset([part.request for part in batch.parts])
         if self.router.executed(
             candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied
         ):

@@ -61,7 +61,7 @@ class Candidate:
     # copies
     copy_out: bool = False
     next_copy_ns: int = 0
-    next_copy_usd: float = 0.0  # once all have cost so much, one may be sent to see whether the price still holds
+    next_copy_cost: float = 0.0  # once all have cost so much, one may be sent to see whether the price still holds
     doubted: bool = False
     credit: float = 0.0  # requests of its share that are due
     # since no session lives, and one is wanted; how long the last start took

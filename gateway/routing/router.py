@@ -44,7 +44,7 @@ class Router:
 
     __slots__ = (
         "_canaries", "_due", "_ejection", "_late_ns", "_look_at_ns", "_order", "_policy", "_regular", "_serving", "_shadows",
-        "_slo_ns", "_spent_usd", "_unmet", "candidates",
+        "_slo_ns", "_spent", "_unmet", "candidates",
     )  # fmt: skip
 
     def __init__(self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None) -> None:
@@ -56,7 +56,7 @@ class Router:
         self._look_at_ns = 0
         self._due: list[Copy] = []
         self._unmet = False
-        self._spent_usd = 0.0
+        self._spent = 0.0  # by all executions, in USD/h times ns
         self._admit(candidates)
 
     def __repr__(self) -> str:
@@ -124,8 +124,8 @@ class Router:
         if copy.why == "wake":
             copy.candidate.woken(now_ns)
         elif copy.why == "learn":
-            usd = _usd(copy.candidate, copy.expected_ns)
-            copy.candidate.next_copy_usd = self._spent_usd + usd / _LEARN_SHARE
+            cost = copy.candidate.worker_usd_per_hour * copy.expected_ns
+            copy.candidate.next_copy_cost = self._spent + cost / _LEARN_SHARE
 
     def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
         """A copy that was sent has ended."""
@@ -172,7 +172,8 @@ class Router:
             candidate.used_ns = now_ns
         if not copied or not candidate.rows or candidate.shadow_share:
             candidate.executed(rows, busy_ns)
-        self._spent_usd += _usd(candidate, busy_ns)
+        if candidate.worker_usd_per_hour:
+            self._spent += candidate.worker_usd_per_hour * busy_ns
         if expected_ns and busy_ns - streamed_ns > max(_OUTLIER * expected_ns, self._late_ns):
             return self._eject_if(candidate, candidate.health.failed(), now_ns)
         if not candidate.health.ejected:
@@ -300,8 +301,4 @@ class Router:
     def _may_have_become_cheaper(self, candidate: Candidate) -> bool:
         """Whether it is unused for its price, and a copy is affordable that tells whether that still holds."""
         behind = bool(self._order) and 0.0 < self._order[0].usd_per_row < candidate.usd_per_row and candidate in self._regular
-        return behind and not candidate.to_zero and self._spent_usd >= candidate.next_copy_usd
-
-
-def _usd(candidate: Candidate, busy_ns: float) -> float:
-    return candidate.worker_usd_per_hour / 3600e9 * busy_ns
+        return behind and not candidate.to_zero and self._spent >= candidate.next_copy_cost

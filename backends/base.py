@@ -11,7 +11,7 @@ Errors a backend may raise, each a fault of
     │   └── SpecMismatch       the configuration: it says other tensors than the artifact has; no later try can mend it
     ├── ExecutionFailed        the model, on this input: the session is still good
     │   ├── OutputsRefused     the model, on any input: what it gives is not what is declared of it
-    │   └── InputRefused       the client: the model says that it does not take this input
+    │   └── InputRefused       mostly the client: the model says that it does not take this request
     ├── RunCancelled           nobody: `cancel` ended the run
     └── SessionLost            the session: process died, device lost, out of memory. It must be rebuilt
 
@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from backends.datatypes import NUMPY
+from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
 _MESSAGE_CHARS: Final = 2_000
@@ -68,14 +69,11 @@ class OutputsRefused(ExecutionFailed):
 
 
 class InputRefused(ExecutionFailed):
-    """The model says that it does not take this input, which no other session or backend would mend.
+    """The model says that it does not take this request, and why: it has not failed."""
 
-    media_type: it is the type of the content that it does not take, or to give the type that is asked for.
-    """
-
-    def __init__(self, message: str = "", *, media_type: bool = False) -> None:
+    def __init__(self, message: str = "", *, code: Refusal = "invalid_argument") -> None:
         super().__init__(message)
-        self.media_type = media_type
+        self.code: Refusal = code
 
 
 class RunCancelled(BackendError):

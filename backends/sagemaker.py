@@ -37,6 +37,7 @@ from backends.base import (
     TensorSpec,
     words_of,
 )
+from backends.refusals import Refusal
 from backends.regular_file import file_bytes
 from backends.sagemaker_lent import lend
 from backends.source import line_of, load_object
@@ -232,7 +233,8 @@ def _refused(handler: str, *types: str | None) -> Iterator[None]:
         media_type = status == 415 or type(exc).__name__ == "UnsupportedFormatError"
         media_type = media_type or any("/" in name and name in said for name in types if name)
         if media_type or (isinstance(status, int) and 400 <= status < 500):
-            raise InputRefused(f"{handler}: {' '.join(said.split())}", media_type=media_type) from exc
+            code: Refusal = "unsupported_media_type" if media_type else "invalid_argument"
+            raise InputRefused(f"{handler}: {' '.join(said.split())}", code=code) from exc
         raise
 
 
@@ -313,7 +315,8 @@ class Context:
         """Raises: InputRefused or ExecutionFailed, if a handler has set one that is an error."""
         code, phrase = self._status
         if 400 <= code < 500:
-            raise InputRefused(phrase or f"the model answers with status {code}", media_type=code == 415)
+            why: Refusal = "unsupported_media_type" if code == 415 else "invalid_argument"
+            raise InputRefused(phrase or f"the model answers with status {code}", code=why)
         if code >= 500:
             raise ExecutionFailed(phrase or f"the model answers with status {code}")
 

@@ -87,7 +87,7 @@ def output_fn(prediction: Any, accept: str) -> bytes | str:
 
 def unsupported(what: str, given: str | None, known: Any) -> InputRefused:
     """what: `content type` or `accept`."""
-    return InputRefused(f"{what} {given!r} is none that the model knows: {', '.join(known)}", media_type=True)
+    return InputRefused(f"{what} {given!r} is none that the model knows: {', '.join(known)}", code="unsupported_media_type")
 
 
 def _device() -> Any:

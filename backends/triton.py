@@ -25,6 +25,7 @@ from backends.base import (
     BackendError,
     Device,
     ExecutionFailed,
+    InputRefused,
     LastPart,
     LoadFailed,
     ModelSpec,
@@ -285,6 +286,8 @@ class TritonSession:
             return ExecutionFailed(message)
         if "shared memory region" in details:  # the server was restarted, or a client unregistered all regions
             return SessionLost(message)
+        if code == "INVALID_ARGUMENT":  # as a model may say of what it is asked
+            return InputRefused(message)
         lost = code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED", "UNKNOWN", "UNAUTHENTICATED", "PERMISSION_DENIED")
         lost = lost or (not code and any(words in details for words in _GONE))
         return (SessionLost if lost else ExecutionFailed)(message)

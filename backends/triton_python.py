@@ -20,20 +20,30 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import ExecutionFailed, LastPart, LoadFailed, RunCancelled, Tensors
+from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors
 from backends.discovery import normalised
+from backends.refusals import Refusal
 from backends.regular_file import file_bytes
 from backends.source import load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
 
 _UTILS: Final = "triton_python_backend_utils"
+_REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL: the model has failed
+    pb_utils.ErrorCode.NOT_FOUND: "not_found",
+    pb_utils.ErrorCode.INVALID_ARG: "invalid_argument",
+    pb_utils.ErrorCode.UNAVAILABLE: "backend_unreachable",
+    pb_utils.ErrorCode.UNSUPPORTED: "unsupported",
+    pb_utils.ErrorCode.ALREADY_EXISTS: "already_exists",
+    pb_utils.ErrorCode.CANCELLED: "cancelled",
+}
 
 
 def lend_utils() -> None:
@@ -69,22 +79,23 @@ class _Adapter:
         """file: MODEL/VERSION/model.py."""
         self._model = theirs()
         config = model_config(_config_of(file))
+        name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
             self._model.initialize(
                 {
                     "model_config": json.dumps(config),
                     "model_instance_kind": "CPU",
-                    "model_instance_name": config.get("name", file.parent.parent.name),
+                    "model_instance_name": f"{config['instance_group'][0]['name'] if config else name}_0",
                     "model_instance_device_id": "0",
                     "model_repository": str(file.parent.parent),
                     "model_version": file.parent.name,
-                    "model_name": config.get("name", file.parent.parent.name),
+                    "model_name": name,
                 }
             )
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        """Raises: ExecutionFailed, with the error of the model's response; what the model raises."""
+        """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
         responses = self._model.execute([self._request(inputs, parameters)])
         if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
             raise ExecutionFailed(
@@ -98,7 +109,10 @@ class _Adapter:
     ) -> pb_utils.InferenceRequest:
         tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
         told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
-        return pb_utils.InferenceRequest(tensors, self._outputs, parameters=told, sender=sender)
+        timeout_us = 0
+        if DEADLINE_NS in parameters:
+            timeout_us = max(1, (int(str(parameters[DEADLINE_NS])) - time.monotonic_ns()) // 1000)
+        return pb_utils.InferenceRequest(tensors, self._outputs, parameters=told, timeout=timeout_us, sender=sender)
 
     def close(self) -> None:
         if hasattr(self._model, "finalize"):
@@ -119,7 +133,7 @@ class DecoupledAdapter(_Adapter):
             raise
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:  # type: ignore[override]
-        """Raises: ExecutionFailed, with the error of a response; what the model raises; RunCancelled."""
+        """Raises: InputRefused or ExecutionFailed, with the error of a response; what the model raises; RunCancelled."""
         responses = self._responses = pb_utils.Responses()
         ended = self._begin(self._execution(inputs, parameters, responses))
         try:
@@ -182,22 +196,32 @@ class DecoupledAdapter(_Adapter):
 
 
 def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
-    """Raises: ExecutionFailed, with the error of the response."""
+    """Raises: InputRefused or ExecutionFailed, with the error of the response."""
     error = response.error()
     if error is not None:
-        raise ExecutionFailed(str(error.message()))
+        code = _REFUSALS.get(error.code())
+        raise InputRefused(str(error.message()), code=code) if code else ExecutionFailed(str(error.message()))
     return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
+    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed.
+
+    Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
+    """
     from google.protobuf.json_format import MessageToDict
 
     if not path.exists():
         return {}
-    config: dict[str, Any] = MessageToDict(
-        read_pbtxt(path), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
+    message = read_pbtxt(path)
+    message.name = message.name or path.parent.name
+    if not message.instance_group:
+        message.instance_group.add(name=message.name)
+    for number, group in enumerate(message.instance_group):
+        group.name = group.name or f"{message.name}_{number}"
+        group.kind = group.kind or type(group).KIND_CPU
+        group.count = max(group.count, 1)
+    config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     for tensor in (*config.get("input", ()), *config.get("output", ())):
         tensor["dims"] = [int(size) for size in tensor["dims"]]  # protobuf writes int64 as text, Triton as numbers
     return config

@@ -3,8 +3,10 @@
 The names are Triton's. Source: README of triton-inference-server/python_backend, and its src/resources/*.py.
 """
 
+import enum
 import json
 import logging
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -23,15 +25,38 @@ class TritonModelException(Exception):
     """What Triton's own module raises."""
 
 
+class ErrorCode(enum.IntEnum):
+    """TRITONSERVER_Error_Code of Triton's tritonserver.h."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
 class TritonError:
-    def __init__(self, message: str = "", code: int = 0) -> None:
+    UNKNOWN: Final = ErrorCode.UNKNOWN
+    INTERNAL: Final = ErrorCode.INTERNAL
+    NOT_FOUND: Final = ErrorCode.NOT_FOUND
+    INVALID_ARG: Final = ErrorCode.INVALID_ARG
+    UNAVAILABLE: Final = ErrorCode.UNAVAILABLE
+    UNSUPPORTED: Final = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS: Final = ErrorCode.ALREADY_EXISTS
+    CANCELLED: Final = ErrorCode.CANCELLED
+
+    def __init__(self, message: str = "", code: int = ErrorCode.INTERNAL) -> None:
+        """Raises: ValueError, for a number that is no code."""
         self._message = message
-        self._code = code
+        self._code = ErrorCode(code)
 
     def message(self) -> str:
         return self._message
 
-    def code(self) -> int:
+    def code(self) -> ErrorCode:
         return self._code
 
 
@@ -49,7 +74,7 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         return self._array.shape
 
-    def triton_dtype(self) -> str:
+    def triton_dtype(self) -> int:
         return numpy_to_triton_type(self._array.dtype)
 
     def is_cpu(self) -> bool:
@@ -81,16 +106,19 @@ class InferenceRequest:
         parameters: Mapping[str, object] | None = None,
         request_id: str = "",
         correlation_id: int = 0,
+        *,
+        timeout: int = 0,
         sender: "ResponseSender | None" = None,
         **others: Any,
     ) -> None:
-        """sender: of a request that was made here."""
+        """timeout: µs that are left until nobody waits any more; 0: unknown. sender: of a request that was made here."""
         self._inputs = list(inputs)
         self._names = list(requested_output_names)
         self._model_name = model_name
         self._parameters = dict(parameters or {})
         self._request_id = request_id
         self._correlation_id = correlation_id
+        self._timeout = timeout
         self._sender = sender
 
     def inputs(self) -> list[Tensor]:
@@ -107,6 +135,12 @@ class InferenceRequest:
 
     def correlation_id(self) -> int:
         return self._correlation_id
+
+    def timeout(self) -> int:
+        return self._timeout
+
+    def flags(self) -> int:
+        return 0  # they are of sequences
 
     def is_cancelled(self) -> bool:
         return self._sender is not None and self._sender.is_cancelled()
@@ -234,9 +268,17 @@ class ResponseSender:
 
 
 class Logger:
+    class LogLevel(enum.Enum):
+        VERBOSE = logging.DEBUG
+        INFO = logging.INFO
+        WARNING = logging.WARNING
+        ERROR = logging.ERROR
+
+    VERBOSE, INFO, WARNING, ERROR = LogLevel
+
     @staticmethod
-    def log(message: str, level: int | None = None) -> None:
-        log.info("%s", message)
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        log.log(level.value, "%s", message)
 
     log_info = staticmethod(lambda message: log.info("%s", message))
     log_warn = staticmethod(lambda message: log.warning("%s", message))
@@ -278,5 +320,33 @@ def triton_string_to_numpy(name: str) -> Any:
     return NUMPY["BYTES" if datatype == "STRING" else datatype].type
 
 
-def numpy_to_triton_type(dtype: Any) -> str:
-    return config_datatype(datatype_of(np.empty(0, dtype)))
+TRITON_STRING_TO_NUMPY: Final = {
+    name: triton_string_to_numpy(name) for name in map(config_datatype, NUMPY) if name != "TYPE_BF16"
+}
+
+
+def numpy_to_triton_type(dtype: Any) -> int:
+    """Its number in Triton's model_config.proto."""
+    from tritonclient.grpc import model_config_pb2
+
+    return int(model_config_pb2.DataType.Value(config_datatype(datatype_of(np.empty(0, dtype)))))
+
+
+def serialize_byte_tensor(tensor: np.ndarray) -> Any:
+    """BYTES as Triton sends them: four bytes of length before each element; () for none, None for another type."""
+    if not tensor.size:
+        return ()
+    if tensor.dtype.kind not in "OS":
+        return None
+    elements = [each if isinstance(each, bytes) else str(each).encode() for each in tensor.ravel().tolist()]
+    return b"".join(struct.pack("<I", len(each)) + each for each in elements)
+
+
+def deserialize_bytes_tensor(encoded: bytes) -> np.ndarray:
+    """(n,) of bytes objects, from what `serialize_byte_tensor` gives."""
+    elements, at = [], 0
+    while at < len(encoded):
+        (length,) = struct.unpack_from("<I", encoded, at)
+        elements.append(bytes(encoded[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return np.array(elements, object)

@@ -29,7 +29,7 @@ from backends.base import ModelSpec
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.cluster import application
-from gateway.cluster.deployments import _content, _deployment_name
+from gateway.cluster.deployments import _content, _deployment_names, _key
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import Config, parse_config
 from gateway.engine.runner import BatchRunner, Execution
@@ -99,9 +99,8 @@ async def measure(config: Config, rounds: int) -> None:
     backend = model.backends[0]
     clock = LoopClock(asyncio.get_running_loop())
     names = {"name": "echo:1/python", "clock": clock}
-    remote = RemoteRunner(
-        backend, _deployment_name(model, backend), "gateway", content=_content(model, backend), ending=lambda: True, **names
-    )
+    deployment = _deployment_names(config)[_key(model, backend)]
+    remote = RemoteRunner(backend, deployment, "gateway", content=_content(model, backend), ending=lambda: True, **names)
     here = WorkerPool(backend, ModelSpec("", model.inputs or (), model.outputs or (), 8), **names)
     await asyncio.gather(remote.open(), here.open())
     while "by unix" not in repr(remote):  # noqa: ASYNC110  # nobody is told when a channel opens

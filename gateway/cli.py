@@ -202,7 +202,10 @@ def _init(arguments: argparse.Namespace) -> int:
     if output is None:
         print(text, end="")
     else:
-        write_whole(output, text)
+        try:
+            write_whole(output, text)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
+            raise ConfigError(f"-o: {output.absolute()}: cannot be written: {exc.strerror}") from exc
     return 0
 
 

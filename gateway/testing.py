@@ -1,9 +1,10 @@
 """`gateway.TestClient`: REST and gRPC without ports, for tests of one's own models and configurations."""
 
+import json as encoding
 from collections.abc import Mapping
 from typing import Any, Self
 
-import orjson
+import numpy as np
 
 from gateway.configuring.guess import Example
 from gateway.edges.grpc_in_memory import InMemoryChannel
@@ -58,14 +59,28 @@ class TestClient:
         """Send one request and wait for its answer; of an error, too, which is an answer.
 
         path: with the query, such as /v2/models/iris/infer; what is not ASCII is quoted. json: becomes the body, numpy arrays
-        in it as lists. content: the body itself, instead. Raises: NotReady, once closed.
+        in it as lists; NaN and infinity are written as `json.dumps` does. content: the body itself, instead.
+        Raises: NotReady, once closed; ConfigError, for what makes no request.
         """
         if json is not None and content is not None:
             raise ConfigError("json and content: expected one of them, the body")
-        body = content or b""
+        for name, given in (("method", method), ("path", path)):
+            if not isinstance(given, str):
+                raise ConfigError(f"{name}: got {type(given).__name__}, expected text")
+        if not isinstance(content, bytes | bytearray | memoryview | None):
+            raise ConfigError(f"content: got {type(content).__name__}, expected bytes")
+        if not isinstance(headers, Mapping | None):
+            raise ConfigError(f"headers: got {type(headers).__name__}, expected a dict of text by name")
+        body = bytes(content or b"")
         if json is not None:
-            body = orjson.dumps(json, option=orjson.OPT_SERIALIZE_NUMPY)
-        sent = request_bytes(method, path, headers or {}, body)
+            try:
+                body = encoding.dumps(json, default=_plain).encode()
+            except (TypeError, ValueError, RecursionError) as exc:
+                raise ConfigError(f"json: {exc}: expected what JSON can hold, and numpy arrays") from exc
+        try:
+            sent = request_bytes(method, path, headers or {}, body)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
         return Response(method, self._hosted.run(exchange(self._rest, sent)))
 
     def close(self) -> None:
@@ -81,3 +96,9 @@ class TestClient:
 
 async def _listeners(ingress: Ingress) -> tuple[HttpServer, GrpcServer]:
     return ingress.rest_listener(), ingress.grpc_listener()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"got {type(value).__name__}")

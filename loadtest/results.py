@@ -265,6 +265,7 @@ class GeneratorReport:
     """What the generator measured of itself. lag: real less intended moment of sending, the wait for a connection left out.
 
     connection_wait_p99_ms: that wait. cpu_cores: of all its processes, 1.0 is one core kept busy. processes: how many.
+    cores: of its machine, as far as they were its to use; 0 in results that do not tell.
     """
 
     send_lag_p50_ms: float
@@ -275,6 +276,7 @@ class GeneratorReport:
     connections: int
     cpu_cores: float
     processes: int
+    cores: int = 0
 
 
 Culprit = Literal["server", "machine", "generator"]

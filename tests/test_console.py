@@ -17,6 +17,7 @@ from gateway.process.console import Speech, set_up, step, words
 set_up(Speech({level!r}, {format!r}, {quiet}))
 words.info("step")
 words.error("fault")
+words.error("%s", "two\\nlines \\x1b[31mred\\x9b")
 try:
     1 / 0
 except ZeroDivisionError:
@@ -34,8 +35,10 @@ def said(*, level: str = "info", format: str = "text", quiet: bool = False) -> l
 
 @slow
 def test_words_are_plain_lines_and_log_lines_say_when_how_bad_and_where() -> None:
-    first, second, third, *rest = said()
+    first, second, *foreign, third = (lines := said())[:5]
     assert (first, second) == ("step", "fault")
+    assert foreign == ["two", "lines ·[31mred·"]  # nobody's words move the cursor
+    rest = lines[5:]
     assert third.endswith(" ERROR gateway.x: a log line")
     assert rest[0] == "Traceback (most recent call last):"
     assert rest[-1].endswith(" INFO gateway.x: more")
@@ -69,10 +72,10 @@ def test_quiet_leaves_out_steps_and_the_level_what_is_less_severe() -> None:
 @slow
 def test_in_json_every_line_is_an_object() -> None:
     lines = [json.loads(line) for line in said(format="json")]
-    assert [line["message"] for line in lines] == ["step", "fault", "a log line", "more"]
-    assert lines[2]["level"] == "ERROR"
-    assert lines[2]["logger"] == "gateway.x"
-    assert lines[2]["exception"].endswith("ZeroDivisionError: division by zero")
+    assert [line["message"] for line in lines] == ["step", "fault", "two\nlines \x1b[31mred\x9b", "a log line", "more"]
+    assert lines[3]["level"] == "ERROR"
+    assert lines[3]["logger"] == "gateway.x"
+    assert lines[3]["exception"].endswith("ZeroDivisionError: division by zero")
     assert all(set(line) >= {"time", "level", "logger", "process", "message"} for line in lines)
 
 

@@ -6,13 +6,15 @@ import http.server
 import ssl
 import threading
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gateway.cli import main as gateway_main
 from gateway.errors import BackendUnreachable, ConfigError, Forbidden, Limited, Unauthenticated
 from gateway.process.credentials import NOTHING_SHOWN, VARIABLE, Credentials, add_credentials, credentials, told
+from loadtest.cli import main as loadtest_main
 from tests.certificates import Authority
 
 SECRET = "s3cret-of-mine"
@@ -138,6 +140,29 @@ def test_a_refusal_says_which_key_and_what_to_do(status: int, kind: type[Excepti
         other.value.close()
 
 
+@pytest.mark.parametrize("option", ["--ca", "--cert"])
+@pytest.mark.parametrize(
+    ("main", "typed", "asked", "secure"),
+    [
+        (gateway_main, "top --once 127.0.0.1:9", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (gateway_main, "route explain http://127.0.0.1:9/in m", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (loadtest_main, "run 127.0.0.1:9", "http://127.0.0.1:9", "https://127.0.0.1:9"),
+        (loadtest_main, "run --protocol grpc 127.0.0.1:9", "grpc://127.0.0.1:9", "grpcs://127.0.0.1:9"),
+    ],
+)
+def test_files_for_tls_are_not_left_aside_where_there_is_none(
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    main: Callable[[list[str]], int],
+    typed: str,
+    asked: str,
+    secure: str,
+) -> None:
+    assert main([*typed.split(), option, "some.pem"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{option}: some.pem: {asked} is asked without TLS, for which it is: write {secure}" in said
+
+
 def test_the_key_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{SECRET}\n")
@@ -179,7 +204,15 @@ def test_files_that_cannot_be_used_are_told_by_their_option(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [('{"error": "a\\n b"}', "a b"), ("plain\ntext", "plain text"), (" <html>", ""), ("[1]", "[1]"), ("x" * 999, "x" * 300)],
+    [
+        ('{"error": "a\\n b"}', "a b"),
+        ("plain\ntext", "plain text"),
+        (" <html>", ""),
+        ("[1]", "[1]"),
+        ("x" * 999, "x" * 300),
+        ('{"error": "\\u001b[31mred"}', "·[31mred"),
+        ("a\x1b]0;b\x07\x9b", "a·]0;b··"),
+    ],
 )
 def test_a_servers_words_are_one_line(answer: str, words: str) -> None:
     assert told(answer) == words

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.cli import main
 from gateway.documents.whole_file import write_whole
 from loadtest.commands.outputs import write
 from loadtest.errors import UsageError
@@ -68,6 +69,23 @@ def test_commands_leave_no_half_and_name_the_file(tmp_path: Path, command: tuple
     assert (done.returncode, done.stdout) == (1, "")
     assert f"File too large: '{tmp_path / name}" in done.stderr
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        (f"init {ROOT}/tests/transform/models.py:twice -o", "x.yaml"),
+        (f"package {ROOT}/configs/examples/iris.yaml --out", "x.tar.gz"),
+    ],
+    ids=["init", "package"],
+)
+def test_the_option_of_a_file_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, str]
+) -> None:
+    command, name = typed
+    output = tmp_path / "nowhere" / name
+    assert main([*command.split(), str(output)]) == 2
+    assert f"{command.split()[-1]}: {output}: cannot be written: No such file or directory" in capsys.readouterr().err
 
 
 _LIMITED = f"""

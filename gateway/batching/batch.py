@@ -66,18 +66,20 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
             f"group={self.group}"
         )
 
-    def concat(self) -> Tensors:
+    def concat(self, *, kept: bool = True) -> Tensors:
         """Join the parts' inputs.
 
         Shapes: (padded_rows, *per_row); ragged inputs padded along axis 1 to the smallest bucket that holds the longest.
         Padding rows repeat the last row: always a valid input, which zeros need not be.
-        Ownership: read-only views on the request for a single part that needs no padding, as it may run again, else new arrays.
-        Thread: the worker's.
+        Ownership: views on the request for a single part that needs no padding, else new arrays. kept: these views are
+        read-only, as the request may run again. Thread: the worker's.
         Raises: ValueError (numpy's), if the requests' shapes do not fit together although their shape keys are equal.
         """
         parts = self.parts
         first = parts[0]
-        inputs = first.request.inputs if len(parts) > 1 else _read_only(first.request.inputs)
+        inputs = first.request.inputs
+        if kept and len(parts) == 1:
+            inputs = _read_only(inputs)
         if not self.batched:
             return inputs
         missing_rows = self.padded_rows - self.rows

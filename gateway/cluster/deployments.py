@@ -5,6 +5,7 @@ import hashlib
 import logging
 import re
 import warnings
+from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
@@ -72,11 +73,12 @@ def application(config: Config, speech: Speech | None = None) -> serve.Applicati
     server = config.server
     if server.ingresses > 1 and 0 in (server.http_port, server.grpc_port):
         raise ConfigError(f"server.ingress_replicas: {server.ingresses}: they share their ports, which cannot be 0 then")
+    names = _deployment_names(config)
     backends = {
-        _deployment_name(model, backend): _backend(model, backend, config, speech)
+        name: _backend(name, model, backend, config, speech)
         for model in config.models
         for backend in model.backends
-        if backend.placement == "replicas"
+        if (name := names.get(_key(model, backend))) is not None
     }
     resources, surge = _of_embedded(config)
     drain_s = server.drain_timeout_s
@@ -105,6 +107,7 @@ class IngressReplica:
         set_up(speech, guest=True)
         never_raise()
         self._config = config
+        self._names = _deployment_names(config)
         self._backends = backends
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
@@ -151,7 +154,7 @@ class IngressReplica:
     def _open_remote(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
         return RemoteRunner(
             backend,
-            _deployment_name(model, backend),
+            self._names[_key(model, backend)],
             self._application,
             content=_content(model, backend),
             name=f"{model.name}:{model.version}/{backend.label}",
@@ -208,12 +211,12 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
     return (busy + queued) / context.config.target_ongoing_requests, {}
 
 
-def _backend(model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:
+def _backend(name: str, model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:
     # It ends after the ingresses that use it: see RemoteRunner.
     drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
     content = _content(model, backend)
     deployment = serve.deployment(
-        name=_deployment_name(model, backend),
+        name=name,
         ray_actor_options=_actor_options(backend.resources),
         graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if backend.surge else 0,
@@ -278,11 +281,25 @@ def _of_embedded(config: Config) -> tuple[dict[str, float], bool]:
     return resources, all(backend.surge for backend in embedded)
 
 
-def _deployment_name(model: ModelSection, backend: Backend) -> str:
-    """Unique per backend, of characters that Serve's names and files may have."""
-    name = f"{model.name}-{model.version}-{backend.label}"
-    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
-    return plain if plain == name else f"{plain}-{_digest(name)}"
+def _key(model: ModelSection, backend: Backend) -> tuple[str, str, str]:
+    return model.name, model.version, backend.label
+
+
+def _deployment_names(config: Config) -> dict[tuple[str, str, str], str]:
+    """By `_key` of each backend in replicas: unique, and of characters that Serve's names and files may have."""
+    backends = ((model, backend) for model in config.models for backend in model.backends)
+    keys = [_key(model, backend) for model, backend in backends if backend.placement == "replicas"]
+    joined = Counter("-".join(key) for key in keys)
+    names = {}
+    for key in keys:
+        name = "-".join(key)
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        if joined[name] > 1:  # model m of version 1-2 and model m-1 of version 2
+            plain = f"{plain}-{_digest(repr(key))}"
+        elif plain != name:
+            plain = f"{plain}-{_digest(name)}"
+        names[key] = plain
+    return names
 
 
 def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:

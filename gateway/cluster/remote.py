@@ -44,12 +44,15 @@ from gateway.cluster.link import CALL_MARGIN_S, BatchCall, KeepAccount, Link, Li
 from gateway.config import Backend
 from gateway.engine.runner import Execution, OnBatchDone, OnBatchPart
 from gateway.errors import (
+    AlreadyExists,
     BackendFailed,
     BackendUnreachable,
     Cancelled,
     GatewayError,
     InternalError,
     InvalidArgument,
+    NotFound,
+    Unsupported,
     UnsupportedMediaType,
 )
 from gateway.tracing.batches import handed_on
@@ -69,8 +72,11 @@ _IDLE_S: Final = 1.0
 
 _ERRORS: Final[dict[str, type[GatewayError]]] = {
     error.__name__: error
-    for error in (BackendFailed, BackendUnreachable, Cancelled, InvalidArgument, UnsupportedMediaType, InternalError)
-}
+    for error in (
+        BackendFailed, BackendUnreachable, Cancelled, InternalError,
+        InvalidArgument, UnsupportedMediaType, NotFound, AlreadyExists, Unsupported,
+    )
+}  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +268,7 @@ class RemoteRunner:
         }
         if batch.trace is not None:
             about["trace"] = handed_on(batch.trace)
-        frame = encode_frame(batch.concat(), about)
+        frame = encode_frame(batch.concat(kept=False), about)
         check_size(frame)
         return frame
 

@@ -79,7 +79,7 @@ class _Asked:
     fault: BackendFailed | None = None
     trace: BatchTrace | None = None
 
-    def concat(self) -> Tensors:
+    def concat(self, *, kept: bool = True) -> Tensors:
         return self.inputs
 
     def parameters(self) -> Mapping[str, object]:

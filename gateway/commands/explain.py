@@ -4,7 +4,7 @@ import argparse
 import json
 import urllib.error
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.config import Config, ModelSection, load_config
@@ -13,6 +13,7 @@ from gateway.process.announcement import own_url
 from gateway.process.command_line import url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
+_MOST_ROWS: Final = 9_999_999  # that a gateway is asked about
 _TIMEOUT_S = 10.0
 
 
@@ -33,8 +34,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    if arguments.rows < 1:
-        raise ConfigError(f"--rows: {arguments.rows}: expected at least 1")
+    if not 1 <= arguments.rows <= _MOST_ROWS:
+        raise ConfigError(f"--rows: {arguments.rows}: expected 1 to {_MOST_ROWS}")
     shown = credentials(arguments)
     if url := url_of(arguments.where):
         told = ask(url, arguments.model, arguments.version, arguments.rows, shown)

@@ -70,8 +70,13 @@ def _package(arguments: argparse.Namespace) -> int:
     if not out.name.endswith(_ENDINGS):
         raise ConfigError(f"--out: {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
     package = packed(read(arguments.config), arguments.beside)
-    with step(f"writing {out}"):
-        names = write(package, out)
+    try:
+        with step(f"writing {out}"):
+            names = write(package, out)
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
+        if exc.filename is None or Path(exc.filename).absolute().parent != out.absolute().parent:
+            raise  # a file that is packed
+        raise ConfigError(f"--out: {out.absolute()}: cannot be written: {exc.strerror}") from exc
     told = f"{out}: {out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files"
     print("\n  ".join((told, *names)))
     return 0

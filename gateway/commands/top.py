@@ -88,6 +88,7 @@ class StatusClient:
         if parts.scheme == "https":
             self._connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=shown.context())
         else:
+            shown.check_plain(f"http://{parts.netloc}")
             self._connection = HTTPConnection(host, port, timeout=_TIMEOUT_S)
 
     def look(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.text import Text
 
 from gateway.commands.rates import BackendFigures, Figures, Told
+from gateway.process.console import printable
 
 NONE: Final = "–"
 _GAP: Final = 2
@@ -226,11 +227,6 @@ def _wrapped(text: str, width: int | None, style: str) -> list[Text]:
         else:
             line = f"{line} {word}" if line else word
     return [*lines, Text(line, style)]
-
-
-def printable(text: object) -> str:
-    """What may be written to a terminal: a control character, also of Unicode's, is a dot."""
-    return "".join(char if char.isprintable() else "·" for char in str(text))
 
 
 def short(value: float) -> str:

@@ -334,7 +334,7 @@ class RestRoutes:
         """Not of the protocol: where a request of ?rows= rows would go now, and why."""
         rows = parse_qs(exchange.query.decode("latin-1")).get("rows", ["1"])[-1]
         if not _is_version(rows) or len(rows) > 7 or int(rows) < 1:
-            raise InvalidArgument(f"rows: got {rows!r}, expected a number from 1")
+            raise InvalidArgument(f"rows: got {rows!r}, expected a number from 1 to 9999999")
         respond_json(exchange, self._repository.explain(route.name, route.version, int(rows)))
 
     def _why(self, exchange: Exchange, route: MatchedPath) -> None:

@@ -1,8 +1,9 @@
 """Sends the requests of one model to its lanes, as the router decides.
 
-A request is in one lane at a time. If that lane fails it, or refuses it, it is submitted once more to another that may stand in
-for it and is predicted to be in time; whatever the second one answers is the answer. Who is to blame for a failed request shows
-there: served elsewhere, it was the lane; failed elsewhere as well, it was the request.
+A request is in one lane at a time. If that lane fails it, or gives it up, it is submitted once more to another that may stand
+in for it, has room and is predicted to be in time; whatever the second one answers is the answer. Who is to blame for a failed
+request shows there: served elsewhere, it was the lane; failed elsewhere as well, it was the request. A lane that refuses it has
+not had it: the next that may stand in is asked.
 
 Copies are requests of their own: inputs copied (a client may reuse a shared memory region as soon as it is answered), lowest
 priority, answers dropped. None of what becomes of them reaches a caller.
@@ -24,6 +25,7 @@ from gateway.clock import Clock
 from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
+from gateway.engine.pair import Pair
 from gateway.engine.place import OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
@@ -36,7 +38,6 @@ from gateway.types import InferRequest, InferResponse
 _LOWEST_PRIORITY: Final = 4
 _LOOK_LEAST_NS: Final = 1_000_000
 _LOOK_MOST_NS: Final = 50_000_000
-_COMPARED_BYTES: Final = 1 << 20  # a comparison runs on the event loop: of larger outputs only as much
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +95,8 @@ class Dispatcher:
         sent = _Sent(self, request, on_answer, on_answer_part, route.candidate)
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent, sent.part)
-        except (Unavailable, BackendFailed):
-            if not self.fall_back(sent, now_ns):
+        except (Unavailable, BackendFailed) as exc:
+            if not self.fall_back(sent, now_ns, refused=isinstance(exc, Unavailable)):
                 raise
         else:
             self._sent_to(route.candidate, route.reason, now_ns)
@@ -154,23 +155,43 @@ class Dispatcher:
 
     # what a request's life asks
 
-    def fall_back(self, sent: "_Sent", now_ns: int) -> bool:
-        """Submit a request that its first lane did not serve to another, if there is one that can."""
+    def fall_back(self, sent: "_Sent", now_ns: int, *, refused: bool = False) -> bool:
+        """Submit a request that its first lane did not serve to another, if there is one that can.
+
+        refused: that lane has not had it, so that the other becomes its first.
+        """
         request, failed = sent.request, sent.candidate
         if request in self._second or now_ns > deadline_of(request, self._slo_ns):
             return False
-        candidate = self.router.route(request, now_ns, failed=failed).candidate
-        if candidate is None or not self._lanes[candidate].batcher.has_room(request):
-            return False
         request.plain = False  # it does not come there as it arrived
-        try:
-            sent.place = self._lanes[candidate].submit(request, sent, sent.part)
-        except GatewayError:
+        candidate = self._place_elsewhere(sent, now_ns)
+        if candidate is None:
             return False
-        self._second.add(request)
-        sent.candidate, sent.failed = candidate, failed
+        sent.candidate = candidate
+        if not refused:
+            self._second.add(request)
+            sent.failed = failed
         self._sent_to(candidate, "fallback", now_ns)
         return True
+
+    def _place_elsewhere(self, sent: "_Sent", now_ns: int) -> Candidate | None:
+        """Submit a request to the first that takes it of those that may stand in for its lane, as the router ranks them."""
+        request, failed = sent.request, sent.candidate
+        full = [
+            candidate
+            for candidate, lane in self._lanes.items()
+            if candidate.label in failed.equivalents and not lane.batcher.has_room(request)
+        ]
+        while (candidate := self.router.route(request, now_ns, failed=failed, full=full).candidate) is not None:
+            try:
+                sent.place = self._lanes[candidate].submit(request, sent, sent.part)
+            except Unavailable:
+                full.append(candidate)
+            except GatewayError:
+                return None
+            else:
+                return candidate
+        return None
 
     def _sent_to(self, candidate: Candidate, reason: str, now_ns: int) -> None:
         """Account for a request that is in a lane now: what fails here must not have it answered by us as well."""
@@ -237,7 +258,10 @@ class Dispatcher:
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         if candidate.worker_usd_per_hour:
             self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
-        if self.router.executed(candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns):
+        copied = bool(self._copied) and self._copied.issuperset([part.request for part in batch.parts])
+        if self.router.executed(
+            candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied
+        ):
             self._ejected(candidate, now_ns)
 
     def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
@@ -286,7 +310,7 @@ class Dispatcher:
             priority=_LOWEST_PRIORITY,
             shape_key=request.shape_key,
         )
-        pair = _Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
+        pair = Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
 
         def done(outcome: InferResponse | GatewayError | None) -> None:
             self._copied.discard(copied)
@@ -376,7 +400,7 @@ class _Sent:
         self.request = request
         self.candidate = candidate
         self.failed: Candidate | None = None
-        self.pairs: tuple[_Pair, ...] = ()
+        self.pairs: tuple[Pair, ...] = ()
         self.place: Place | None = None
 
     def cancel(self) -> None:
@@ -433,51 +457,6 @@ class _Sent:
         return False
 
 
-class _Pair:
-    """The caller's answer and the shadow's, compared once both are here; then counted as match or differs, or as unpaired."""
-
-    __slots__ = ("_copy", "_count", "_mine", "_tolerance")
-
-    def __init__(self, count: Callable[[str], None], tolerance: float) -> None:
-        self._count = count
-        self._tolerance = tolerance
-        self._mine: InferResponse | GatewayError | None = None
-        self._copy: InferResponse | None = None
-
-    def of_caller(self, outcome: InferResponse | GatewayError) -> None:
-        self._mine = outcome
-        self._compare()
-
-    def of_copy(self, outcome: InferResponse | GatewayError) -> None:
-        if isinstance(outcome, InferResponse):
-            self._copy = outcome
-            self._compare()
-
-    def _compare(self) -> None:
-        mine, copy = self._mine, self._copy
-        if mine is None or copy is None:
-            return
-        if not isinstance(mine, InferResponse):
-            self._count("unpaired")
-        else:
-            same = mine.outputs.keys() == copy.outputs.keys() and all(
-                _alike(array, copy.outputs[name], self._tolerance) for name, array in mine.outputs.items()
-            )
-            self._count("match" if same else "differs")
-
-
-def _alike(one: np.ndarray, other: np.ndarray, tolerance: float) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    most = max(1, _COMPARED_BYTES // max(1, one.dtype.itemsize))
-    one, other = one.reshape(-1)[:most], other.reshape(-1)[:most]
-    if one.dtype.kind in "fcV":  # V: bfloat16
-        return bool(
-            np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=tolerance, atol=tolerance, equal_nan=True)
-        )
-    return bool(np.array_equal(one, other))
-
-
 def _label(lane: Lane) -> str:
     return lane.name.rsplit("/", 1)[1]
 
@@ -494,5 +473,6 @@ def _candidate(lane: Lane, backend: Backend, model: ModelSection) -> Candidate:
         shadow_share=backend.shadow_share,
         equivalents=frozenset(equivalents),
         cold_start_ns=round(backend.cold_start_s * 1e9) if backend.cold_start_s else None,
+        to_zero=backend.autoscaling is not None and backend.autoscaling.min_replicas == 0,
         learned_cold_ns=lane.runner.cold_start_ns,
     )

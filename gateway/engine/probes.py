@@ -7,12 +7,14 @@ Where few sizes run at all, all of them do: the first run of each may be what co
 SLO, and no buckets say which lengths come, a longer one is tried at last (`further_rows`): a model that does not take it says
 nothing by that.
 
-A probe that fails ends the probing. Outputs that are not as declared fail the load: no other content mends that. What the model
-raises is a warning, since it may insist on content that is not made up.
+A probe that fails ends the probing, but for images of open height and width, which are tried as large as they commonly are
+where a model does not take one pixel. Outputs that are not as declared fail the load: no other content mends that. What the
+model raises is a warning, since it may insist on content that is not made up; in few words where dimensions were, too.
 """
 
 import asyncio
 import logging
+import math
 from itertools import product
 from typing import Final
 
@@ -31,6 +33,8 @@ from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest
 
 # As long as `FURTHER_LENGTH`, of words as long as most are: it is split into so many tokens as other texts.
+_IMAGE_SIDE: Final = 224  # of what most models of images were trained on; a multiple of 32, by which many halve it
+_CHANNELS: Final = 4  # at most
 _TEXT: Final = b"The price of a good seat by the window was more than he had paid."
 
 log = logging.getLogger(__name__)
@@ -66,9 +70,10 @@ async def probe(
     elif batched and batcher.policy.by_length:
         further = further_rows(ragged, batcher.service.sizes, batcher.slo_ns)
     well = trying = False
+    side = 1
     while sizes:
         for rows, length in product(sizes, lengths):
-            request = _request(spec, ragged, rows, length)
+            request = _request(spec, ragged, rows, length, side)
             if clock.now_ns() >= until_ns:
                 return True
             # Started at once: an idle session may be lost at any await.
@@ -76,6 +81,9 @@ async def probe(
             failed = next((execution for _, execution, _ in ends if execution.error), None)
             if failed is not None and trying:
                 return True
+            if failed is not None and side == 1 and not well and _raised(failed) and any(map(_is_image, spec.inputs)):
+                side = _IMAGE_SIDE
+                break
             if failed is not None:
                 _tell(name, failed, spec, request, well=well)
                 return False
@@ -87,12 +95,24 @@ async def probe(
             well = True
             curve = batcher.service.curve(batch.group)
             curve.probe(batch.padded_rows, [time_ns - execution.streamed_ns])
-        sizes = curve.telling_rows  # none, once these have run
-        if not sizes:
-            sizes, others = others, ()
-        if not sizes:
-            sizes, lengths, further, trying = further, (FURTHER_LENGTH,), (), True
+        else:
+            sizes = curve.telling_rows  # none, once these have run
+            if not sizes:
+                sizes, others = others, ()
+            if not sizes:
+                sizes, lengths, further, trying = further, (FURTHER_LENGTH,), (), True
     return True
+
+
+def _raised(failed: Execution) -> bool:
+    """Whether the model did, and its session is still good."""
+    return isinstance(failed.error, BackendFailed) and not failed.refused and not failed.session_lost
+
+
+def _is_image(tensor: TensorSpec) -> bool:
+    """Whether two dimensions are open, behind the rows, and the rest may be channels."""
+    sides = tensor.shape[1:]
+    return len(sides) > 2 and sides.count(-1) == 2 and math.prod(size for size in sides if size > 0) <= _CHANNELS
 
 
 def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, *, well: bool) -> None:
@@ -110,15 +130,18 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone
         log.warning("%s: not probed: %s", name, fault)
         return
+    if not well and any(-1 in tensor.shape[1:] and tensor.name in request.inputs for tensor in spec.inputs):
+        log.warning("%s: not probed: made-up inputs fail: %s (%s; all is well if others do not)%s", name, fault, tried, way)
+        return
     unless = f"({tried}; all is well if only such made-up inputs are refused)"
     log.warning("%s: %s will fail: %s %s%s\n%s", name, which, fault, unless, way, failed.trace.rstrip())
 
 
-def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int) -> InferRequest:
+def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int, side: int) -> InferRequest:
     # Nobody can ask rows with no input.
     every = spec.max_rows and all(tensor.optional for tensor in spec.inputs)
     inputs = {
-        tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1)
+        tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1, side)
         for tensor in spec.inputs
         if every or not tensor.optional
     }
@@ -128,9 +151,10 @@ def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int) -> 
     return InferRequest("", "", "", inputs, rows, 0, shape_key=shape_key(spec, ragged, inputs))
 
 
-def _input(tensor: TensorSpec, rows: int, length: int) -> np.ndarray:
-    """rows: 0 for a model without a batch dimension. length: of an open axis 1."""
-    shape = [size if size >= 0 else 1 for size in tensor.shape]
+def _input(tensor: TensorSpec, rows: int, length: int, side: int) -> np.ndarray:
+    """rows: 0 for a model without a batch dimension. length: of an open axis 1. side: of an image."""
+    inner = side if _is_image(tensor) else 1
+    shape = [size if size >= 0 else inner if axis else 1 for axis, size in enumerate(tensor.shape)]
     if rows:
         shape[0] = rows
         if len(shape) > 1 and tensor.shape[1] < 0:

@@ -45,8 +45,11 @@ class Execution(_Times, frozen=True, kw_only=True, eq=False):
 class Work(Protocol):
     """What a session runs: a batch, or what has come as one from another process."""
 
-    def concat(self) -> Tensors:
-        """The model's inputs, as `Session.run` takes them. On the worker's thread. Raises: whatever it likes, for this run."""
+    def concat(self, *, kept: bool = True) -> Tensors:
+        """The model's inputs, as `Session.run` takes them. On the worker's thread. Raises: whatever it likes, for this run.
+
+        kept: what may be needed again cannot be written to; False: whoever runs it writes to none.
+        """
         ...
 
     def parameters(self) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 import backends
 from backends.base import (
@@ -31,6 +31,7 @@ from backends.base import (
     trace_of,
     words_of,
 )
+from backends.refusals import Refusal
 from gateway.garbage import leave_out
 from gateway.process.child import Child, ChildLost, receive, send, serve
 from gateway.process.prints import never_raise
@@ -41,8 +42,7 @@ from gateway.wire.tensors import Buffer
 _FAULTS: Final[dict[str, Callable[[str], ExecutionFailed]]] = {
     "": ExecutionFailed,
     "outputs": OutputsRefused,
-    "input": InputRefused,
-    "media_type": partial(InputRefused, media_type=True),
+    **{code: partial(InputRefused, code=code) for code in get_args(Refusal)},
 }
 
 
@@ -222,7 +222,7 @@ def _verdict(exc: BaseException) -> dict[str, bool | str]:
     ended = isinstance(exc, MemoryError) or not isinstance(exc, Exception)
     fault = "outputs" if isinstance(exc, OutputsRefused) else ""
     if isinstance(exc, InputRefused):
-        fault = "media_type" if exc.media_type else "input"
+        fault = exc.code
     return {"lost": ended, "self_inflicted": ended, "fault": fault}
 
 

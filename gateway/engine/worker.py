@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -39,14 +39,24 @@ from gateway.engine import threads
 from gateway.engine.loop_runs import LoopRuns
 from gateway.engine.runner import Execution, Work
 from gateway.errors import (
+    AlreadyExists,
     BackendFailed,
     BackendUnreachable,
     Cancelled,
     GatewayError,
     InvalidArgument,
+    NotFound,
+    Unsupported,
     UnsupportedMediaType,
     without_folders,
 )
+
+_REFUSALS: Final[dict[str, type[GatewayError]]] = {
+    error.code.value: error
+    for error in (
+        InvalidArgument, UnsupportedMediaType, NotFound, AlreadyExists, Unsupported, Cancelled, BackendUnreachable,
+    )
+}  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +137,7 @@ class Worker:
         self._died = functools.partial(reports.died, self)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._session: Session | None = None
+        self._may_write = True  # to what it is given
 
     # on the loop
 
@@ -202,6 +213,7 @@ class Worker:
         back = self._back
         try:
             session = self._session = model.open_session(self.index)
+            self._may_write = not model.spec.only_computes
         except BaseException as exc:  # also what slipped past the backend's seam: it must not hang the pool
             back.fail(opened, exc)
             return
@@ -235,7 +247,7 @@ class Worker:
             if job.on_part is not None:
                 self._stream(session, job)
                 return Execution(started_ns, self._clock.now_ns(), first_part_ns=job.first_part_ns)
-            inputs, parameters = work.concat(), work.parameters()
+            inputs, parameters = work.concat(kept=self._may_write), work.parameters()
             job.begun = True  # before on_begun is looked at: the loop sets that, and looks at this
             if job.on_begun is not None:
                 self._back.post(job.on_begun)
@@ -289,5 +301,5 @@ def _error_of(exc: BackendError, name: str) -> GatewayError:
     """What a run that failed is to whoever asked: the model's fault, or his own."""
     text = f"{name}: {words_of(exc, traced=True)}"
     if isinstance(exc, InputRefused):
-        return (UnsupportedMediaType if exc.media_type else InvalidArgument)(without_folders(text))
+        return _REFUSALS[exc.code](without_folders(text))
     return BackendFailed(text)

@@ -51,6 +51,10 @@ def configuration(what: Source, *, example: Example | None = None, whole: bool =
             f"got an object of {type(what).__name__}: expected a path, a configuration, or a class or function: write a class "
             "whose `predict` calls that object"
         )
+    if not isinstance(example, str | os.PathLike | Mapping | None):
+        raise ConfigError(
+            f"example: got {type(example).__name__}, expected one request: a file, or a dict of arrays by input name"
+        )
     if isinstance(what, str | os.PathLike):
         what = opened(os.fspath(what))
     if isinstance(what, Config | Mapping) or (not callable(what) and is_configuration(os.fspath(what))):
@@ -84,11 +88,16 @@ def _place(code: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def only(config: Config, name: str | None, version: str = "") -> Config:
+def only(config: Config, name: str | None, version: str | int | None = None) -> Config:
     """One model of a configuration, to be loaded here and now, without listeners; of its versions the highest.
 
     name: None, where there is one model. Nothing is learned of its speed beforehand. Raises: ConfigError.
     """
+    if not isinstance(name, str | None):
+        raise ConfigError(f"model: got {type(name).__name__}, expected a name")
+    if isinstance(version, bool) or not isinstance(version, str | int | None):
+        raise ConfigError(f"version: got {type(version).__name__}, expected text or an integer")
+    version = "" if version is None else str(version)
     names = list(dict.fromkeys(model.name for model in config.models))
     if name is None:
         if len(names) > 1:

@@ -24,7 +24,9 @@ from gateway.types import InferRequest, InferResponse, ParameterValue
 Outputs = dict[str, npt.NDArray[Any]]
 
 
-def load(what: Source, *, model: str | None = None, version: str = "", example: Example | None = None) -> "LoadedModel":
+def load(
+    what: Source, *, model: str | None = None, version: str | int | None = None, example: Example | None = None
+) -> "LoadedModel":
     """Load one model into this process; blocks until it can be called.
 
     what: what `gateway serve` takes (model.onnx, FILE.py:name, gateway.yaml, …), a configuration as a dict or `Config`, or a
@@ -219,6 +221,8 @@ def _request(
     parameters: Mapping[str, ParameterValue] | None,
 ) -> InferRequest:
     # As a REST client would write it: what reads and refuses it is what reads and refuses his.
+    if not isinstance(parameters, Mapping | None):
+        raise InvalidArgument(f"parameters: got {type(parameters).__name__}, expected a dict, such as {{'timeout': 50000}}")
     binary: dict[str, ParameterValue] = {**(parameters or {}), "binary_data_output": True}
     body, json_bytes = request_body(inputs, codec.spec.input_by_name, outputs=outputs, parameters=binary)
     return codec.decode(body, json_bytes, time.monotonic_ns(), repository.regions.read)

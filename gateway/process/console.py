@@ -47,7 +47,7 @@ def set_up(speech: Speech, *, guest: bool = False) -> None:
     else:
         _hold_standard_files()
         logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
-    plain = formatter if speech.format == "json" else logging.Formatter("%(message)s")
+    plain = formatter if speech.format == "json" else _PlainLine("%(message)s")
     _own(words, plain, "warning" if speech.quiet else "info")
 
 
@@ -68,6 +68,11 @@ def step(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def printable(text: object) -> str:
+    """What may be written to a terminal: a control character, also of Unicode's, is a dot."""
+    return "".join(char if char.isprintable() else "·" for char in str(text))
 
 
 _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -91,6 +96,13 @@ class _Stderr(logging.Handler):
             print(self.format(record), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
+
+
+class _PlainLine(logging.Formatter):
+    """Whose words they are nobody knows here: a server's, or a model's, may move the cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class _JsonLine(logging.Formatter):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import BackendUnreachable, ConfigError, Forbidden, GatewayError, Limited, Unauthenticated
+from gateway.process.console import printable
 
 VARIABLE: Final = "GATEWAY_API_KEY"
 _HOW: Final = f"put it into the environment's {VARIABLE}, or name its file with --api-key-file"
@@ -74,6 +75,14 @@ class Credentials:
                 raise ConfigError(f"--cert: {files}: expected a certificate and its key, in PEM: {_said(exc)}") from exc
         return context
 
+    def check_plain(self, url: str) -> None:
+        """Of a server that is asked without TLS. Raises: ConfigError, if there are files for it."""
+        for option, file in (("--ca", self.ca), ("--cert", self.certificate)):
+            if file:
+                scheme, _, rest = url.rpartition("://")
+                secure = f"{'grpcs' if scheme == 'grpc' else 'https'}://{rest}"
+                raise ConfigError(f"{option}: {file}: {url} is asked without TLS, for which it is: write {secure}")
+
     @contextmanager
     def opened(
         self, url: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None, timeout_s: float
@@ -83,10 +92,13 @@ class Credentials:
         Raises: Unauthenticated, Forbidden, Limited, if it is refused by its key; BackendUnreachable, if TLS fails; ConfigError;
         and what urllib does.
         """
+        secure = url.startswith("https:")
+        if not secure:
+            self.check_plain("/".join(url.split("/")[:3]))
+        context = self.context() if secure else None
         request = urllib.request.Request(url, body, dict(headers or {}))
         for name, value in self.headers.items():
             request.add_unredirected_header(name, value)
-        context = self.context() if url.startswith("https:") else None
         try:
             with urllib.request.urlopen(request, timeout=timeout_s, context=context) as answer:
                 yield answer
@@ -174,10 +186,10 @@ def credentials(arguments: argparse.Namespace, environment: Mapping[str, str] = 
 
 
 def told(answer: str) -> str:
-    """A server's words of an error, in one line of bounded length; its own JSON has them under `error`."""
+    """A server's words of an error, in one printable line of bounded length; its own JSON has them under `error`."""
     with suppress(ValueError, KeyError, TypeError):
         answer = str(json.loads(answer)["error"])
-    return "" if answer.lstrip().startswith("<") else " ".join(answer[:300].split())
+    return "" if answer.lstrip().startswith("<") else printable(" ".join(answer[:300].split()))
 
 
 def _said(exc: Exception) -> str:

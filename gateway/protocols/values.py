@@ -40,6 +40,8 @@ def request_body(
         raise InvalidArgument(
             f"inputs: got {type(given).__name__}, expected a dict of arrays by input name, such as {{{name!r}: [[…]]}}"
         )
+    if isinstance(outputs, str | bytes) or not isinstance(outputs, Iterable):
+        raise InvalidArgument(f"outputs: got {type(outputs).__name__}, expected a list of names")
     entries: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     for name, value in given.items():

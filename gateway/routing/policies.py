@@ -38,7 +38,8 @@ class LaneView(Protocol):
 class Candidate:
     """One backend of a model, as routing knows it.
 
-    worker_usd_per_hour: of one session. equivalents: labels of those whose requests it may take over.
+    worker_usd_per_hour: of one session. equivalents: labels of those whose requests it may take over. to_zero: what is sent to
+    it keeps sessions there that would end.
     doubted: found idle, cheaper, and too slow by what was learned: worth checking.
     """
 
@@ -51,13 +52,16 @@ class Candidate:
     shadow_share: float | None = None
     equivalents: frozenset[str] = frozenset()
     cold_start_ns: int | None = None  # as configured
+    to_zero: bool = False
     # learned: per execution, averaged; 0: none yet, and the price is that of a request alone as far as that is known
     busy_ns: float = 0.0
     rows: float = 0.0
     alone_row_ns: float = inf
+    used_ns: int | None = None  # when it last ran requests of callers, or was first looked at
     # copies
     copy_out: bool = False
     next_copy_ns: int = 0
+    next_copy_cost: float = 0.0  # once all have cost so much, one may be sent to see whether the price still holds
     doubted: bool = False
     credit: float = 0.0  # requests of its share that are due
     # since no session lives, and one is wanted; how long the last start took
@@ -79,6 +83,10 @@ class Candidate:
         if not self.rows:
             self.rows, self.busy_ns = float(rows), float(busy_ns)
         self.rows += _AVERAGE * (rows - self.rows)
+        self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
+
+    def repriced(self, busy_ns: float) -> None:
+        """Though unused, it would run the usual batch in busy_ns by what is known of its speed now."""
         self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
 
     def woken(self, now_ns: int) -> None:
@@ -125,6 +133,8 @@ class RoutingPolicy(Protocol):
 class Cheapest:
     """The first in order of price that will be done within spill_share of the time there is; else the least eta; else shed.
 
+    One without a session is taken where none with one is in time, or, without any deadline, where the least eta is its own.
+
     Half of the time and not more: at 0.85 the queue of a cheap backend is so long that what spills is late wherever it goes,
     and stays so (metastable).
     """
@@ -145,6 +155,7 @@ class Cheapest:
             limit_ns = self._spill_share * (left_ns if self._slo_ns is None else min(self._slo_ns, left_ns))
         best: Candidate | None = None
         least_ns = inf
+        cold: Route | None = None  # the first comfortably in time without a session, else the least eta
         unknown: list[Candidate] = []
         for candidate in usable:
             told = candidate.lane.forecast(request, now_ns)
@@ -156,18 +167,29 @@ class Cheapest:
             if not workers or candidate.cold_since_ns is not None:
                 total_ns += candidate.start_ns(workers, now_ns)
             if total_ns <= (_SPILL_BATCHES * told.batch_ns if limit_ns is None else limit_ns):
-                return Route(candidate, "cheapest" if candidate is usable[0] else "spill", total_ns)
-            if workers and not candidate.lane.pending:
-                candidate.doubted = True
-            if total_ns < least_ns:
-                best, least_ns = candidate, total_ns
-        if best is not None and now_ns + least_ns <= deadline_ns:
+                route = Route(candidate, "cheapest" if candidate is usable[0] else "spill", total_ns)
+                if workers:
+                    return route
+                if cold is None or cold.reason == "fastest":
+                    cold = route
+            elif not workers:
+                if cold is None or (cold.reason == "fastest" and total_ns < cold.eta_ns):
+                    cold = Route(candidate, "fastest", total_ns)
+            else:
+                if not candidate.lane.pending:
+                    candidate.doubted = True
+                if total_ns < least_ns:
+                    best, least_ns = candidate, total_ns
+        sooner = cold is not None and deadline_ns == NEVER and cold.eta_ns < least_ns
+        if best is not None and not sooner and now_ns + least_ns <= deadline_ns:
             return Route(best, "fastest", least_ns)
         # Unknown ones learn from copies; callers' requests go there only if nothing else is left.
-        idle = [candidate for candidate in unknown if not candidate.lane.pending] if best is not None else unknown
+        idle = [candidate for candidate in unknown if not candidate.lane.pending] if best or cold else unknown
         if idle:
             return Route(min(idle, key=_pending), "unknown")
-        return Route(None, "late", least_ns)
+        if cold is not None and now_ns + cold.eta_ns <= deadline_ns:
+            return cold
+        return Route(None, "late", least_ns if cold is None else min(least_ns, cold.eta_ns))
 
 
 class LeastEta:

@@ -19,11 +19,12 @@ from gateway.types import InferRequest
 class RoutingEvent(IntEnum):
     """The first of each event's values. Candidates are called by their labels. What follows:
 
-    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, who failed it, what was seen, candidate, reason, eta_ns
+    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, None or who failed it and who is full, what was seen,
+              candidate, reason, eta_ns
     COPIED    now_ns, arrival_ns, deadline_ns, rows, what was seen, the copies: (candidate, why, expected_ns)
     SENT      candidate, why, expected_ns, now_ns
     RETURNED  candidate, why, expected_ns, now_ns, took_ns, ok
-    EXECUTED  candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns, whether it was ejected
+    EXECUTED  candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, what was seen, whether it was ejected
     FAILED    candidate, now_ns, hung, whether it was ejected
     WOKEN     candidate, now_ns
     LIVES     candidate, now_ns
@@ -127,9 +128,11 @@ class RecordedRouter(Recorded, Router):
         Router.join(self, candidate)
         self._begin()
 
-    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
+    def route(
+        self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None, full: Sequence[Candidate] = ()
+    ) -> Route:
         try:
-            route = Router.route(self, request, now_ns, failed=failed)
+            route = Router.route(self, request, now_ns, failed=failed, full=full)
         except BaseException:
             self._begin()  # how far it came is not known
             raise
@@ -142,7 +145,7 @@ class RecordedRouter(Recorded, Router):
                 request.deadline_ns,
                 request.rows,
                 own_id(request),
-                failed.label if failed is not None else None,
+                [failed.label, *(each.label for each in full)] if failed is not None else None,
                 self._taken(),
                 candidate.label if candidate is not None else None,
                 route.reason,
@@ -175,13 +178,19 @@ class RecordedRouter(Recorded, Router):
         self._events.append((kind, copy.candidate.label, copy.why, copy.expected_ns, now_ns, took_ns, ok))
 
     def executed(
-        self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
+        self,
+        candidate: Candidate,
+        rows: int,
+        busy_ns: int,
+        expected_ns: int,
+        now_ns: int,
+        *,
+        streamed_ns: int = 0,
+        copied: bool = False,
     ) -> bool:
-        out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
-        seen = self._taken()
-        self._events.append(
-            (int(RoutingEvent.EXECUTED), candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, out)
-        )
+        out = Router.executed(self, candidate, rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied)
+        kind, seen = int(RoutingEvent.EXECUTED), self._taken()
+        self._events.append((kind, candidate.label, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, seen, out))
         self._room()  # while there is one backend, as the others are missing, nothing is routed
         return out
 

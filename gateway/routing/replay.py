@@ -79,7 +79,8 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         _, now_ns, arrival_ns, deadline_ns, rows, own, failed, seen, *_ = event
         said.say(seen)
         request = request_like(arrival_ns, rows, deadline_ns, 0, None, own, None)
-        router.route(request, now_ns, failed=by_label[failed] if failed is not None else None)
+        out = [by_label[label] for label in failed or ()]
+        router.route(request, now_ns, failed=out[0] if out else None, full=out[1:])
     elif kind == RoutingEvent.COPIED:
         _, now_ns, arrival_ns, deadline_ns, rows, seen, _ = event
         said.say(seen)
@@ -93,9 +94,9 @@ def _replay(router: RecordedRouter, said: SaidLane, by_label: dict[str, Candidat
         _, label, why, expected_ns, now_ns, took_ns, ok = event
         router.returned(Copy(by_label[label], why, expected_ns), now_ns, took_ns, ok=ok)
     elif kind == RoutingEvent.EXECUTED:
-        _, label, rows, busy_ns, expected_ns, now_ns, streamed_ns, seen, _ = event
+        _, label, rows, busy_ns, expected_ns, now_ns, streamed_ns, copied, seen, _ = event
         said.say(seen)
-        router.executed(by_label[label], rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns)
+        router.executed(by_label[label], rows, busy_ns, expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied)
     elif kind == RoutingEvent.FAILED:
         _, label, now_ns, hung, seen, _ = event
         said.say(seen)

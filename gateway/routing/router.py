@@ -4,9 +4,9 @@ Pure: no clock, no I/O. Whoever drives it sends requests where `route` says, and
 
 Three kinds of candidates. Regular ones share the requests by the policy. A canary gets its share of the requests, if it can
 serve them in time, and no others. A shadow gets copies only. Besides, a candidate gets one copy at a time while something is to
-be learned that no caller should pay for: whether an ejected one works again ("probe"), how fast one is that has not run yet, or
-that was found idle but too slow ("learn"); and one without a live session, while requests find no room elsewhere, so that
-whoever starts sessions sees that they are wanted ("wake").
+be learned that no caller should pay for: whether an ejected one works again ("probe"), how fast one is that has not run yet,
+that was found idle but too slow, or that is unused for its price ("learn"); and one without a live session, while requests find
+no room elsewhere, so that whoever starts sessions sees that they are wanted ("wake").
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,8 @@ from gateway.types import InferRequest
 
 _LOOK_NS: Final = 100_000_000  # how often prices are compared and copies considered
 _DOUBT_NS: Final = 2_000_000_000  # between copies to one that was found too slow
+_UNUSED_NS: Final = 2_000_000_000  # after which a price is taken from what is known of the speed now
+_LEARN_SHARE: Final = 0.01  # of what executions cost: for copies to one that is unused for its price
 _OUTLIER: Final = 10.0  # times the prediction; less is the service model's to learn
 _LATE_NS: Final = 1_000_000_000  # for a model without an SLO
 _HUNG: Final = 3.0  # times the prediction
@@ -42,7 +44,7 @@ class Router:
 
     __slots__ = (
         "_canaries", "_due", "_ejection", "_late_ns", "_look_at_ns", "_order", "_policy", "_regular", "_serving", "_shadows",
-        "_slo_ns", "_unmet", "candidates",
+        "_slo_ns", "_spent", "_unmet", "candidates",
     )  # fmt: skip
 
     def __init__(self, candidates: Sequence[Candidate], policy: RoutingPolicy, ejection: Ejection, slo_ns: int | None) -> None:
@@ -54,6 +56,7 @@ class Router:
         self._look_at_ns = 0
         self._due: list[Copy] = []
         self._unmet = False
+        self._spent = 0.0  # by all executions, in USD/h times ns
         self._admit(candidates)
 
     def __repr__(self) -> str:
@@ -71,8 +74,10 @@ class Router:
         self._shadows = [candidate for candidate in candidates if candidate.shadow_share]
         self._order = self._by_price(self._regular)
 
-    def route(self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None) -> Route:
-        """Where the request goes. failed: who could not serve it; only its equivalents are asked then."""
+    def route(
+        self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None, full: Sequence[Candidate] = ()
+    ) -> Route:
+        """Where the request goes. failed: who could not serve it; only its equivalents are asked then, save the full ones."""
         if now_ns >= self._look_at_ns:
             self._find_copies_due(request, now_ns)
         deadline_ns = deadline_of(request, self._slo_ns)
@@ -82,7 +87,7 @@ class Router:
                 return route
         usable = [candidate for candidate in self._order if candidate.lane.available and not candidate.health.ejected]
         if failed is not None:
-            usable = [candidate for candidate in usable if candidate.label in failed.equivalents]
+            usable = [candidate for candidate in usable if candidate.label in failed.equivalents and candidate not in full]
         if usable:
             route = self._policy.choose(usable, request, now_ns, deadline_ns)
             if route.reason in ("fastest", "late", "unknown"):
@@ -90,7 +95,8 @@ class Router:
             return route
         left = [candidate for candidate in self._serving if candidate.lane.available]
         if failed is not None:
-            left = [candidate for candidate in left if candidate.label in failed.equivalents and not candidate.health.ejected]
+            fit = failed.equivalents
+            left = [each for each in left if each.label in fit and each not in full and not each.health.ejected]
         if not left:
             return Route(None, "down")
         return msgspec.structs.replace(self._policy.choose(left, request, now_ns, deadline_ns), reason="panic")
@@ -117,6 +123,9 @@ class Router:
             copy.candidate.copy_out = True
         if copy.why == "wake":
             copy.candidate.woken(now_ns)
+        elif copy.why == "learn":
+            cost = copy.candidate.worker_usd_per_hour * copy.expected_ns
+            copy.candidate.next_copy_cost = self._spent + cost / _LEARN_SHARE
 
     def returned(self, copy: Copy, now_ns: int, took_ns: int, *, ok: bool) -> None:
         """A copy that was sent has ended."""
@@ -142,15 +151,29 @@ class Router:
         candidate.lives(now_ns)
 
     def executed(
-        self, candidate: Candidate, rows: int, busy_ns: int, expected_ns: int, now_ns: int, *, streamed_ns: int = 0
+        self,
+        candidate: Candidate,
+        rows: int,
+        busy_ns: int,
+        expected_ns: int,
+        now_ns: int,
+        *,
+        streamed_ns: int = 0,
+        copied: bool = False,
     ) -> bool:
         """A batch ran well. busy_ns: how long it kept a session. expected_ns: as was predicted; 0: it was not.
 
         streamed_ns: of busy_ns, how long after the first part of an answer in parts, until which is what was predicted.
+        copied: it was of copies alone, from which the usual batch is not learned, unless nothing else runs there.
 
         True: the candidate is ejected now, for being far too slow again and again.
         """
-        candidate.executed(rows, busy_ns)
+        if not copied:
+            candidate.used_ns = now_ns
+        if not copied or not candidate.rows or candidate.shadow_share:
+            candidate.executed(rows, busy_ns)
+        if candidate.worker_usd_per_hour:
+            self._spent += candidate.worker_usd_per_hour * busy_ns
         if expected_ns and busy_ns - streamed_ns > max(_OUTLIER * expected_ns, self._late_ns):
             return self._eject_if(candidate, candidate.health.failed(), now_ns)
         if not candidate.health.ejected:
@@ -246,8 +269,14 @@ class Router:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             candidate.start_ns(forecast.workers, now_ns)  # notes that it lives
+            if candidate.used_ns is None:
+                candidate.used_ns = now_ns
+            unused = False
             if forecast.known and not candidate.lane.pending:
                 candidate.alone_row_ns = forecast.own_ns / max(1, request.rows)
+                unused = now_ns - candidate.used_ns >= _UNUSED_NS
+                if unused and candidate.rows:
+                    self._reprice(candidate, request, now_ns)
             why = ""
             if candidate.health.ejected:
                 why = "probe" if candidate.health.may_probe(now_ns) else ""
@@ -255,9 +284,21 @@ class Router:
                 why = "wake" if self._unmet and not candidate.shadow_share else ""
             elif not forecast.known:
                 why = "learn" if not candidate.lane.pending else ""
-            elif candidate.doubted and now_ns >= candidate.next_copy_ns:
+            elif now_ns >= candidate.next_copy_ns and (
+                candidate.doubted or (unused and self._may_have_become_cheaper(candidate))
+            ):
                 why = "learn"
             if why and len(self.candidates) > 1:
                 self._due.append(Copy(candidate, why, forecast.total_ns if forecast.known else 0.0))
         self._unmet = False
         self._order = self._by_price(self._regular)
+
+    def _reprice(self, candidate: Candidate, request: InferRequest, now_ns: int) -> None:
+        rows = max(1, round(candidate.rows))
+        usual = candidate.lane.forecast(msgspec.structs.replace(request, rows=rows), now_ns)
+        candidate.repriced((usual.ahead_ns + usual.own_ns) * candidate.rows / rows)
+
+    def _may_have_become_cheaper(self, candidate: Candidate) -> bool:
+        """Whether it is unused for its price, and a copy is affordable that tells whether that still holds."""
+        behind = bool(self._order) and 0.0 < self._order[0].usd_per_row < candidate.usd_per_row and candidate in self._regular
+        return behind and not candidate.to_zero and self._spent >= candidate.next_copy_cost

@@ -122,7 +122,11 @@ def alone(files: Files) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{folder}: another `gateway batch` is at work there") from None
-        yield
+        try:
+            yield
+        finally:
+            if (names := files.partial.names()) and names <= {_LOCK, _JOB}:  # nothing is done
+                files.partial.remove_folder()
 
 
 class RowsWork:
@@ -242,9 +246,9 @@ def job_of(
     endings = {format_of(seen.path) for seen in inputs}
     if len(endings) > 1:
         raise ConfigError(f"{source.path}: files of several formats: {', '.join(sorted(endings))}: name them by a pattern")
-    written_as = format_of(output)
     if not output.lower().endswith((".jsonl", ".ndjson", ".csv", ".parquet")):
         raise ConfigError(f"{output}: expected a name that ends in .jsonl, .csv or .parquet")
+    written_as = format_of(output)
     if keep is not None and NUMBER in keep:
         raise ConfigError(f"--keep: {NUMBER} is what a row's number is called there")
     return RowsJob(inputs=inputs, model=model, chunk_rows=chunk_rows, written_as=written_as, columns=columns, keep=keep)

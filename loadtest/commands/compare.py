@@ -5,6 +5,7 @@ Runs of the same seed are compared block by block: each block of both was offere
 """
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -54,6 +55,9 @@ def execute(args: argparse.Namespace) -> ExitCode:
     printed = [name for name in ("json", "markdown", "junit") if getattr(args, name) == STDOUT]
     if len(printed) > 1:
         raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
+    for option, share in (("--tolerance", args.tolerance), ("--share-tolerance", args.share_tolerance)):
+        if not 0 <= share < math.inf:
+            raise UsageError(f"{option} {share:g}: expected a number of at least 0")
     check_writable(args, "json", "markdown", "junit")
     base, new = read_run(args.base), read_run(args.new)
     for path, result in ((args.base, base), (args.new, new)):
@@ -61,8 +65,6 @@ def execute(args: argparse.Namespace) -> ExitCode:
             why = "; ".join(result.reasons)
             words.error("loadtest: %s: INVALID, nothing can be compared: %s. Measure it again.", path, why)
             return ExitCode.INVALID
-    if not (args.tolerance >= 0 and args.share_tolerance >= 0):
-        raise UsageError("--tolerance and --share-tolerance must be at least 0")
     comparison = compare(base, new, tolerance=args.tolerance, share_tolerance=args.share_tolerance)
     writes: list[Callable[[], None]] = []
     if args.json:

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import datetime
-import os
 import platform
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -80,6 +79,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.lab.launchers import launcher_of
     from loadtest.lab.platform import with_requests
     from loadtest.question.spec import without
+    from loadtest.question.subject import subject_of
     from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
     from loadtest.reports.forms import show, write_all
@@ -99,6 +99,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
         show_plan(plan_of(spec, question, launcher, _today()), console)
         words.error("loadtest: nothing was started: these candidates cost money; set --max-usd to allow it")
         return ExitCode.USAGE
+    question = replace(question, subject=subject_of(spec))
     launcher.admit()
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     if launcher.paid:
@@ -166,10 +167,10 @@ def _removed(launcher: "Launcher") -> str:
 
 def _read(arguments: argparse.Namespace, shown: Credentials) -> "tuple[SearchSpec, Catalogue]":
     from gateway.instances.facts import BUNDLED
-    from loadtest.lab.recommender import limited, price_by_metadata
+    from loadtest.lab.recommender import price_by_metadata
     from loadtest.prices.catalogue import load_catalogue
     from loadtest.prices.live_prices import current_catalogue
-    from loadtest.question.spec import read_search_spec
+    from loadtest.question.spec import limited, read_search_spec
 
     own = arguments.instances
     now = datetime.datetime.now(datetime.UTC)
@@ -247,7 +248,7 @@ async def unless_interrupted(work: Coroutine[Any, Any, T], interrupted: "Interru
 
 def machine() -> str:
     """What this machine is, in a few words."""
+    from gateway.process.machine import cores
     from loadtest.wording import counted
 
-    cores = len(os.sched_getaffinity(0))
-    return f"{platform.machine()} with {counted(cores, 'core')}, Python {platform.python_version()}"
+    return f"{platform.machine()} with {counted(cores(), 'core')}, Python {platform.python_version()}"

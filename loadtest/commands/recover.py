@@ -6,7 +6,7 @@ ends removes. After one that was killed it is still there.
 
 import argparse
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def execute(args: argparse.Namespace) -> ExitCode:
     indices = indices[np.argsort(np.asarray(log.intended)[indices], kind="stable")]
     elapsed_ns = min(plan.duration_ns, last_ns)
     indices = indices[np.asarray(log.intended)[indices] < elapsed_ns]
-    ended = Ended(description.started_at, datetime.now(UTC).isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
+    ended_at = datetime.fromisoformat(description.started_at) + timedelta(microseconds=elapsed_ns // 1000)
+    ended = Ended(description.started_at, ended_at.isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
     result = summarise(spec, plan, log, indices, (), ended, None, None)
     if result.requests + result.warmup_requests == 0:
         raise UsageError(nothing)

@@ -227,6 +227,9 @@ async def _measure(
 
     stop = asyncio.Event()
     keys = credentials(args)
+    if not Address.of(spec).tls:
+        scheme = "grpc" if spec.protocol == "grpc" else "http"
+        keys.check_plain(spec.target if "://" in spec.target else f"{scheme}://{spec.target}")
     shown = meanwhile(args).is_terminal
     if spec.pattern == f"users:count={DEFAULT_USERS}" and not args.pattern:
         Address.of(spec)  # what is wrong is told first, and alone

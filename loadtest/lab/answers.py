@@ -18,6 +18,7 @@ import orjson
 
 from backends.base import Tensors
 from gateway.errors import InvalidArgument
+from gateway.process.credentials import told
 from gateway.wire.tensors import tensor_from_bytes
 from loadtest.errors import TargetError
 from loadtest.load.aws_keys import AwsKeys
@@ -195,7 +196,8 @@ class _BlockingRestClient:
             self._connection.close()
             raise TargetError(f"answered more than {_MAX_ANSWER_BYTES >> 20} MiB to one request")
         if response.status != 200:
-            words = f"{response.status}: {answer[:300].decode(errors='replace')}"
+            said = told(answer.decode(errors="replace"))
+            words = f"{response.status}: {said}" if said else str(response.status)
             if response.status in _BUSY:
                 raise _Busy(words)
             raise TargetError(f"answered {words}")

@@ -113,7 +113,9 @@ async def profile(
             if result.succeeded:
                 break
             if set(result.errors) - TOO_LATE:
-                raise ProfileFailed(", ".join(f"{count} × {error}" for error, count in result.errors.items()))
+                said = {error: f": {words}" for error, words in result.error_samples.items() if words}
+                failed = [f"{count} × {error}{said.get(error, '')}" for error, count in result.errors.items()]
+                raise ProfileFailed(", ".join(failed))
         else:
             return math.inf
         executed = (await look()).since(before)

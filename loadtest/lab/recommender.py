@@ -16,8 +16,9 @@ import psutil
 
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
+from gateway.documents.whole_file import write_whole
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
-from loadtest.errors import LoadtestError, UsageError
+from loadtest.errors import LoadtestError
 from loadtest.lab.answers import compared, spread
 from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
 from loadtest.lab.here import Here, Measure
@@ -31,7 +32,6 @@ from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.spec import SearchSpec
-from loadtest.question.subject import subject_of
 from loadtest.results import LoadSpec, RunResult, to_json
 from loadtest.search.events import (
     EXPECTED,
@@ -67,7 +67,7 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
     """What the search needs to know of a spec whose candidates are all priced.
 
     paid: whether running them costs money. parallel: how many may be up at once. start_s: of one that is paid for.
-    Raises: UsageError, if a file that it names cannot be read.
+    Its subject is not told: for that all files are read (`subject_of`).
     """
     strictest = spec.slo.strictest
     assert strictest is not None  # parse_search_spec refuses such an SLO
@@ -84,7 +84,6 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
         parallel=parallel,
         start_s=start_s if paid else 0.0,
         longest_ms=spec.slo.longest_ms or 0.0,
-        subject=subject_of(spec),
     )
 
 
@@ -458,7 +457,7 @@ class Lab:
     def _keep(self, result: RunResult) -> None:
         if self._runs is not None:
             self._runs.mkdir(parents=True, exist_ok=True)
-            (self._runs / f"{self._count:03}.json").write_text(to_json(result))
+            write_whole(self._runs / f"{self._count:03}.json", to_json(result))
 
 
 def _statistics(running: RunningCandidate) -> str:
@@ -479,17 +478,6 @@ def batching_of(candidate: CandidateSetup) -> Batching:
     if not candidate.document:
         return Batching()
     return parse_config(candidate.document, source=candidate.name).models[0].batching
-
-
-def limited(spec: SearchSpec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> SearchSpec:
-    """The spec with what the command line says instead. Raises: UsageError."""
-    for name, value in (("--budget-minutes", minutes), ("--target-rps", target_rps)):
-        if value is not None and value <= 0:
-            raise UsageError(f"{name}: expected a number above 0, got {value:g}")
-    if usd is not None and usd < 0:
-        raise UsageError(f"--max-usd: expected at least 0, got {usd:g}")
-    budget = spec.budget.model_copy(update={k: v for k, v in (("minutes", minutes), ("usd", usd)) if v is not None})
-    return replace(spec, budget=budget, target_rps=target_rps or spec.target_rps)
 
 
 def _lost(result: RunResult) -> str:

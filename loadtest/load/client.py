@@ -11,6 +11,7 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
+from gateway.process.console import printable
 from loadtest.load.dialler import Dialler
 from loadtest.load.request_log import GRPC, REFUSED, RESET, RequestLog, status_name
 
@@ -164,5 +165,6 @@ class Client(ABC, Generic[C]):
     def fail(self, index: int, status: int, message: str) -> None:
         if status in _LOCKED:
             self.on_locked(_LOCKED[status], message)
-        self.error_samples.setdefault(status_name(status), message[:_SAMPLE_CHARACTERS])
+        if (kind := status_name(status)) not in self.error_samples:
+            self.error_samples[kind] = printable(" ".join(message[:_SAMPLE_CHARACTERS].split()))
         self.on_done(index, status)

@@ -83,12 +83,16 @@ class HttpClient(Client["_HttpConnection"]):
 class _HttpConnection(Dialled):
     """One connection. index: of the request that it waits for; -1 if there is none."""
 
-    __slots__ = ("_body", "_client", "_parser", "index")
+    __slots__ = ("_body", "_client", "_head", "_in_head", "_parser", "index")
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._parser = httptools.HttpResponseParser(self)
         self._body = b""
+        # of the answer that comes, as far as its body: in case it ends with the connection. To note its headers as they are
+        # parsed would double what an answer costs here
+        self._head = b""
+        self._in_head = True
         self.index = -1
 
     def try_send(self, index: int) -> bool:
@@ -108,17 +112,21 @@ class _HttpConnection(Dialled):
         self.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head += data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as exc:  # raised by what the parser called, not by what it read
             self._client.on_fault(exc.__context__ or exc)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            message = str(exc)
             self.abort()
-            self._end(MALFORMED, str(exc))
+            self._end(lambda index: self._client.fail(index, MALFORMED, message))
 
     # What httptools calls while it parses.
 
     def on_body(self, body: bytes) -> None:
+        self._in_head = False
         if not self._body and self._parser.get_status_code() >= 300:
             self._body = body
 
@@ -127,30 +135,54 @@ class _HttpConnection(Dialled):
         if index < 0:
             self.abort()  # an answer to nothing, or to a request that was given up
             return
-        status = self._parser.get_status_code()
-        if status < 200:
+        if self._parser.get_status_code() < 200:
             return  # an interim response: the real one follows
-        self.index = -1
-        client = self._client
+        self.index, self._head, self._in_head = -1, b"", True
         if not self._parser.should_keep_alive():
             self._transport.close()
         else:
-            client.free(self)
+            self._client.free(self)
+        self._answered(index)
+
+    def _answered(self, index: int) -> None:
+        status = self._parser.get_status_code()
         if status < 300:
-            client.on_done(index, OK)
+            self._client.on_done(index, OK)
         else:
             body, self._body = self._body, b""
-            client.fail(index, status, body.decode(errors="replace"))
+            self._client.fail(index, status, body.decode(errors="replace"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.ended(exc)
-        self._end(RESET, str(exc or CLOSED))
+        if self.index >= 0 and exc is None and _Framing(self._head).ends_with_connection:
+            self._end(self._answered)
+        else:
+            self._end(lambda index: self._client.fail(index, RESET, str(exc or CLOSED)))
 
-    def _end(self, status: int, message: str) -> None:
+    def _end(self, tell: Callable[[int], None]) -> None:
+        """tell: what became of the request that it carries."""
         index, self.index = self.index, -1
         try:
             self._client.lost(self)
             if index >= 0:
-                self._client.fail(index, status, message)
+                tell(index)
         except Exception as fault:
             self._client.on_fault(fault)
+
+
+class _Framing:
+    """How an answer ends of which `came` is the head, at least (RFC 9112, 6.3)."""
+
+    def __init__(self, came: bytes) -> None:
+        self.ends_with_connection = self._told = False
+        httptools.HttpResponseParser(self).feed_data(came)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self._told |= name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+
+    def on_headers_complete(self) -> None:
+        self.ends_with_connection, self._told = not self._told, False
+
+    def on_message_complete(self) -> None:  # of an interim response: the real one follows
+        self.ends_with_connection = False

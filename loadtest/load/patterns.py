@@ -36,6 +36,9 @@ from loadtest.errors import UsageError
 MAX_REQUESTS: Final = 20_000_000  # of one run: 38 bytes each are kept (`request_log.REQUEST_BYTES`)
 
 _LEAST_S: Final = 0.1  # of a run
+_MOST_S: Final = 86_400.0  # of a phase, as of a run
+_MOST_PIECES: Final = 2_000_000  # of a rate over time: computed in about two seconds
+_PIECES_A_PERIOD: Final = 200
 
 # Streams of randomness: one per dimension, so that changing one leaves the others as they were.
 _ARRIVALS, _PAYLOADS, _THINKING = range(3)
@@ -145,8 +148,8 @@ def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, .
             raise UsageError(f"pattern {kind}: rate={options['rate']} changes nothing here: leave it out")
         rate = _number(kind, options, "rate", rate_rps)
         duration = _number(kind, options, "duration", duration_s)
-        if duration <= 0:
-            raise UsageError(f"pattern {kind}: the duration must be above 0 s, got {duration:g}")
+        if not 0 < duration <= _MOST_S:
+            raise UsageError(f"pattern {kind}: duration={duration:g}, expected above 0 s, and {_MOST_S:g} at most")
         if rate <= 0 and kind in _NEED_RATE:
             raise UsageError(f"pattern {kind}: needs a rate above 0 requests/s (--rate), got {rate:g}")
         phases.append(Phase(kind, rate, duration, options))
@@ -184,6 +187,10 @@ def _burst(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     off_s = _number("burst", phase.options, "off", 4)
     if factor < 1 or on_s < 1e-3 or off_s < 1e-3:
         raise UsageError("pattern burst: factor must be at least 1, on and off at least 0.001 s")
+    if on_s + off_s < (least_s := 2 * phase.duration_s / _MOST_PIECES):
+        raise UsageError(
+            f"pattern burst: on={on_s:g} and off={off_s:g}, expected {least_s:g} s together at least in {phase.duration_s:g} s"
+        )
     quiet_rps = phase.rate_rps * (on_s + off_s) / (factor * on_s + off_s)  # so that the long-run mean is the asked rate
     edges, rates = [0.0], []
     bursting = bool(rng.random() < on_s / (on_s + off_s))
@@ -205,8 +212,8 @@ def _ramp(phase: Phase, rng: np.random.Generator) -> np.ndarray:
 
 def _stairs(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     steps = int(_number("stairs", phase.options, "steps", 5))
-    if steps < 1:
-        raise UsageError(f"pattern stairs: steps must be at least 1, got {steps}")
+    if not 1 <= steps <= _MOST_PIECES:
+        raise UsageError(f"pattern stairs: steps={steps:g}, expected 1 to {_MOST_PIECES:,}")
     last = _number("stairs", phase.options, "to", phase.rate_rps)
     first = _number("stairs", phase.options, "from", last / steps)
     edges = np.linspace(0, phase.duration_s, steps + 1)
@@ -218,8 +225,10 @@ def _diurnal(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     period_s = _number("diurnal", phase.options, "period", phase.duration_s)
     if low > 1 or period_s <= 0:
         raise UsageError("pattern diurnal: low is a share of the peak (0 to 1), and period must be above 0 s")
+    if period_s < (least_s := phase.duration_s * _PIECES_A_PERIOD / _MOST_PIECES):
+        raise UsageError(f"pattern diurnal: period={period_s:g}, expected {least_s:g} s at least in {phase.duration_s:g} s")
     peak = 2 * phase.rate_rps / (1 + low)  # the mean over a period is the asked rate
-    at = np.linspace(0, phase.duration_s, max(2, int(phase.duration_s / period_s * 200)))
+    at = np.linspace(0, phase.duration_s, max(2, int(phase.duration_s / period_s * _PIECES_A_PERIOD)))
     return _by_rate(at, peak * (low + (1 - low) * (1 - np.cos(2 * np.pi * at / period_s)) / 2), rng)
 
 
@@ -278,12 +287,15 @@ def trace_length_s(pattern: str) -> float | None:
     phase, *others = parse(pattern, rate_rps=1.0, duration_s=1.0)
     if others or phase.kind != "trace" or "duration" in phase.options or "file" not in phase.options:
         return None
-    times = _arrivals(phase)
+    return _length_s(_arrivals(phase))
+
+
+def _length_s(times: np.ndarray) -> float:
     return max(_LEAST_S, float(times[-1]) * len(times) / max(1, len(times) - 1))
 
 
 def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
-    """Of each trace that is longer than its phase, what is not replayed."""
+    """Of each trace that does not fill its phase, or is longer, what is not sent."""
     found: list[str] = []
     for phase in parse(pattern, rate_rps=1.0, duration_s=duration_s):
         if phase.kind == "trace":
@@ -293,6 +305,11 @@ def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
                 found.append(
                     f"the trace {phase.options['file']} lasts {times[-1]:.6g} s: {late:,} of its {len(times):,} arrivals, "
                     f"those from {phase.duration_s:g} s on, were left out"
+                )
+            elif phase.duration_s > (length_s := _length_s(times)):
+                found.append(
+                    f"the trace {phase.options['file']} lasts {length_s:.6g} s: nothing was sent in the "
+                    f"{phase.duration_s - length_s:.6g} s behind it, whatever rate was asked"
                 )
     return tuple(found)
 
@@ -341,6 +358,8 @@ def _closed_loop(phase: Phase, seed: int) -> Schedule:
     if users < 1:
         raise UsageError(f"pattern users: count must be at least 1, got {users}")
     think_s = _number("users", phase.options, "think", 0)
+    if think_s > _MOST_S:
+        raise UsageError(f"pattern users: think={think_s:g}, expected {_MOST_S:g} s at most")
     rng = np.random.default_rng([seed, _THINKING])
     think_ns = (rng.exponential(think_s, 65_536) * 1e9).astype(np.int64)
     return Schedule(

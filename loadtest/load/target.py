@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
+from gateway.process.console import printable
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
 from gateway.wire.http2_frames import PREFACE, settings
 from loadtest.errors import TargetError, UsageError
@@ -206,7 +207,7 @@ def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
 
 def _told(content_type: str, body: bytes) -> str:
     """What a server says of an error, in one line; a page for browsers says nothing here."""
-    text = " ".join(body[:_TOLD_BYTES].decode(errors="replace").split())
+    text = printable(" ".join(body[:_TOLD_BYTES].decode(errors="replace").split()))
     if content_type == "text/html" or text.startswith("<"):
         return " with a page of HTML: is it a server of the Open Inference Protocol v2?"
     return f": {text}" if text else ""

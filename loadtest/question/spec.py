@@ -29,6 +29,7 @@ from loadtest.question.spec_file import (
     SageMakerLauncher,
     SpecFile,
     UrlLauncher,
+    check_option,
     read_file,
     validated,
 )
@@ -121,6 +122,15 @@ def read_search_spec(path: Path, catalogue: Catalogue) -> SearchSpec:
     except ConfigFaults as exc:
         raise UsageError(exc.message) from exc
     return _spec_of(document, catalogue)
+
+
+def limited(spec: SearchSpec, *, minutes: float | None, usd: float | None, target_rps: float | None) -> SearchSpec:
+    """The spec with what the command line says instead. Raises: UsageError."""
+    check_option("--budget-minutes", minutes, BudgetSpec, "minutes")
+    check_option("--max-usd", usd, BudgetSpec, "usd")
+    check_option("--target-rps", target_rps, SpecFile, "target_rps")
+    budget = spec.budget.model_copy(update={k: v for k, v in (("minutes", minutes), ("usd", usd)) if v is not None})
+    return replace(spec, budget=budget, target_rps=target_rps or spec.target_rps)
 
 
 def parse_search_spec(document: object, catalogue: Catalogue, *, source: str) -> SearchSpec:

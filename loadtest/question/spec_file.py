@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.config import located_backend
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import faults_of
+from gateway.documents.validation import FaultPlace, faults_of, value_fault
 from gateway.instances.facts import PriceBasis
+from loadtest.errors import UsageError
 from loadtest.results import Protocol
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PayloadSpec(_Section):
@@ -133,7 +134,7 @@ class CandidateSpec(_Section):
     backend: str | dict[str, Any] | None = None
     settings: dict[str, tuple[Any, ...]] = {}
     url: str | None = None
-    usd_per_hour: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    usd_per_hour: float | None = Field(default=None, gt=0)
     price_source: str | None = None
     price_date: datetime.date | None = None
     max_count: int | None = Field(default=None, ge=1)
@@ -169,6 +170,15 @@ class SpecFile(_Section):
         if isinstance(self.launcher, Ec2Launcher):
             return "spot" if self.launcher.spot else "ec2"
         return "sagemaker" if isinstance(self.launcher, SageMakerLauncher) else "ec2"
+
+
+def check_option(option: str, value: float | None, section: type[_Section], key: str) -> None:
+    """Hold what the command line says instead of a key to what that takes. Raises: UsageError."""
+    metadata = tuple(section.model_fields[key].metadata)
+    try:
+        TypeAdapter(Annotated[float | None, *metadata], config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError:
+        raise UsageError(str(value_fault(FaultPlace((), float, metadata), Document(option, value)))) from None
 
 
 def read_file(path: Path) -> Document:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from backends.artifacts import ONNX, identify
+from backends.onnx_file import damage, weights_beside
 from loadtest.errors import UsageError
 from loadtest.load.payloads import paths_of
 from loadtest.question.spec import SearchSpec
@@ -46,11 +48,24 @@ def _named(spec: SearchSpec) -> Iterator[Path]:
 
 
 def _files(options: Mapping[str, Any]) -> Iterator[Path]:
-    for value in options.values():
+    for key, value in options.items():
         if isinstance(value, str):
             path = Path(value.partition(".py:")[0] + ".py" if ".py:" in value else value)  # FILE.py:NAME is code
             if path.is_file():
                 yield path
+                if key == "model":
+                    yield from _weights(path)
+            elif key == "model" and options["kind"] != "triton" and path.is_dir():  # of Triton it is a name
+                yield from (file for file in path.rglob("*") if file.is_file())
+
+
+def _weights(path: Path) -> list[Path]:
+    """Those that an ONNX file keeps beside it."""
+    try:
+        whole = identify(path) == ONNX and damage(path) is None
+        return [path.parent / name for name in weights_beside(path)] if whole else []
+    except OSError:  # `_digest` tells
+        return []
 
 
 def _digests(names: Iterable[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """The summary of a run that a person reads."""
 
-import os
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -90,10 +88,8 @@ def remedy(result: RunResult) -> str:
             "which hardly any machine keeps: ask for a longer limit in --slo"
         )
     if own.cpu_cores / max(own.processes, 1) >= _SHORT_OF_TIME:
-        spare = (os.cpu_count() or 1) - own.processes
-        more = (
-            f"more processes (--processes {own.processes + 1})" if spare > 0 else "more machines: this one has no core to spare"
-        )
+        spare = own.cores > own.processes
+        more = f"more processes (--processes {own.processes + 1})" if spare else "more machines: this one has no core to spare"
         return f"a lower --rate, or {more}; `loadtest selfcheck` finds what one process can send here"
     return (
         f"the generator needed {own.cpu_cores:.2f} cores and did not get them in time: stop what else runs on this machine, "

@@ -1,13 +1,13 @@
 """From the log of a run to its result."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from gateway.process.machine import cores
 from loadtest.load.patterns import Schedule
 from loadtest.load.request_log import GRPC, RequestLog, status_name
 from loadtest.load.target import ServerStatistics
@@ -25,6 +25,7 @@ from loadtest.verdict.blocks import (
 )
 from loadtest.verdict.stalls import Delays, Recording
 from loadtest.verdict.statistics import histogram, latency_interval, mser5, percentiles
+from loadtest.wording import counted
 
 LAG_SHARE: Final = 0.01  # of the tightest limit (docs/loadtest.md: when a run is INVALID)
 _LAG_WITHOUT_SLO_MS: Final = 1.0
@@ -33,6 +34,7 @@ _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _LIMITED: Final = (429, GRPC + 8)
+_CORES: Final = cores()  # before a search keeps this process to those that its candidate leaves
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -231,6 +233,7 @@ def _generator(spec: LoadSpec, inside: LoggedRequests, reports: Sequence[SenderR
         connections=sum(report.connections for report in reports),
         cpu_cores=sum(report.cpu_s / report.wall_s for report in reports if report.wall_s),
         processes=len(reports),
+        cores=_CORES,
     )
 
 
@@ -318,11 +321,8 @@ def faults(
             f"requests waited for a connection (p99 {generator.connection_wait_p99_ms:.3g} ms) while the process that sends "
             f"them was busy {min(busy, 1):.0%} of the time: its limit was measured, or the target's, and nobody can tell which"
         )
-    cores = os.cpu_count() or 1
-    if generator.cpu_cores > _MOST_CPU * cores and _is_here(spec):
-        found.append(
-            f"the generator took {generator.cpu_cores:.2f} of this machine's {cores} cores, on which the target runs as well"
-        )
+    if generator.cpu_cores > _MOST_CPU * generator.cores and _is_here(spec):
+        found.append(f"the generator took {_of_cores(generator)}, on which the target runs as well")
     return tuple(found)
 
 
@@ -362,10 +362,9 @@ def _warnings(
         )
     if spec.slo and blocks < MIN_BLOCKS:
         warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")
-    if generator.cpu_cores > _MUCH_CPU * (os.cpu_count() or 1) and _is_here(spec):
+    if generator.cpu_cores > _MUCH_CPU * generator.cores and _is_here(spec):
         warnings.append(
-            f"the generator took {generator.cpu_cores:.2f} of this machine's {os.cpu_count()} cores, before the target: "
-            "a target on the same machine had only the rest"
+            f"the generator took {_of_cores(generator)}, before the target: a target on the same machine had only the rest"
         )
     if schedule.users and busy > _SATURATED:
         warnings.append(
@@ -374,6 +373,10 @@ def _warnings(
     if spec.slo and not schedule.stationary:
         warnings.append("the offered rate changes by design: the verdict is about this mixture, not about one load")
     return tuple(warnings)
+
+
+def _of_cores(generator: GeneratorReport) -> str:
+    return f"{generator.cpu_cores:.2f} of this machine's {counted(generator.cores, 'core')}"
 
 
 def _is_here(spec: LoadSpec) -> bool:

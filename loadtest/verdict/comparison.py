@@ -6,6 +6,8 @@ and its estimate is beyond the tolerance; the intervals together hold at 95 % (B
 
 A queue that drains slowly carries over from block to block, and with it what chance did to one of the runs: near the knee two
 equal servers differ for seconds. So the error of a mean allows for what neighbouring blocks share (`statistics.mean_error`).
+Not that of the rate of a closed loop, where no more wait than there are users: there one outage, however long, would be one
+event, and tell nothing.
 """
 
 import math
@@ -25,6 +27,7 @@ Change = Literal["regression", "improvement", "same", "undecided"]
 
 CONFIDENCE: Final = 0.95
 SHARES: Final = ("attainment", "succeeded")  # metrics that are shares
+_ANSWERED: Final = "answered (1/s)"
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
@@ -34,7 +37,7 @@ _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  #
 class ComparedMetric:
     """One line of a comparison. change, lower, upper: relative (0.1 is 10 % more), or a difference of shares for SHARES.
 
-    None where there are too few blocks to tell.
+    None where there are too few blocks to tell, or nothing to be relative to.
     """
 
     name: str
@@ -79,7 +82,7 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
             f"latency {name} (ms)",
             _known(base, getattr(base.latency, name)),
             _known(new, getattr(new.latency, name)),
-            lambda block, field=f"{name}_ms": _log(getattr(block, field)),  # type: ignore[misc]  # no type for it
+            lambda block, field=f"{name}_ms": _logarithm(getattr(block, field)),  # type: ignore[misc]  # no type for it
             more_is_better=False,
             tolerance=tolerance,
         )
@@ -92,7 +95,7 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     compared.append(_Compared("succeeded", *shares, _share_succeeded, more_is_better=True, tolerance=share_tolerance))
     if closed:
         rates = base.succeeded_rps, new.succeeded_rps
-        compared.append(_Compared("answered (1/s)", *rates, _answered, more_is_better=True, tolerance=tolerance))
+        compared.append(_Compared(_ANSWERED, *rates, _answered, more_is_better=True, tolerance=tolerance))
     confidence = 1 - (1 - CONFIDENCE) / len(compared)
     metrics = tuple(_metric(each, before, after, paired=paired, confidence=confidence) for each in compared)
     return Comparison(
@@ -102,26 +105,30 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """What is compared. of: of one block, a logarithm where the change is relative; None where the block has none."""
+    """What is compared. of: of one block, the two whose sums over all blocks are divided; None where the block has none."""
 
     name: str
     base: float | None
     new: float | None
-    of: Callable[[Block], float | None]
+    of: Callable[[Block], tuple[float, float] | None]
     more_is_better: bool
     tolerance: float
 
 
-def _share_met(block: Block) -> float | None:
-    return block.met / block.requests if block.requests else None
+def _share_met(block: Block) -> tuple[float, float] | None:
+    return (block.met, block.requests) if block.requests else None
 
 
-def _share_succeeded(block: Block) -> float | None:
-    return block.succeeded / ended if (ended := block.succeeded + block.failed) else None
+def _share_succeeded(block: Block) -> tuple[float, float] | None:
+    return (block.succeeded, ended) if (ended := block.succeeded + block.failed) else None
 
 
-def _answered(block: Block) -> float | None:
-    return _log(block.succeeded / block.duration_s)
+def _answered(block: Block) -> tuple[float, float]:
+    return block.succeeded, block.duration_s
+
+
+def _logarithm(value: float | None) -> tuple[float, float] | None:
+    return (math.log(value), 1) if value else None
 
 
 def _known(result: RunResult, value: float) -> float | None:
@@ -130,10 +137,6 @@ def _known(result: RunResult, value: float) -> float | None:
 
 def _succeeded(result: RunResult) -> float | None:
     return 1 - result.error_rate if result.requests > result.overdue else None
-
-
-def _log(value: float | None) -> float | None:
-    return math.log(value) if value else None
 
 
 def _grid(result: RunResult) -> tuple[float, int]:
@@ -148,30 +151,46 @@ def _metric(
     compared: _Compared, before: Sequence[Block], after: Sequence[Block], *, paired: bool, confidence: float
 ) -> ComparedMetric:
     olds, news = [compared.of(block) for block in before], [compared.of(block) for block in after]
-    tail = 1 - (1 - confidence) / 2
     if paired:
-        differences = np.array([now - old for old, now in zip(olds, news, strict=True) if old is not None and now is not None])
-        counts = (len(differences),)
-        if min(counts) >= _MIN_BLOCKS:
-            centre = float(differences.mean())
-            error, freedom = mean_error(differences)
-    else:
-        first = np.array([value for value in olds if value is not None])
-        second = np.array([value for value in news if value is not None])
-        counts = (len(first), len(second))  # type: ignore[assignment]  # one or two samples
-        if min(counts) >= _MIN_BLOCKS:
-            errors = mean_error(first), mean_error(second)
-            centre, error = float(second.mean() - first.mean()), math.hypot(errors[0][0], errors[1][0])
-            freedom = _welch(*errors)
+        both = [(old, now) for old, now in zip(olds, news, strict=True) if old is not None and now is not None]
+        olds, news = [old for old, _ in both], [now for _, now in both]
+    first, second = [old for old in olds if old is not None], [now for now in news if now is not None]
     name, base, new, tolerance = compared.name, compared.base, compared.new, compared.tolerance
-    if min(counts) < _MIN_BLOCKS:
-        return ComparedMetric(name, base, new, None, None, None, tolerance, "undecided")
-    reach = float(special.stdtrit(freedom, tail)) * error
-    change, lower, upper = centre, centre - reach, centre + reach
-    if name not in SHARES:  # from logarithms
+    unknown = ComparedMetric(name, base, new, None, None, None, tolerance, "undecided")
+    if min(len(first), len(second)) < _MIN_BLOCKS:
+        return unknown
+    was, old_rest = _ratio(first)
+    now_is, new_rest = _ratio(second)
+    if paired:
+        error, freedom = mean_error(new_rest - old_rest)
+    else:
+        error_of = _independent_error if name == _ANSWERED else mean_error
+        errors = error_of(old_rest), error_of(new_rest)
+        error, freedom = math.hypot(errors[0][0], errors[1][0]), _welch(*errors)
+    reach = float(special.stdtrit(freedom, 1 - (1 - confidence) / 2)) * error
+    change, lower, upper = now_is - was, now_is - was - reach, now_is - was + reach
+    if name in SHARES:
+        lower, upper = max(lower, -1.0), min(upper, 1.0)
+    elif name != _ANSWERED:  # from logarithms
         change, lower, upper = math.expm1(change), math.expm1(lower), math.expm1(upper)
+    elif was > 0:
+        change, lower, upper = change / was, max(lower / was, -1.0), upper / was
+    else:
+        return unknown
     verdict = _decide(change, lower, upper, tolerance, compared.more_is_better)
     return ComparedMetric(name, base, new, change, lower, upper, tolerance, verdict)
+
+
+def _ratio(values: Sequence[tuple[float, float]]) -> tuple[float, np.ndarray]:
+    """A ratio of sums, and by how much each block moves it: (n,), of mean 0 (Cochran, Sampling Techniques, 1977, 2.11)."""
+    above, below = np.array(values, np.float64).T
+    ratio = float(above.sum() / below.sum())
+    return ratio, (above - ratio * below) / below.mean()
+
+
+def _independent_error(series: np.ndarray) -> tuple[float, float]:
+    """As `mean_error`, of what does not carry over from block to block."""
+    return float(series.std(ddof=1)) / math.sqrt(len(series)), len(series) - 1
 
 
 def _welch(*errors: tuple[float, float]) -> float:

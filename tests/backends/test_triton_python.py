@@ -1,20 +1,39 @@
 """A decoupled `model.py` of Triton's Python backend, run here. Expectations are what Triton 2.51 does, unless they say more."""
 
+import contextlib
+import http.client
+import json
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import yaml
+from tritonclient.utils import serialize_byte_tensor
 
 import backends
-from backends.base import ExecutionFailed, LastPart, LoadFailed, ModelSpec, OutputsRefused, RunCancelled, Tensors, TensorSpec
+from backends import triton_python_backend_utils as pb_utils
+from backends.base import (
+    ExecutionFailed,
+    LastPart,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    RunCancelled,
+    Tensors,
+    TensorSpec,
+)
+from backends.refusals import Refusal
 from backends.triton_python import lend_utils
 from gateway.engine.session_process import ProcessModel
+from gateway.errors import Code
+from tests.rest_routes.serving import serving
+from tests.triton_server import write_model
 
 lend_utils()
 from tests import decoupled_model  # noqa: E402  # it imports what was lent
@@ -24,13 +43,13 @@ SPEC = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("VALUE"
 
 
 class Served:
-    def __init__(self, folder: Path, code: str, config: str) -> None:
+    def __init__(self, folder: Path, code: str, config: str, spec: ModelSpec = SPEC) -> None:
         version = folder / "parts" / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(code)
         (version.parent / "config.pbtxt").write_text(config)
         self.notes_file = version / "notes"
-        self.model = backends.load("python", {"model": f"{version}/model.py:TritonPythonModel"}, SPEC)
+        self.model = backends.load("python", {"model": f"{version}/model.py:TritonPythonModel"}, spec)
         self.session: Any = self.model.open_session(0)
 
     def stream(self, script: str) -> Iterator[Tensors]:
@@ -219,3 +238,163 @@ def test_a_decoupled_model_answers_from_a_process_of_its_own(tmp_path: Path) -> 
     finally:
         session.close()
         model.close()
+
+
+TELLS = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        groups = [(group["name"], group["kind"], group["count"]) for group in config["instance_group"]]
+        self.told = json.dumps([args["model_name"], args["model_instance_name"], config["name"], groups])
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([self.told], object))])]
+"""
+TOLD = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("TOLD", "BYTES", (1,)),), 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", ["parts", "parts_0", "parts", [["parts", "KIND_CPU", 1]]]),
+        ('name: "own"', ["own", "own_0", "own", [["own", "KIND_CPU", 1]]]),
+        ("instance_group [{ count: 2 }]", ["parts", "parts_0_0", "parts", [["parts_0", "KIND_CPU", 2]]]),
+        (
+            'instance_group [{ kind: KIND_CPU }, { name: "own" }]',
+            ["parts", "parts_0_0", "parts", [["parts_0", "KIND_CPU", 1], ["own", "KIND_CPU", 1]]],
+        ),
+    ],
+)
+def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: Path, config: str, expected: list[Any]) -> None:
+    served = Served(tmp_path, TELLS, config, TOLD)
+    (told,) = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
+    assert json.loads(told) == expected
+    served.session.close()
+
+
+CODES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        codes = set(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy().ravel().tolist()) - {b"1", b""}
+        if codes:
+            code = getattr(pb_utils.TritonError, codes.pop().decode())
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError("said so", code))]
+        left = np.full((len(request.inputs()[0].as_numpy()), 1), request.timeout(), np.int64)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("LEFT_US", left)])]
+"""
+CODES_CONFIG = """
+max_batch_size: 8
+input [{ name: "CODE" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "LEFT_US" data_type: TYPE_INT64 dims: [1] }]
+"""
+
+SPARE = """
+import numpy as np
+
+
+class Spare:
+    def predict(self, inputs):
+        return {"LEFT_US": np.zeros(inputs["CODE"].shape, np.int64)}
+"""
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """host:port of the model in a thread, in a process, and beside a backend that is dearer and takes all: `spared`."""
+    folder = tmp_path_factory.mktemp("codes")
+    write_model(folder, "codes", CODES_CONFIG, CODES)
+    model = f"{folder}/codes/1/model.py:TritonPythonModel"
+    (folder / "spare.py").write_text(SPARE)
+    spare = {"kind": "python", "name": "spare", "model": f"{folder}/spare.py:Spare", "usd_per_hour": 9}
+    tensors = {
+        "inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [-1, 1]}],
+        "outputs": [{"name": "LEFT_US", "datatype": "INT64", "shape": [-1, 1]}],
+    }
+    models = [
+        {
+            "name": name,
+            "max_rows": 8,
+            **tensors,
+            "batching": {"policy": "fixed", "max_delay_ms": 50},
+            "slo": {"p99_ms": 5000},
+            "routing": {"ejection": {"consecutive_failures": 3}},
+            "backends": [{"kind": "python", "model": model, "isolation": isolation, "usd_per_hour": 1}, *others],
+        }
+        for name, isolation, others in (("thread", "thread", ()), ("process", "process", ()), ("spared", "thread", (spare,)))
+    ]
+    with serving(folder, yaml.safe_dump({"models": models})) as served:
+        yield served.url
+
+
+def asked(url: str, model: str, code: str, **parameters: int) -> tuple[int, dict[str, Any]]:
+    body = {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1, 1], "data": [code]}], "parameters": parameters}
+    connection = http.client.HTTPConnection(url, timeout=TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+REFUSALS = {"NOT_FOUND": 404, "INVALID_ARG": 400, "UNSUPPORTED": 501, "ALREADY_EXISTS": 400, "CANCELLED": 499}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("code", [*REFUSALS, "UNAVAILABLE", "INTERNAL", "UNKNOWN"])
+def test_an_error_is_of_the_request_that_it_is_said_of(codes: str, isolation: str, code: str) -> None:
+    status = {"UNAVAILABLE": 503, **REFUSALS}.get(code, 500)
+    with ThreadPoolExecutor() as pool:
+        given = list(pool.map(lambda each: asked(codes, isolation, each), ["", code, ""]))
+    assert [answer[0] for answer in given] == [200, status, 200], given
+    assert "said so" in given[1][1]["error"]
+
+
+def test_a_refusal_is_for_the_client_and_no_fault_of_the_backend(codes: str) -> None:
+    assert [asked(codes, "spared", code)[0] for code in REFUSALS] == [*REFUSALS.values()]
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL", "UNKNOWN"])
+def test_what_another_backend_may_do_is_done_there(codes: str, code: str) -> None:
+    assert asked(codes, "spared", code)[0] == 200
+
+
+def test_a_request_tells_what_time_is_left(codes: str) -> None:
+    def left_us(**parameters: int) -> int:
+        return int(asked(codes, "process", "", **parameters)[1]["outputs"][0]["data"][0])
+
+    assert left_us() == 0
+    assert 0 < left_us(timeout=5_000_000) < 5_000_000
+
+
+def test_refusals_are_errors_of_the_gateway() -> None:
+    assert set(get_args(Refusal)) <= {code.value for code in Code}
+
+
+def test_a_code_that_is_none_is_refused() -> None:
+    assert pb_utils.TritonError("x", 3).code() is pb_utils.TritonError.INVALID_ARG
+    assert pb_utils.TritonError("x").code() is pb_utils.TritonError.INTERNAL
+    with pytest.raises(ValueError, match="99"):
+        pb_utils.TritonError("x", 99)
+
+
+@pytest.mark.parametrize("elements", [[b"a", b"\0\0", b""], ["text", 7]])
+def test_bytes_are_written_as_triton_does(elements: list[Any]) -> None:
+    written = pb_utils.serialize_byte_tensor(np.array(elements, object))
+    read = pb_utils.deserialize_bytes_tensor(written)
+    assert read.tolist() == [each if isinstance(each, bytes) else str(each).encode() for each in elements]
+    assert written == serialize_byte_tensor(np.array(elements, object)).item()
+
+
+def test_types_are_named_as_by_triton() -> None:
+    assert [pb_utils.numpy_to_triton_type(each) for each in (np.bool_, np.float32, np.object_)] == [1, 11, 13]
+    assert pb_utils.triton_to_numpy_type(11) is np.float32
+    assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_STRING"] is np.object_

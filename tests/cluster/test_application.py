@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.app import build
 from gateway.cluster import application
 from gateway.cluster.deployments import desired_replicas
+from gateway.config import parse_config
 from gateway.errors import ConfigError
 from tests.cluster.conftest import config
 
@@ -88,6 +89,16 @@ def test_names_that_serve_does_not_take_are_told_apart() -> None:
     }
     assert len(names) == 4
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") for name in names)
+
+
+def test_backends_whose_names_would_be_the_same_are_told_apart_and_others_keep_theirs() -> None:
+    backend = {"kind": "synthetic", "placement": "replicas"}
+    one = {"name": "m", "backends": [{**backend, "name": "2-gpu"}, {**backend, "name": "cpu"}]}
+    other = {"name": "m-1", "version": "2", "backends": [{**backend, "name": "gpu"}]}
+    names = set(deployments(application(parse_config({"models": [one, other]}, source="x"))))
+    assert len(names) == 4
+    assert {"ingress", "m-1-cpu"} < names
+    assert all(name.startswith("m-1-2-gpu-") for name in names - {"ingress", "m-1-cpu"})
 
 
 def test_what_cannot_be_deployed_is_refused_with_its_key() -> None:

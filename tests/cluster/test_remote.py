@@ -23,7 +23,7 @@ from tritonclient.grpc import service_pb2_grpc
 from backends.base import Tensors
 from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
-from gateway.cluster.deployments import _content, _deployment_name, _session_dir  # how an ingress names what it calls
+from gateway.cluster.deployments import _content, _deployment_names, _key, _session_dir  # how an ingress names what it calls
 from gateway.cluster.remote import Link, RemoteRunner, _execution, _Run
 from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
@@ -68,7 +68,7 @@ async def open_runner(config: Config, index: int = 0) -> AsyncIterator[RemoteRun
     backend = model.backends[0]
     runner = RemoteRunner(
         backend,
-        _deployment_name(model, backend),
+        _deployment_names(config)[_key(model, backend)],
         APPLICATION,
         content=_content(model, backend),
         name=f"{model.name}:1/python",

@@ -233,9 +233,9 @@ class Where(Batch, kw_only=True, eq=False):
 
     threads: list[threading.Thread]
 
-    def concat(self) -> Tensors:
+    def concat(self, *, kept: bool = True) -> Tensors:
         self.threads.append(threading.current_thread())
-        return super().concat()
+        return super().concat(kept=kept)
 
     def parameters(self) -> Mapping[str, object]:
         return {}
@@ -313,14 +313,14 @@ def test_what_a_run_waits_for_the_interpreter_beside_threads_is_not_put_down_to_
     go_on = threading.Event()
 
     class Interrupted(Where, kw_only=True, eq=False):
-        def concat(self) -> Tensors:
+        def concat(self, *, kept: bool = True) -> Tensors:
             clocks[0].late_ns += 6_000_000
-            return super().concat()
+            return super().concat(kept=kept)
 
     class Holding(Where, kw_only=True, eq=False):
-        def concat(self) -> Tensors:
+        def concat(self, *, kept: bool = True) -> Tensors:
             go_on.wait()
-            return super().concat()
+            return super().concat(kept=kept)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -132,6 +132,40 @@ def test_a_model_whose_inputs_are_all_optional_is_tried_with_them(tmp_path: Path
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+IMAGES = """
+import numpy as np
+
+class Model:
+    inputs = [("INPUT0", "FP32", (-1, 3, -1, -1))]
+    outputs = [("OUTPUT0", "FP32", (-1, 1))]
+
+    def predict(self, inputs):
+        x = inputs["INPUT0"]
+        if x.shape[2] < LEAST or x.shape[3] % 32:
+            raise ValueError(f"too small: {x.shape}")
+        return {"OUTPUT0": np.zeros((len(x), 1), np.float32)}
+"""
+
+
+@pytest.mark.parametrize(("least", "words"), [(32, ""), (1024, "ValueError: too small: (1, 3, 224, 224)")])
+def test_images_of_open_sides_are_tried_as_large_as_they_commonly_are(
+    least: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.py").write_text(IMAGES.replace("LEAST", str(least)))
+    backend = f"{{kind: python, model: '{tmp_path}/model.py:Model'}}"
+
+    async def main() -> None:
+        async with repository_of(f"models: [{{name: m, max_rows: 2, backends: [{backend}]}}]", tmp_path):
+            pass
+
+    asyncio.run(main())
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(told) == bool(words)
+    for line in told:
+        assert line.startswith(f"m:1/python: not probed: made-up inputs fail: {words}")
+        assert "\n" not in line
+
+
 def test_a_model_that_raises_for_several_rows_is_a_warning_that_names_the_way(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

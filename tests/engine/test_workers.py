@@ -442,9 +442,9 @@ class HeldBatch(Batch, kw_only=True, eq=False):
 
     let: threading.Semaphore
 
-    def concat(self) -> Tensors:
+    def concat(self, *, kept: bool = True) -> Tensors:
         assert self.let.acquire(timeout=PATIENCE_S)
-        return super().concat()
+        return super().concat(kept=kept)
 
 
 def test_a_pool_tells_when_what_was_started_last_needs_the_interpreter_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`gateway.TestClient`: REST and gRPC without ports. That its words are those of the wire: tests/served/test_same_words.py."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -54,6 +55,31 @@ def stub(client: gateway.TestClient) -> Any:
 
 def body(**more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}], **more}
+
+
+def test_json_holds_nan_and_infinity_as_a_client_over_the_wire_writes_them(client: gateway.TestClient) -> None:
+    (given, *_) = body()["inputs"]
+    answer = client.post(f"{AT}/infer", json={"inputs": [given | {"data": np.array([1, 2, float("-inf"), float("inf")])}]})
+    assert answer.json()["outputs"][0]["data"] == [1, 2, float("-inf"), float("inf")]
+    answer = client.post(f"{AT}/infer", json={"inputs": [given | {"data": [float("nan"), 2, 3, 4]}]})
+    assert np.isnan(answer.json()["outputs"][0]["data"][0])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"content": "{}"}, "content: got str, expected bytes"),
+        ({"json": {1}}, "json: got set: expected what JSON can hold, and numpy arrays"),
+        ({"headers": [("a", "b")]}, "headers: got list, expected a dict of text by name"),
+        ({"headers": {"a": "b\r\nc: d"}}, "a header, or the method, holds the end of a line"),
+        ({"path": None}, "path: got NoneType, expected text"),
+        ({"method": 3}, "method: got int, expected text"),
+    ],
+    ids=["content", "json", "headers", "line", "path", "method"],
+)
+def test_what_makes_no_request_is_refused_with_its_name(client: gateway.TestClient, fault: dict[str, Any], words: str) -> None:
+    with pytest.raises(gateway.ConfigError, match=f"^{re.escape(words)}"):
+        client.request(**{"method": "POST", "path": "/v2", **fault})
 
 
 def test_a_json_request_is_answered(client: gateway.TestClient) -> None:
@@ -120,7 +146,7 @@ def test_a_host_may_be_given_in_any_case(client: gateway.TestClient) -> None:
 
 
 def test_a_header_cannot_hold_another(client: gateway.TestClient) -> None:
-    with pytest.raises(ValueError, match="holds the end of a line"):
+    with pytest.raises(gateway.ConfigError, match="holds the end of a line"):
         client.get("/v2", headers={"a": "b\r\nc: d"})
     with pytest.raises(gateway.ConfigError, match="json and content: expected one of them"):
         client.post("/v2", json={}, content=b"")

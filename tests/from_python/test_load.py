@@ -207,6 +207,12 @@ def test_of_several_models_one_is_named() -> None:
             {},
             "got an object of partial: expected a class or function of a module's top level",
         ),
+        (TWO_MODELS, {"model": 3}, "model: got int, expected a name"),
+        (TWO_MODELS, {"model": "b", "version": 1.5}, "version: got float, expected text or an integer"),
+        (TWO_MODELS, {"model": "b", "version": True}, "version: got bool, expected text or an integer"),
+        (double, {"example": 3}, "example: got int, expected one request: a file, or a dict of arrays by input name"),
+        (double, {"example": [1, 2]}, "example: got list, expected one request"),
+        (double, {"example": b"x"}, "example: got bytes, expected one request"),
     ],
 )
 def test_what_cannot_be_loaded_is_told(what: Any, options: dict[str, Any], words: str) -> None:
@@ -301,6 +307,30 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
     with pytest.raises(gateway.GatewayError, match="m:1/synthetic: failed to load"):
         gateway.load(failing)
     assert gateway_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"outputs": "output"}, "outputs: got str, expected a list of names"),
+        ({"outputs": 5}, "outputs: got int, expected a list of names"),
+        ({"parameters": [1]}, "parameters: got list, expected a dict"),
+        ({"parameters": "x"}, "parameters: got str, expected a dict"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_the_wrong_kind_is_told_by_its_name(
+    options: dict[str, Any], words: str, model: gateway.LoadedModel
+) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        model.predict({"x": [[1, 2]]}, **options)
+
+
+def test_a_version_may_be_an_integer() -> None:
+    with gateway.load(TWO_MODELS, model="b", version=3) as loaded:
+        assert loaded.version == "3"
+    with gateway.load(TWO_MODELS, model="b", version=None) as loaded:
+        assert loaded.version == "12"
 
 
 def test_what_is_no_dict_and_what_is_no_model_is_told_in_words(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.process.machine import cores
 from loadtest.load.patterns import Schedule
 from loadtest.load.request_log import CUT, GRPC, MALFORMED, OK, PENDING, RESET, TIMEOUT, UNSENT, RequestLog
 from loadtest.load.target import ServerStatistics
@@ -206,6 +207,7 @@ def test_the_generator_is_described_by_all_its_processes() -> None:
     assert (own.cpu_cores, own.connections, own.processes, own.loop_lag_p99_ms) == (pytest.approx(0.7), 7, 3, 0.3)
     assert (own.send_lag_p50_ms, own.send_lag_p99_ms, own.send_lag_limit_ms) == (0, pytest.approx(0.9), 1)
     assert own.connection_wait_p99_ms == pytest.approx(4)
+    assert own.cores == cores()  # not those of the machine that this process may not use
     rising = run(lag_ms={row: 0.9 * row / 2499 for row in range(2500)}).generator
     assert (rising.send_lag_p50_ms, rising.send_lag_p99_ms) == (pytest.approx(0.45, abs=1e-4), pytest.approx(0.891, abs=1e-4))
     assert found.error_samples == {"http 503": "one", "timeout": "two"}

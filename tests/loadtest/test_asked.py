@@ -103,3 +103,8 @@ def test_what_is_left_out_of_a_trace_is_told(trace: str) -> None:
     (words,) = left_out(trace, 9)
     assert words.endswith("lasts 59.5 s: 102 of its 120 arrivals, those from 9 s on, were left out")
     assert left_out("poisson", 9) == ()
+
+
+def test_a_trace_that_does_not_fill_its_phase_is_told(trace: str) -> None:
+    (words,) = left_out(f"{trace};poisson:duration=5", 90)
+    assert words.endswith("lasts 60 s: nothing was sent in the 30 s behind it, whatever rate was asked")

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -246,6 +248,65 @@ def test_a_server_that_switches_protocols_gives_malformed_answers() -> None:
             client.send(0)
             assert await sent.until(1) == [(0, MALFORMED)]
             assert sent.faults == []
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\nok", OK),
+        (b"HTTP/1.1 200 OK\r\n\r\nok", OK),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", OK),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok", OK),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nok", OK),
+        (b"HTTP/1.1 500 Boom\r\nConnection: close\r\n\r\nboom\n\x1b[31mred", 500),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok", RESET),
+        (b"HTTP/1.0 200 OK\r\nCONTENT-LENGTH: 9\r\n\r\nok", RESET),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n", RESET),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", RESET),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", RESET),
+        (b"", RESET),
+    ],
+)
+def test_an_answer_may_end_with_the_connection_where_it_says_no_other_end(answer: bytes, status: int) -> None:
+    def write_and_close(transport: asyncio.Transport) -> None:
+        transport.write(answer)
+        transport.close()
+
+    class Closes(Peer):
+        came = staticmethod(write_and_close)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Closes) as port:
+            client = client_of("http", port, sent)
+            for index in range(6):
+                client.send(index)
+            assert sorted(await sent.until(6)) == [(index, status) for index in range(6)]
+            assert (sent.faults, client.error_samples.get("http 500")) == ([], "boom ·[31mred" if status == 500 else None)
+            await client.close()
+
+    run(scenario)
+
+
+def test_a_body_that_breaks_off_is_no_answer() -> None:
+    def write_and_reset(transport: asyncio.Transport) -> None:
+        transport.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhal")
+        # Closed with this option, a socket sends a reset in place of an end.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asyncio.get_running_loop().call_later(0.02, transport.abort)
+
+    class Breaks(Peer):
+        came = staticmethod(write_and_reset)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Breaks) as port:
+            client = client_of("http", port, sent)
+            client.send(0)
+            assert await sent.until(1) == [(0, RESET)]
             await client.close()
 
     run(scenario)

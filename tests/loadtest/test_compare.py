@@ -178,13 +178,13 @@ def test_a_file_that_cannot_be_written_costs_no_other(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("option", ["--tolerance", "--share-tolerance"])
-@pytest.mark.parametrize("value", ["-0.1", "nan"])
+@pytest.mark.parametrize("value", ["-0.1", "nan", "inf"])
 def test_a_negative_tolerance_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
 ) -> None:
     files = saved(tmp_path, made(levels()), made(levels()))
     assert main(["compare", *files, f"{option}={value}"]) == ExitCode.USAGE
-    assert "must be at least 0" in capsys.readouterr().err
+    assert f"{option} {value}: expected a number of at least 0" in capsys.readouterr().err
     assert main(["compare", *files, f"{option}=0"]) == ExitCode.MET
 
 

@@ -177,8 +177,52 @@ def test_closed_loops_are_compared_by_what_was_answered_and_never_paired() -> No
     comparison = compare(base, replace(base, blocks=busier, succeeded_rps=90))
     answered = comparison.metrics[-1]
     assert (answered.name, answered.base, answered.new, answered.verdict) == ("answered (1/s)", 100, 90, "regression")
-    assert answered.change == pytest.approx(np.sqrt(100 * 80) / 200 - 1)
+    assert answered.change == pytest.approx(90 / 200 - 1)
     assert not comparison.paired
+
+
+def in_blocks(counts: list[tuple[int, int]]) -> RunResult:
+    """A closed loop of 22 s. counts: of each block, how many were answered and failed."""
+    blocks = tuple(
+        replace(block, requests=answered + failed, met=answered, failed=failed, p50_ms=block.p50_ms if answered else None)
+        for block, (answered, failed) in zip(made(levels()).blocks, counts, strict=True)
+    )
+    counted = counts[2:]  # behind the warm-up
+    answered, requests = sum(each for each, _ in counted), sum(map(sum, counted))
+    spec = replace(SPEC, pattern="users:count=4", slo=None)
+    return replace(
+        made(levels(), spec=spec), blocks=blocks, requests=requests, succeeded=answered, succeeded_rps=answered / 20,
+        attainment=None, verdict=None,
+    )  # fmt: skip
+
+
+def test_a_closed_loop_that_was_answered_for_half_of_the_time_is_a_regression() -> None:
+    steady = in_blocks([(156, 0), (152, 0)] * 11)
+    dead = in_blocks([(156, 0), (152, 0)] * 6 + [(0, 4), *[(0, 0)] * 9])
+    found = compare(steady, dead)
+    assert found.verdict == "regression"
+    succeeded, answered = found.metrics[-2:]
+    assert (answered.verdict, answered.change, answered.base, answered.new) == ("regression", pytest.approx(-0.5), 154, 77)
+    assert answered.lower is not None
+    assert answered.lower >= -1
+    # Four requests of 1544 failed, whatever share they were of their block.
+    assert (succeeded.change, succeeded.new) == (pytest.approx(-4 / 1544), pytest.approx(1 - 4 / 1544))
+    assert compare(dead, steady).metrics[-1].change == pytest.approx(1)
+    assert compare(dead, steady).verdict == "improvement"
+
+
+def test_a_closed_loop_that_was_never_answered_is_a_regression_and_nothing_is_relative_to_it() -> None:
+    steady, silent = in_blocks([(156, 0), (152, 0)] * 11), in_blocks([(0, 0)] * 22)
+    assert cells(compare(steady, silent).metrics[-1])[3:] == ("-100.0%", "-100.0% to -99.1%", "regression")
+    assert cells(compare(silent, steady).metrics[-1])[3:] == ("-", "- to -", "undecided")
+
+
+def test_shares_are_compared_within_what_a_share_can_be() -> None:
+    few = in_blocks([(1, 0), (0, 1)] * 11)
+    shares = compare(in_blocks([(1, 0)] * 22), few).metrics[-2]
+    assert shares.lower is not None
+    assert shares.upper is not None
+    assert (shares.change, shares.lower >= -1, shares.upper <= 1) == (-0.5, True, True)
 
 
 def test_a_verdict_that_turned_is_a_change_by_itself() -> None:

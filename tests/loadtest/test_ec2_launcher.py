@@ -299,6 +299,45 @@ def test_a_machine_whose_start_was_not_answered_is_asked_for_again(aws: FakeEc2,
     assert aws.left() == []
 
 
+@pytest.mark.parametrize("then", ["", "RequestLimitExceeded"])
+def test_a_machine_whose_start_was_never_answered_is_found_and_used(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, then: str
+) -> None:
+    asked: set[str] = set()
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation != "run_instances":
+            return
+        code = then
+        if parameters["ClientToken"] not in asked:
+            asked.add(parameters["ClientToken"])
+            aws.carried_out("ec2", operation, parameters)
+            code = ""
+        raise refused(code, "Read timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert len(asked) == len(TYPES) + 1
+    assert aws.left() == []
+
+
+def test_a_machine_that_no_call_has_started_is_waited_for_no_longer_than_a_minute(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "run_instances" and of(parameters).startswith("m5.large"):
+            raise refused("", "Read timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, parallel=1)
+    outcome = asyncio.run(search.run())
+    outs = {standing.entrant.name.split()[0]: standing.out for standing in outcome.standings}
+    assert "Read timeout" in outs["m5.large"]
+    assert [name for name in ("c5.large", "c7a.xlarge") if outs[name].startswith("did not start")] == []
+    assert outcome.usd == pytest.approx(search.journaled_usd)
+
+
 # The load generator.
 
 

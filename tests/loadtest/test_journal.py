@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from loadtest.errors import UsageError
@@ -11,6 +12,7 @@ from loadtest.lab.journal import Journal, fingerprint
 from loadtest.lab.recommender import question_of
 from loadtest.load.request_log import RequestLog, write_csv
 from loadtest.prices.catalogue import Catalogue, load_catalogue
+from loadtest.question.subject import subject_of
 from loadtest.search.events import Entrant, Measured, Predicted, Profiled, Question, Timing
 from tests.file_limit import no_file_longer_than
 from tests.loadtest.examples import DOCUMENT, example_spec
@@ -98,7 +100,8 @@ def test_the_journal_of_another_question_is_refused(tmp_path: Path) -> None:
 
 
 def asked(catalogue: Catalogue, **keys: Any) -> str:
-    return fingerprint(question_of(example_spec(catalogue, **keys), paid=False))
+    spec = example_spec(catalogue, **keys)
+    return fingerprint(dataclasses.replace(question_of(spec, paid=False), subject=subject_of(spec)))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,28 @@ def test_files_are_told_apart_by_what_is_in_them(catalogue: Catalogue, tmp_path:
         seen.add(now())
     assert len(seen) == 4
     assert now() in seen
+
+
+def test_models_in_several_files_are_told_apart_by_all_of_them(catalogue: Catalogue, tmp_path: Path) -> None:
+    model, weights, folder = tmp_path / "model.onnx", tmp_path / "model.weights", tmp_path / "compiled"
+    tensor = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, (64,), np.zeros(64, np.float32).tobytes(), raw=True)
+    onnx.save_model(
+        onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [tensor])),
+        str(model), save_as_external_data=True, location=weights.name, size_threshold=0,
+    )  # fmt: skip
+    (folder / "rows-1").mkdir(parents=True)
+
+    def now() -> str:
+        backends = {"kind": "onnxruntime", "model": str(model)}, {"kind": "neuron", "model": str(folder)}
+        candidates = [{"instances": ["inf2.xlarge"], "backend": backend} for backend in backends]
+        launcher = {"kind": "local", "stands_for": {"inf2.xlarge": [0]}}
+        return asked(catalogue, slo={"p99_ms": 50, "min_agreement": None}, candidates=candidates, launcher=launcher)
+
+    seen = {now()}
+    for path in (weights, folder / "rows-1" / "model.neff"):
+        path.write_bytes(bytes(300 - len(seen)))
+        seen.add(now())
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,18 @@ def test_one_that_prints_a_lot_is_not_held_up(candidate: CandidateSetup) -> None
     run(local(READY + "print('x' * 2_000_000, flush=True)"), candidate, check)
 
 
+@pytest.mark.parametrize("before", ["loading weights: 100%", "." * 70_000, "gateway ready in a moment: ", "a\ngateway ready"])
+def test_one_that_leaves_a_line_open_is_heard_when_it_is_ready(candidate: CandidateSetup, before: str) -> None:
+    async def check(running: Any) -> None:
+        assert (running.rest, running.grpc) == ("http://127.0.0.1:1234", "127.0.0.1:1235")
+
+    halves = (
+        "for half in ('gateway rea', 'dy http=127.0.0.1:12', '34 grpc=127.0.0.1:1235\\n'):\n print(half, end='', flush=True)\n"
+    )
+    for ready in (READY, halves):
+        run(local(f"print({before!r}, end='', flush=True)\n{ready}\n{WAIT}"), candidate, check)
+
+
 def test_one_that_is_never_ready_is_ended_in_time(candidate: CandidateSetup) -> None:
     program = "import sys; print('loading', file=sys.stderr, flush=True);" + WAIT
     with pytest.raises(StartFailed, match=r"not ready within 1 s: loading"):

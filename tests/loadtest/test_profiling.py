@@ -30,7 +30,8 @@ class Server:
         rows, users = int(spec.rows), 0 if open_loop else int(spec.pattern.removeprefix("users:count="))
         self.visits.append((rows, users))
         if self._fails:
-            return run_result(errors={"http 500": 3})
+            failed = run_result(errors={"http 500": 3, "timeout": 1})
+            return dataclasses.replace(failed, error_samples={"http 500": "x: expected 4 columns", "timeout": ""})
         ms = (4 + rows) * (self._traffic if open_loop else 1.5 if users > 1 else 1)
         count, ns = self._counts.get(rows, (0, 0))
         self._counts[rows] = count + 10, ns + round(10 * ms * 1e6)
@@ -122,7 +123,7 @@ def test_a_size_that_does_not_end_in_several_limits_is_left_out() -> None:
 
 
 def test_a_server_that_fails_has_no_profile() -> None:
-    with pytest.raises(ProfileFailed, match="3 × http 500"):
+    with pytest.raises(ProfileFailed, match=r"^3 × http 500: x: expected 4 columns, 1 × timeout$"):
         run(Server(fails=True))
 
 

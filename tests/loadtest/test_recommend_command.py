@@ -11,6 +11,7 @@ import yaml
 
 from gateway.config import load_config
 from loadtest.cli import main
+from loadtest.errors import ExitCode
 from loadtest.reports.recommendation import to_json
 from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
 from tests.loadtest.test_spec_agreement import requests_file
@@ -48,6 +49,21 @@ def test_a_file_that_cannot_be_written_ends_a_search_before_it_begins(
     assert main(["recommend", write(tmp_path), "--out", str(tmp_path / "out"), "--openmetrics", str(bad)]) == 2
     assert f"--openmetrics {bad}: cannot be written: No such file or directory" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
+
+
+@pytest.mark.slow
+def test_a_search_is_not_gone_on_with_for_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = tmp_path / "own.py", tmp_path / "out"
+    code.write_text("raise RuntimeError('no such weights')\n")
+    backend = {"kind": "python", "model": f"{code}:Own"}
+    candidates = [{"backend": backend, "usd_per_hour": 0.1, "price_source": "mine"}]
+    spec = write(tmp_path, candidates=candidates, launcher={"kind": "local"}, budget={"minutes": 1})
+
+    assert main(["recommend", spec, "--out", str(out)]) == ExitCode.MISSED
+    assert main(["recommend", spec, "--out", str(out), "--resume"]) == ExitCode.MISSED
+    code.write_text("raise RuntimeError('no such file')\n")
+    assert main(["recommend", spec, "--out", str(out), "--resume"]) == ExitCode.USAGE
+    assert "belongs to another question" in capsys.readouterr().err
 
 
 def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.errors import TargetError, UsageError
+from loadtest.errors import TargetError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Usage
-from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, limited, question_of
+from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, question_of
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.prices.purse import Purse
@@ -302,14 +302,6 @@ def test_the_payload_of_the_spec_is_what_is_sent(catalogue: Catalogue) -> None:
     (sent,) = measure.specs
     assert (sent.target, sent.protocol, sent.rows, sent.length, sent.values) == ("127.0.0.1:9", "grpc", "3", "32", ("x=0:9",))
     assert (sent.rate_rps, sent.duration_s, sent.slo) == (10, 5, spec.slo)
-
-
-def test_the_command_line_goes_before_the_file(spec: SearchSpec) -> None:
-    changed = limited(spec, minutes=3, usd=1.5, target_rps=70)
-    assert (changed.budget.minutes, changed.budget.usd, changed.target_rps) == (3, 1.5, 70)
-    assert limited(spec, minutes=None, usd=None, target_rps=None) == spec
-    with pytest.raises(UsageError, match="--budget-minutes: expected a number above 0, got 0"):
-        limited(spec, minutes=0, usd=None, target_rps=None)
 
 
 def test_money_is_limited_only_where_it_is_spent(spec: SearchSpec) -> None:

@@ -237,6 +237,7 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert main(["recover", str(path), "--json", str(tmp_path / "x.json"), "--log", str(tmp_path / "x.csv")]) == code
     result = read_run(tmp_path / "x.json")
     # The last sign of life came when the last was dispatched.
+    assert (result.started_at, result.ended_at) == ("2026-11-28T12:00:00", "2026-11-28T12:00:14.990")
     assert (result.succeeded, result.overdue, result.failed) == (1000, pytest.approx(overdue, abs=1), 0)
     assert result.excluded == pytest.approx(500 - overdue, abs=2)
     assert (tmp_path / "x.csv").read_text().count(",cut\n") == pytest.approx(500, abs=1)

@@ -11,7 +11,7 @@ import yaml
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.candidates import ARCHITECTURES, CandidateSetup, priced
-from loadtest.question.spec import SearchSpec, parse_search_spec
+from loadtest.question.spec import SearchSpec, limited, parse_search_spec
 from loadtest.question.spec_file import LocalLauncher
 from tests.loadtest.examples import changed
 
@@ -302,3 +302,36 @@ def test_what_is_no_mapping_is_told_what_was_expected(catalogue: Catalogue, docu
     with pytest.raises(UsageError) as raised:
         parse_search_spec(document, catalogue, source="s")
     assert str(raised.value) == "s: expected a mapping with `model`, `slo`, `launcher` and `candidates`"
+
+
+def test_the_command_line_goes_before_the_file(catalogue: Catalogue) -> None:
+    spec = parsed(catalogue)
+    told = limited(spec, minutes=3, usd=1.5, target_rps=70)
+    assert (told.budget.minutes, told.budget.usd, told.target_rps) == (3, 1.5, 70)
+    assert limited(spec, minutes=None, usd=None, target_rps=None) == spec
+    assert limited(spec, minutes=None, usd=0, target_rps=None).budget.usd == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("minutes", 0.0, "--budget-minutes: got 0.0, expected a number greater than 0, at most 1440"),
+        ("minutes", 1441.0, "--budget-minutes: got 1441.0, expected a number greater than 0, at most 1440"),
+        ("minutes", float("nan"), "--budget-minutes: got nan, expected a finite number greater than 0, at most 1440"),
+        ("usd", -1.0, "--max-usd: got -1.0, expected a number of at least 0"),
+        ("usd", float("nan"), "--max-usd: got nan, expected a finite number of at least 0"),
+        ("usd", float("inf"), "--max-usd: got inf, expected a finite number of at least 0"),
+        ("target_rps", float("nan"), "--target-rps: got nan, expected a finite number greater than 0"),
+        ("target_rps", float("inf"), "--target-rps: got inf, expected a finite number greater than 0"),
+    ],
+)
+def test_the_command_line_takes_what_the_file_takes(catalogue: Catalogue, option: str, value: float, expected: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        limited(parsed(catalogue), **{"minutes": None, "usd": None, "target_rps": None, option: value})
+    assert str(raised.value) == expected
+
+
+def test_money_and_rates_are_finite(catalogue: Catalogue) -> None:
+    told = faults_of(catalogue, budget={"usd": float("inf")}, target_rps=float("inf"))
+    assert len(told) == 2
+    assert all("expected a finite number" in line for line in told)

@@ -1,20 +1,21 @@
 """What a run says of itself: blocks, send lag, and what makes it INVALID. Made from a log, without a server."""
 
-import os
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gateway.process.machine import cores
 from loadtest.load.patterns import schedule
 from loadtest.load.request_log import OK, TIMEOUT, RequestLog
 from loadtest.load.worker import SenderReport
 from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
 from loadtest.verdict.blocks import Grid
+from loadtest.wording import counted
 
-CORES = os.cpu_count() or 1
+CORES = cores()
 SLO = SloSpec.parse("p99<100ms")
 EVERY_S = 1.0  # blocks of ten limits
 
@@ -129,7 +130,7 @@ def test_requests_that_were_not_sent_in_time_make_a_run_invalid() -> None:
 def test_a_generator_that_takes_much_of_the_targets_own_machine_says_so(target: str, warns: bool) -> None:
     much, less = (run(target=target, cpu_s=25 * share * CORES) for share in (0.21, 0.19))
     assert bool(much.warnings) == warns
-    assert not warns or f"the generator took {0.21 * CORES:.2f} of this machine's {CORES} cores" in much.warnings[0]
+    assert not warns or f"the generator took {0.21 * CORES:.2f} of this machine's {counted(CORES, 'core')}," in much.warnings[0]
     assert less.warnings == ()
     assert much.generator.cpu_cores == pytest.approx(0.21 * CORES)
 

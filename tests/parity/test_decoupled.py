@@ -20,6 +20,7 @@ import tritonclient.grpc.aio
 import yaml
 from tritonclient.utils import InferenceServerException
 
+from backends import triton_python_backend_utils as pb_utils
 from backends.triton_python import lend_utils
 from tests.served.gateway_process import served
 from tests.triton_server import TritonServer, require_triton, triton_server, write_model
@@ -52,7 +53,31 @@ class Place:
         return False
 
 
+REFUSES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()) for request in requests]
+
+    def answer(self, said):
+        code = said[0, 0].decode()
+        if code in ("", "1"):  # 1: what a gateway tries it with
+            return pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", np.zeros(said.shape, np.int32))])
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("said so", getattr(pb_utils.TritonError, code)))
+"""
+REFUSES_CONFIG = """
+max_batch_size: 8
+input [{ name: "SCRIPT" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "VALUE" data_type: TYPE_INT32 dims: [1] }]
+instance_group [{ kind: KIND_CPU }]
+"""
+
+
 def lay(repository: Path) -> Path:
+    write_model(repository, "refuses", REFUSES_CONFIG, REFUSES)
     write_model(repository, "parts", decoupled_model.CONFIG, Path(decoupled_model.__file__).read_text())
     return repository / "parts" / "1"
 
@@ -60,7 +85,11 @@ def lay(repository: Path) -> Path:
 def before(triton: TritonServer, folder: Path, **options: Any) -> Path:
     config = folder / "before.yaml"
     backend = {"kind": "triton", "url": triton.grpc_url, "model": "parts", **options}
-    config.write_text(yaml.safe_dump({"models": [{"name": "parts", "max_rows": 0, "backends": [backend]}]}))
+    models = [
+        {"name": "parts", "max_rows": 0, "backends": [backend]},
+        {"name": "refuses", "max_rows": 8, "backends": [{**backend, "model": "refuses"}]},
+    ]
+    config.write_text(yaml.safe_dump({"models": models}))
     return config
 
 
@@ -221,3 +250,28 @@ def test_a_triton_that_is_killed_among_the_parts_ends_the_stream_with_one_error(
             found.append(seen(*answers.get()))
     assert found[0] != "an error"
     assert found.index("an error") == len(found) - 1
+
+
+@pytest.mark.parametrize("code", ["", *(code.name for code in pb_utils.ErrorCode if code.name != "UNKNOWN")])
+def test_clients_get_the_statuses_of_triton_for_what_a_model_refuses(places: dict[str, Place], code: str) -> None:
+    def rest(place: Place) -> int:
+        body = {"inputs": [{"name": "SCRIPT", "datatype": "BYTES", "shape": [1, 1], "data": [code]}]}
+        with contextlib.closing(http.client.HTTPConnection(place.http, timeout=TIMEOUT_S)) as connection:
+            connection.request("POST", "/v2/models/refuses/infer", json.dumps(body))
+            return connection.getresponse().status
+
+    def grpc(place: Place) -> str:
+        with tritonclient.grpc.InferenceServerClient(place.grpc) as client:
+            given = tritonclient.grpc.InferInput("SCRIPT", [1, 1], "BYTES")
+            given.set_data_from_numpy(np.array([[code.encode()]], object))
+            try:
+                client.infer("refuses", [given])
+            except InferenceServerException as exc:
+                return str(exc.status())
+            return "OK"
+
+    assert grpc(places[OURS]) == grpc(places[TRITON])
+    if code == "INVALID_ARG":
+        assert (grpc(places[BEFORE]), rest(places[BEFORE])) == ("StatusCode.INVALID_ARGUMENT", 400)
+    # Nobody is left to read what is cancelled here.
+    assert rest(places[OURS]) == (499 if code == "CANCELLED" else rest(places[TRITON]))

@@ -156,6 +156,7 @@ class Fleet:
         *,
         slo_ms: float | None = SLO_MS,
         batching: str = "adaptive",
+        queue_rows: int | None = None,
         routing: dict[str, Any] | None = None,
         ragged: dict[str, Any] | None = None,
         seed: int = 0,
@@ -163,6 +164,7 @@ class Fleet:
         self.clock = clock
         self.metrics = Metrics()
         self.model = _model(kinds, slo_ms, batching, routing or {}, ragged)
+        self._queue_rows = queue_rows
         self.sessions = [Sessions(clock, kind, kind.sessions) for kind in kinds]
         self.lanes = [
             self._lane(backend.label, sessions) for backend, sessions in zip(self.model.backends, self.sessions, strict=True)
@@ -176,7 +178,7 @@ class Fleet:
             max_rows=SPEC.max_rows,
             row_sizes=sessions.kind.row_sizes,
             workers=sessions.slots,
-            max_queue_rows=batching.max_queue_rows,
+            max_queue_rows=self._queue_rows or batching.max_queue_rows,
             ragged=self.model.ragged,
             slo_ns=round(self.model.slo.p99_ms * MS) if self.model.slo else None,
         )
@@ -202,6 +204,17 @@ class Fleet:
         except GatewayError as exc:
             return exc
         return await answer
+
+    async def fill(self, *lanes: int) -> None:
+        """Let lanes have a batch of `queue_rows` that runs, and no room behind it, once they know how long that takes."""
+        rows = self._queue_rows or 0
+        for at in lanes:
+            learned: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self.lanes[at].submit(self.request(rows=rows), learned.set_result)
+            await learned
+        for at in (*lanes, *lanes):
+            self.lanes[at].submit(self.request(rows=rows), lambda outcome: None)
+            await asyncio.sleep(0)
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""

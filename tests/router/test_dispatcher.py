@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -239,6 +240,58 @@ def test_a_full_queue_sends_the_next_elsewhere_and_refuses_only_if_all_are_full(
         assert [type(outcome) for outcome in outcomes] == [InferResponse] * 4 + [Overloaded]
 
     simulated((CHEAP, DEAR), main, slo_ms=None, routing={"policy": "round_robin"})
+
+
+THREE = (Kind("first", 100.0, 0.0, 0.1), Kind("next", 100.0, 0.0, 0.2), Kind("idle", 2.0, 0.0, 50.0))
+
+
+def test_what_a_full_backend_refuses_goes_past_another_that_is_full_to_one_that_is_not() -> None:
+    async def main(fleet: Fleet) -> None:
+        await fleet.fill(0, 1)
+        assert isinstance(await fleet.send(7.0), InferResponse)
+        assert fleet.counted("gateway_routed_total", backend="idle1", reason="fallback") == 1
+
+    simulated(THREE, main, slo_ms=5000, queue_rows=256)
+
+
+def test_what_waits_behind_a_stalled_batch_goes_past_a_full_backend_to_one_that_is_not() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].factor = 1000.0
+        stalled = asyncio.ensure_future(fleet.send())
+        await asyncio.sleep(0.001)
+        behind = [asyncio.ensure_future(fleet.send()) for _ in range(5)]
+        await fleet.fill(1)
+        assert fleet.lanes[0].pending == 6
+        while not all(each.done() for each in behind):
+            await asyncio.sleep(0.05)
+            with suppress(Overloaded):
+                fleet.lanes[1].submit(fleet.request(rows=256), lambda outcome: None)
+        assert [type(each.result()) for each in behind] == [InferResponse] * 5
+        assert fleet.clock.now_ns() < 5 * S
+        assert fleet.counted("gateway_routed_total", backend="idle1", reason="fallback") == 5
+        await stalled
+
+    simulated(THREE, main, slo_ms=5000, queue_rows=256)
+
+
+def test_what_a_backend_fails_goes_past_a_full_one_to_one_that_is_not() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        await fleet.fill(1)
+        assert isinstance(await fleet.send(), InferResponse)
+        assert fleet.counted("gateway_routed_total", backend="idle1", reason="fallback") == 1
+
+    simulated(THREE, main, slo_ms=5000, queue_rows=256)
+
+
+def test_what_one_refused_and_the_next_failed_a_third_serves() -> None:
+    async def main(fleet: Fleet) -> None:
+        await fleet.fill(0)
+        fleet.sessions[1].fault = always(FAILED)
+        assert isinstance(await fleet.send(), InferResponse)
+        assert ran(fleet)[1:] == [1, 1]
+
+    simulated(THREE, main, slo_ms=5000, queue_rows=256)
 
 
 def test_past_every_deadline_a_request_is_refused_with_the_time_to_come_back() -> None:
@@ -1343,3 +1396,26 @@ def test_after_a_slow_spell_of_all_backends_they_are_found_to_be_fast_again(ejec
         assert all(isinstance(outcome, InferResponse) for outcome in outcomes), outcomes[0]
 
     simulated((CHEAP, DEAR), main)
+
+
+@pytest.mark.parametrize("factor", [6.0, 30.0])
+def test_a_cheap_backend_that_was_slow_for_a_while_is_used_again_once_it_is_well(factor: float) -> None:
+    async def main(fleet: Fleet) -> None:
+        async def send(requests: int) -> float:
+            """Fifty a second. Gives the share that the cheap one ran."""
+            before = ran(fleet)
+            sent = []
+            for _ in range(requests):
+                sent.append(asyncio.ensure_future(fleet.send()))
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*sent)
+            return (ran(fleet)[0] - before[0]) / requests
+
+        assert await send(100) > 0.9
+        fleet.sessions[0].factor = factor
+        assert await send(150) < 0.3
+        fleet.sessions[0].factor = 1.0
+        await send(1500)
+        assert await send(100) > 0.9
+
+    simulated((Kind("cheap", 5.0, 0.0, 0.1), Kind("dear", 2.0, 0.0, 1.0)), main, slo_ms=400)

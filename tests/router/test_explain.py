@@ -231,5 +231,6 @@ models:
     assert "model 'm' version 3 is not in the configuration" in capsys.readouterr().err
     assert main(["route", "explain", written(tmp_path, text), "x"]) == 1
     assert "model 'x' version any is not in the configuration" in capsys.readouterr().err
-    assert main(["route", "explain", written(tmp_path, text), "m", "--rows", "0"]) == 2
-    assert "--rows: 0: expected at least 1" in capsys.readouterr().err
+    for rows in ("0", "10000000"):
+        assert main(["route", "explain", written(tmp_path, text), "m", "--rows", rows]) == 2
+        assert f"--rows: {rows}: expected 1 to 9999999" in capsys.readouterr().err

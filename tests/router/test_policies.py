@@ -110,17 +110,51 @@ def test_the_least_eta_is_taken_up_to_the_deadline_itself() -> None:
 
 
 def test_a_cold_start_counts_until_a_session_lives() -> None:
-    cold, warm = candidate("cold", 10, 0.1, cold_start_ns=30 * MS), candidate("warm", 10, 1.0)
+    cold = candidate("cold", 10, 0.1, cold_start_ns=30 * MS)
     rule = Cheapest(SLO_NS, 0.5)
     lane_of(cold).workers = 0
     lane_of(cold).known = False  # nobody may ask how fast it is before it lives
-    assert chosen(rule, cold, warm) == ("cold", "cheapest", 40)
+    assert chosen(rule, cold) == ("cold", "cheapest", 40)
     cold.cold_start_ns = 41 * MS
-    assert chosen(rule, cold, warm) == ("warm", "spill", 10)
+    assert chosen(rule, cold) == ("cold", "fastest", 51)
+    cold.cold_start_ns = 91 * MS
+    assert chosen(rule, cold) == (None, "late", 101)
     cold.woken(0)
     lane_of(cold).workers, lane_of(cold).known = 1, True
-    assert chosen(rule, cold, warm, now_ns=9 * MS) == ("cold", "cheapest", 10)
+    assert chosen(rule, cold, now_ns=9 * MS) == ("cold", "cheapest", 10)
     assert cold.learned_cold_ns == 9 * MS
+
+
+def test_no_request_waits_for_a_cold_start_while_one_with_a_session_is_in_time() -> None:
+    cold, warm = candidate("cold", 10, 0.1, cold_start_ns=30 * MS), candidate("warm", 10, 1.0)
+    lane_of(cold).workers = 0
+    rule = Cheapest(SLO_NS, 0.5)
+    assert chosen(rule, cold, warm) == ("warm", "spill", 10)
+    lane_of(warm).wait_ms = 90
+    assert chosen(rule, cold, warm) == ("warm", "fastest", 100)
+    lane_of(warm).wait_ms = 91
+    assert chosen(rule, cold, warm) == ("cold", "cheapest", 40)
+    lane_of(warm).known, lane_of(warm).wait_ms = False, 0  # it may be in time
+    assert chosen(rule, cold, warm) == ("warm", "unknown", inf)
+
+
+def test_of_several_without_a_session_the_first_in_price_that_is_comfortably_in_time_starts_else_the_soonest() -> None:
+    slow, dear, dearer = (candidate(label, 10, usd) for label, usd in (("slow", 0.1), ("dear", 0.5), ("dearer", 1.0)))
+    for one, start_ms in ((slow, 60), (dear, 30), (dearer, 20)):
+        lane_of(one).workers, one.cold_start_ns = 0, start_ms * MS
+    assert chosen(Cheapest(SLO_NS, 0.5), slow, dear, dearer) == ("dear", "spill", 40)
+    assert chosen(Cheapest(SLO_NS, 0.1), slow, dear, dearer) == ("dearer", "fastest", 30)
+
+
+def test_without_a_deadline_a_cold_start_is_waited_for_where_that_is_sooner() -> None:
+    cold, warm = candidate("cold", 10, 0.1, cold_start_ns=30 * MS), candidate("warm", 10, 1.0)
+    lane_of(cold).workers = 0
+    rule = Cheapest(None, 0.5)
+    assert chosen(rule, cold, warm, deadline_ns=NEVER) == ("warm", "spill", 10)
+    lane_of(warm).wait_ms = 30
+    assert chosen(rule, cold, warm, deadline_ns=NEVER) == ("warm", "fastest", 40)
+    lane_of(warm).wait_ms = 31
+    assert chosen(rule, cold, warm, deadline_ns=NEVER) == ("cold", "fastest", 40)
 
 
 def test_only_one_that_is_idle_alive_and_too_slow_is_doubted() -> None:

@@ -108,15 +108,57 @@ def test_one_found_idle_and_too_slow_gets_copies_until_it_is_as_slow_as_believed
     router.sent(copy, SECOND)
     router.returned(copy, SECOND, 20 * MS, ok=True)  # four times faster than believed
     chosen(router, SECOND + 100 * MS)
+    router.executed(other, 1, 10 * MS, 10 * MS, SECOND + 100 * MS)
     (copy,) = router.copies(request(), SECOND + 100 * MS)
     router.sent(copy, SECOND + 100 * MS)
     router.returned(copy, SECOND + 100 * MS, 80 * MS, ok=True)
     for later_ms in range(200, 2100, 100):  # it is found idle and too slow all the time
         chosen(router, SECOND + later_ms * MS)
+        router.executed(other, 1, 10 * MS, 10 * MS, SECOND + later_ms * MS)
         assert not router.copies(request(), SECOND + later_ms * MS)
     chosen(router, SECOND + 2100 * MS)  # two seconds after the last
     (copy,) = router.copies(request(), SECOND + 2100 * MS)
     assert (copy.candidate, copy.why) == (slow, "learn")
+
+
+def used(router: Router, one: Candidate, until_s: int) -> int:
+    """Let it run fifty requests a second, each alone and for 10 ms. Gives how many copies others got, of 20 ms each."""
+    copies = 0
+    for at in range(until_s * 50):
+        now_ns = at * 20 * MS
+        assert chosen(router, now_ns)[0] == one.label
+        for copy in router.copies(request(), now_ns):
+            assert copy.why == "learn"
+            copies += 1
+            router.sent(copy, now_ns)
+            router.executed(copy.candidate, 1, 20 * MS, 20 * MS, now_ns, copied=True)
+            router.returned(copy, now_ns, 20 * MS, ok=True)
+        router.executed(one, 1, 10 * MS, 10 * MS, now_ns)
+    return copies
+
+
+def test_copies_to_one_that_is_dearer_cost_a_hundredth_of_what_all_cost() -> None:
+    cheap, dear = candidate("cheap", 10, 0.1), candidate("dear", 20, 1.0)
+    copies = used(router_of(cheap, dear), cheap, until_s=100)
+    assert 0.5 < copies * 20 * 1.0 / (100 * 50 * 10 * 0.1) / 0.01 < 1.5
+
+
+def test_no_copy_tells_the_price_of_one_that_has_none_or_is_behind_one_that_has_none_or_that_scales_to_zero() -> None:
+    free, priced = candidate("free", 10, 0.0), candidate("priced", 20, 1.0)
+    assert used(router_of(free, priced), free, until_s=20) == 0
+    free, other = candidate("free", 10, 0.0), candidate("other", 20, 0.0)
+    assert used(router_of(free, other), free, until_s=20) == 0
+    cheap, zero = candidate("cheap", 10, 0.1), candidate("zero", 20, 1.0, to_zero=True)
+    assert used(router_of(cheap, zero), cheap, until_s=20) == 0
+
+
+def test_the_price_of_one_that_is_unused_follows_what_is_known_of_its_speed_with_its_usual_batch() -> None:
+    used_one, other = candidate("used", 10, 0.1), candidate("other", 20, 1.0)
+    router = router_of(used_one, other)
+    other.rows, other.busy_ns = 8.0, 400.0 * MS  # as it once was
+    used(router, used_one, until_s=20)
+    assert other.rows == 8.0
+    assert other.busy_ns == pytest.approx(20 * MS, rel=0.01)  # what its lane says of any batch
 
 
 # health

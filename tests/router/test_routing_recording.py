@@ -18,7 +18,7 @@ from gateway.routing.replay import RoutingHistory, replay_routing
 from gateway.types import InferRequest
 from gateway.why.causes import Cause
 from gateway.why.unserved import cause_of
-from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, S, drive, failing, poisson, slower
+from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, Kind, S, drive, failing, poisson, slower
 from tests.simulation import SimulatedClock, run_simulated
 
 FAILS = (BackendFailed("told to"), False, 3 * MS)
@@ -67,6 +67,22 @@ def test_a_replay_routes_the_same(case: str) -> None:
     assert not history.difference
     assert history.routed > 0.9 * rps * 1.5
     assert history.decisions > history.routed
+
+
+def test_a_replay_passes_over_those_that_were_full() -> None:
+    async def main(clock: SimulatedClock) -> bytes:
+        kinds = (Kind("first", 100.0, 0.0, 0.1), Kind("next", 100.0, 0.0, 0.2), Kind("idle", 2.0, 0.0, 50.0))
+        fleet = Fleet(clock, kinds, slo_ms=5000, queue_rows=256)
+        await asyncio.gather(*(fleet.fill(at) for at in (0, 1)))
+        await fleet.send()
+        assert fleet.counted("gateway_routed_total", backend="idle1", reason="fallback") == 1
+        return packed("m", "1", [], process="p", processes=1, now_ns=0, unix_s=0.0, routing=fleet.dispatcher.ring)
+
+    (told,) = unpacked(run_simulated(main), "here")
+    assert told.routing is not None
+    events = [event for segment in told.routing["segments"] for chunk in segment["chunks"] for event in chunk]
+    assert [event[6] for event in events if event[0] == 0] == [None, ["first1", "next1"]]
+    assert not replay_routing(told.routing).difference
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from loadtest.lab.launchers.aws.beside import Beside
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused, seen_through
 from loadtest.lab.launchers.aws.endpoints import Run
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.aws.machine_account import offered_in, vcpu_quotas_of, zone_of
+from loadtest.lab.launchers.aws.machine_account import machine_named, offered_in, vcpu_quotas_of, zone_of
 from loadtest.lab.launchers.aws.machines import (
     GRPC_PORT,
     HTTP_PORT,
@@ -335,15 +335,20 @@ class Ec2:
     async def _run(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Ask for a machine; again, if that is not answered: it may run, and its ClientToken gets the same one.
 
-        Raises: AwsRefused.
+        One that is never answered for is looked for by its name, which is its token: it would run on, and nobody would count
+        it. Raises: AwsRefused.
         """
+        unanswered = False
         for left in range(_UNANSWERED_TRIES, -1, -1):
             try:
                 told = await self._aws.call("ec2", "run_instances", **asked)
                 found: dict[str, Any] = told["Instances"][0]
                 return found
             except AwsRefused as exc:
+                unanswered |= not exc.code
                 if exc.code or not left:
+                    if unanswered and (running := await machine_named(self._aws, asked["ClientToken"])):
+                        return running
                     raise
             await self._aws.pause(_POLL_S)
         raise AssertionError("the last one returns or raises")

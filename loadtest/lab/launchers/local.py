@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -22,7 +23,9 @@ from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 
 STOP_TIMEOUT_S = 15.0
-READY = "gateway ready"
+# Anywhere in what was printed: a model may have left a line open before it.
+READY = re.compile(rb"gateway ready((?: \w+=\S+)+)\n")
+_READY_BYTES = 512  # at most, its addresses included
 
 # Run before the gateway in its own process: pin and be nice before any thread exists, and die with this process (prctl 1 is
 # PR_SET_PDEATHSIG), so that nothing is left behind even if the load test is killed.
@@ -142,11 +145,13 @@ class RunningLocal:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
     async def wait_ready(self) -> None:
-        """Read the ready line. Raises: StartFailed, if the process ends before it."""
+        """Read as far as the ready line. Raises: StartFailed, if the process ends before it."""
         assert self._process.stdout is not None
-        while line := (await self._process.stdout.readline()).decode(errors="replace"):
-            if line.startswith(READY):
-                addresses = dict(part.split("=", 1) for part in line.removeprefix(READY).split())
+        said = b""
+        while piece := await self._process.stdout.read(1 << 16):
+            said += piece
+            if found := READY.search(said):
+                addresses = dict(part.split("=", 1) for part in found[1].decode().split())
                 self.rest = f"http{'s' * self._tls}://{addresses['http']}"
                 self.grpc = addresses.get("grpc", "")
                 if self._tls and self.grpc:
@@ -154,6 +159,7 @@ class RunningLocal:
                 self.usage()
                 self._drained = asyncio.create_task(_drained(self._process.stdout))
                 return
+            said = said[-_READY_BYTES:]
         code = await self._process.wait()
         raise StartFailed(f"ended with code {code} before it was ready{self.last_words()}")
 

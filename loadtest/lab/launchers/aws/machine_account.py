@@ -1,14 +1,20 @@
-"""What an account has to say of machines on EC2 before any is paid for: the subnet's zone, what is to be had there, quotas."""
+"""What an account has to say of machines on EC2.
+
+Before any is paid for: the subnet's zone, what is to be had there, quotas. After a call that was not answered: what it made.
+"""
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from loadtest.errors import UsageError
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 from loadtest.lab.launchers.aws.removal import pages
 from loadtest.question.machine_preflight import VcpuQuota, vcpu_quotas
 
+_LOOKS: Final = 6  # in a minute: EC2 lists a machine some seconds after it has started it
+_LOOK_S: Final = 10.0
 _NO_SUBNET: Final = "InvalidSubnetID.NotFound"
 
 
@@ -52,6 +58,17 @@ async def vcpu_quotas_of(aws: Aws, *, spot: bool) -> list[VcpuQuota] | None:
         return None
     held = [replace(each, used=sum(n for name, n in used.items() if each.holds(name))) for each in quotas]
     return held or None
+
+
+async def machine_named(aws: Aws, name: str) -> dict[str, Any] | None:
+    """One that has just been asked for, by its tag, as EC2 describes it; None: there is none within a minute."""
+    for _ in range(_LOOKS):
+        await aws.pause(_LOOK_S)
+        with suppress(AwsRefused):
+            told = await aws.call("ec2", "describe_instances", Filters=[{"Name": "tag:Name", "Values": [name]}])
+            for held in told["Reservations"]:
+                return dict(held["Instances"][0])
+    return None
 
 
 async def _running(aws: Aws, *, spot: bool) -> Counter[str]:

@@ -217,6 +217,8 @@ class Ingress:
                 except OSError as exc:
                     raise ConfigError(f"server.run_dir: '{directory}': what keys ask cannot be kept: {exc.strerror}") from exc
             self._doors = Doors(access, os.environ, usage)
+            if access.keys is not None:
+                self._beside.append(asyncio.create_task(self._doors.keep_looking()))
         return self._doors
 
     async def drain(self) -> None:

@@ -8,9 +8,12 @@ import numpy as np
 
 from gateway.configuring.guess import Example
 from gateway.edges.grpc_in_memory import InMemoryChannel
+from gateway.edges.grpc_server import GrpcServer
+from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_in_memory import Response, exchange, request_bytes
 from gateway.errors import ConfigError
 from gateway.from_python.hosted import Hosted, Source, configuration, without_listeners
+from gateway.ingress import Ingress
 
 
 class TestClient:
@@ -31,8 +34,8 @@ class TestClient:
         Raises: GatewayError.
         """
         self._hosted = Hosted(without_listeners(configuration(what, example=example)))
-        self._rest = self._hosted.ingress.rest_listener()
-        self.channel = InMemoryChannel(self._hosted, self._hosted.ingress.grpc_listener())
+        self._rest, grpc = self._hosted.run(_listeners(self._hosted.ingress))
+        self.channel = InMemoryChannel(self._hosted, grpc)
         """For stubs: `service_pb2_grpc.GRPCInferenceServiceStub(client.channel)`."""
 
     def get(self, path: str, *, headers: Mapping[str, str] | None = None) -> Response:
@@ -89,6 +92,10 @@ class TestClient:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+async def _listeners(ingress: Ingress) -> tuple[HttpServer, GrpcServer]:
+    return ingress.rest_listener(), ingress.grpc_listener()
 
 
 def _plain(value: object) -> object:

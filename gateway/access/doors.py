@@ -17,7 +17,7 @@ from gateway.documents.faults import ConfigFaults, Fault
 from gateway.documents.lenient import validated
 from gateway.documents.reader import parse, read
 from gateway.errors import ConfigError, GatewayError, Limited, Unauthenticated
-from gateway.process.watched_files import WatchedFiles
+from gateway.process.watched_files import LOOK_S, WatchedFiles
 
 _KEY: Final = re.compile(rf"{PREFIX}[\w-]+")
 _FULL_S: Final = 1.0  # when to try again, where nothing says when a request in flight will be over
@@ -50,18 +50,21 @@ class Doors:
         self._clock = clock
         self._wall_s = wall_s
         files = [section.keys] if section.keys is not None else []
-        # 4096 keys are read for seconds.
-        self._keys = WatchedFiles(files, partial(keys_of, section, environment), name="keys", long=True, clock=clock)
+        self._keys = WatchedFiles(files, partial(keys_of, section, environment), name="keys")
+
+    async def keep_looking(self, every_s: float = LOOK_S) -> None:
+        """At the file of keys, until it is cancelled. Before somebody asks: 4096 keys are read for seconds."""
+        await self._keys.keep_looking(every_s)
 
     def meet(self, visitor: Visitor) -> None:
         """See whose key it shows."""
-        visitor.key = known_key(shown_key(visitor.headers), self._keys.current(), self._wall_s())
+        visitor.key = known_key(shown_key(visitor.headers), self._keys.made, self._wall_s())
 
     def check(self, visitor: Visitor, scope: str, model: str = "") -> None:
         """Whether it may ask that, of a model if one is named. Raises: Unauthenticated, Forbidden."""
         key = visitor.key
         # A stream's next request comes long after it was met: the key may have been taken back, or be over.
-        if isinstance(key, ApiKey) and (self._keys.current().get(key.digest) is not key or key.expired(self._wall_s())):
+        if isinstance(key, ApiKey) and (self._keys.made.get(key.digest) is not key or key.expired(self._wall_s())):
             self.meet(visitor)
         check(visitor.key, scope, model, self._open)
 

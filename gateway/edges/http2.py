@@ -17,6 +17,7 @@ from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
 
 _WRITE_PIECE: Final = 1 << 16  # longer bodies are handed to the transport as they are, not joined
+_STALL_LOOKS: Final = 4  # in body_timeout_s: whoever stops reading is cut off after that and at most a quarter
 _FULL_READ_BYTES: Final = 128 << 10  # there is more behind it, and uvloop would read 32 times before others have their turn
 
 
@@ -107,15 +108,17 @@ class Http2Connection(asyncio.Protocol):
             self._transport.pause_reading()
             self._watch_writing(unread + 1)
 
-    def _watch_writing(self, unread_before: int) -> None:
-        """Cut the connection when its client has taken nothing for as long as it may."""
+    def _watch_writing(self, unread_before: int, looks: int = _STALL_LOOKS) -> None:
+        """Cut the connection when its client has taken nothing for as long as it may. looks: so many that see it are left."""
         if self._transport is None:
             return
         unread = self._transport.get_write_buffer_size()
-        if unread >= unread_before:
-            self._transport.abort()
+        looks = looks - 1 if unread >= unread_before else _STALL_LOOKS
+        if looks:
+            after_s = self._body_timeout_s / _STALL_LOOKS
+            self._write_timer = self._loop.call_later(after_s, self._watch_writing, unread, looks)
         else:
-            self._write_timer = self._loop.call_later(self._body_timeout_s, self._watch_writing, unread)
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         if self._write_timer is not None:

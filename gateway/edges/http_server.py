@@ -41,6 +41,7 @@ _LINGER_S: Final = 1.0
 _REFUSED_AT_ONCE: Final = 256  # connections above the limit that are being told so
 _DRAIN_IDLE_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
+_STALL_LOOKS: Final = 4  # in body_timeout_s: whoever stops reading is cut off after that and at most a quarter
 
 
 def last_words_s(timeout_s: float) -> float:
@@ -396,19 +397,21 @@ class HttpConnection(asyncio.BufferedProtocol):
         )
         http.refuse(408, f"the {what} of the request did not arrive within {limit:g} s (server.limits.{key})")
 
-    def _watch_writing(self) -> None:
-        """Look in body_timeout_s whether the client has taken any of its answers. (No timer per answer.)"""
+    def _watch_writing(self, looks: int = _STALL_LOOKS) -> None:
+        """Look whether the client takes any of its answers. (No timer per answer.) looks: so many that see nothing are left."""
         taken_bytes = self._written_bytes - self.unsent
-        self._stall_timer = self._loop.call_later(self._limits.body_timeout_s, self._check_writing, taken_bytes)
+        after_s = self._limits.body_timeout_s / _STALL_LOOKS
+        self._stall_timer = self._loop.call_later(after_s, self._check_writing, taken_bytes, looks)
 
-    def _check_writing(self, taken_bytes: int) -> None:
+    def _check_writing(self, taken_bytes: int, looks: int) -> None:
         """Cut off a client that has taken nothing for body_timeout_s of what waits for it."""
         self._stall_timer = None
         if unsent := self.unsent:
-            if self._written_bytes - unsent == taken_bytes:
-                self.abort()
+            looks = looks - 1 if self._written_bytes - unsent == taken_bytes else _STALL_LOOKS
+            if looks:
+                self._watch_writing(looks)
             else:
-                self._watch_writing()
+                self.abort()
 
     def _check_idle(self) -> None:
         """Close if nothing happened for idle_timeout_s, else look again when that may be so. (No timer per request.)"""

@@ -130,7 +130,7 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone
         log.warning("%s: not probed: %s", name, fault)
         return
-    if not well and any(-1 in tensor.shape[1:] and not tensor.optional for tensor in spec.inputs):
+    if not well and any(-1 in tensor.shape[1:] and tensor.name in request.inputs for tensor in spec.inputs):
         log.warning("%s: not probed: made-up inputs fail: %s (%s; all is well if others do not)%s", name, fault, tried, way)
         return
     unless = f"({tried}; all is well if only such made-up inputs are refused)"
@@ -138,10 +138,12 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
 
 
 def _request(spec: ModelSpec, ragged: Ragged | None, rows: int, length: int, side: int) -> InferRequest:
+    # Nobody can ask rows with no input.
+    every = spec.max_rows and all(tensor.optional for tensor in spec.inputs)
     inputs = {
         tensor.name: _input(tensor, rows if spec.max_rows else 0, length if ragged and tensor.name in ragged.pad else 1, side)
         for tensor in spec.inputs
-        if not tensor.optional
+        if every or not tensor.optional
     }
     for name in ragged.text if ragged and length > 1 else ():
         if name in inputs:

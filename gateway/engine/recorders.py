@@ -126,8 +126,10 @@ class LaneMetrics:
         self._log_reasons.append(batch.reason)
         expected_ns = batch.expected_ns
         if failed:
-            expected_ns = 0
-            self._failed += not isinstance(execution.error, Cancelled)
+            cancelled = isinstance(execution.error, Cancelled)
+            if not cancelled or execution.first_part_ns is None:
+                expected_ns = 0
+            self._failed += not cancelled
             self._rows_failed += batch.rows
         started_ns, finished_ns = execution.started_ns, execution.finished_ns
         at = self._logged

@@ -1,9 +1,9 @@
 """What is made of files, and made anew when they change.
 
-Nobody waits for a change: who asks looks at the files, at most once a second. Files that cannot be used change nothing. A file
-whose neighbour is still to come is no fault yet: so the log tells of a fault only when a later look finds the same.
-
-What takes long to make is made beside the event loop, and counts once it is there.
+Either who asks looks at the files, at most once a second, and is given what they say now; or, as what takes long to make is
+made beside the event loop and counts once it is there, they are looked at all the time. Files that cannot be used change
+nothing. A file whose neighbour is still to come is no fault yet: so the log tells of a fault only when a later look finds the
+same.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Final, Generic, TypeVar
 from gateway.errors import ConfigError
 from gateway.turns import beside
 
-_LOOK_NS: Final = 1_000_000_000
+LOOK_S: Final = 1.0
 _State = tuple[tuple[int, ...] | None, ...]
 Made = TypeVar("Made")
 
@@ -24,64 +24,62 @@ log = logging.getLogger(__name__)
 
 
 class WatchedFiles(Generic[Made]):
-    """See the module. On one thread."""
+    """See the module: `current`, or `keep_looking` and `made`. On one thread.
+
+    made: of the files as they were when they were looked at last, or before they could not be used.
+    """
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        make: Callable[[], Made],
-        *,
-        name: str,
-        long: bool = False,
-        clock: Callable[[], int] = time.monotonic_ns,
+        self, paths: Sequence[str], make: Callable[[], Made], *, name: str, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        """make: reads the files; raises ConfigError, as this does then. long: it may take long. name: of them, for the log."""
+        """make: reads the files; raises ConfigError, as this does then. name: of them, for the log."""
         self._paths = paths
         self._make = make
         self._name = name
         self._clock = clock
         self._seen = self._state()
-        self._made = make()
-        self._next_look_ns = clock() + _LOOK_NS
+        self.made = make()
+        self._next_look_ns = clock() + round(LOOK_S * 1e9)
         self._faulty: _State | None = None
         self._told = False  # of these faulty files
-        self._long = long
-        self._making: asyncio.Future[Made] | None = None
 
     def current(self) -> Made:
         """What the files say now, or said before they could not be used."""
         now_ns = self._clock()
         if now_ns >= self._next_look_ns:
-            self._next_look_ns = now_ns + _LOOK_NS
-            self._look()
-        return self._made
+            self._next_look_ns = now_ns + round(LOOK_S * 1e9)
+            state = self._changed()
+            if state is not None:
+                self._take(state, self._make)
+        return self.made
 
-    def _look(self) -> None:
-        if self._making is not None:
-            return
+    async def keep_looking(self, every_s: float = LOOK_S) -> None:
+        """Until it is cancelled. Files that have changed are read on a thread."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                state = self._changed()
+                if state is not None:
+                    making = asyncio.get_running_loop().run_in_executor(None, beside, self._make)
+                    await asyncio.wait((making,))
+                    self._take(state, making.result)
+            except Exception:  # no thread can be started, say: it is looked at again
+                log.exception("the %s of before count", self._name)
+
+    def _changed(self) -> _State | None:
+        """What the files are now; None: as they were, or as the log has told of."""
         state = self._state()
         if state == self._seen:
             self._faulty = None
-            return
-        known = state == self._faulty
-        if known and self._told:
-            return
-        if self._long:
-            try:
-                self._making = asyncio.get_running_loop().run_in_executor(None, beside, self._make)
-            except RuntimeError:  # no thread can be started: it is looked at again
-                return
-        self._faulty, self._told = state, known
-        if self._making is not None:
-            self._making.add_done_callback(lambda making: self._take(making.result, state, known))
-        else:
-            self._take(self._make, state, known)
+        elif state != self._faulty or not self._told:
+            return state
+        return None
 
-    def _take(self, make: Callable[[], Made], state: _State, known: bool) -> None:
-        """known: these files were found faulty before."""
-        self._making = None
+    def _take(self, state: _State, make: Callable[[], Made]) -> None:
+        known = state == self._faulty
+        self._faulty, self._told = state, known
         try:
-            self._made = make()
+            self.made = make()
         except (ConfigError, OSError) as exc:  # a file that has just gone
             if known:
                 said = exc.message if isinstance(exc, ConfigError) else str(exc)

@@ -52,7 +52,7 @@ def visitor(name: str) -> Visits:
 
 
 class Time:
-    """now_ns: two seconds later at each look, so that files are looked at; wall_s: as it is set."""
+    """now_ns: two seconds later at each look; wall_s: as it is set."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -67,7 +67,10 @@ def doors(section: AccessSection, time: Time, environment: Mapping[str, str] | N
     return Doors(section, environment or {}, None, time.monotonic, lambda: time.wall_s)
 
 
-def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(tmp_path: Path) -> None:
+def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gateway.process.watched_files")
     path, time = tmp_path / "keys.yaml", Time()
     path.write_text(lines({"a": "{}"}))
     asked = doors(AccessSection(keys=str(path)), time)
@@ -79,24 +82,23 @@ def test_a_key_counts_from_when_it_is_written_until_it_is_taken_back_or_expires(
         asked.check(b, INFER, "m")
     path.write_text(lines({"b": "{expires: 1970-01-02}"}))
 
-    def known() -> bool:
-        asked.meet(b)
-        return isinstance(b.key, ApiKey)
-
-    asyncio.run(until(known))
-    asked.check(b, INFER, "m")
+    asyncio.run(looking(asked, lambda: bool(caplog.records)))  # nobody asks meanwhile
     with pytest.raises(Unauthenticated, match="none that is known"):  # in the middle of a stream, say
         asked.check(a, INFER, "m")
+    asked.meet(b)
+    asked.check(b, INFER, "m")
     time.wall_s = 86_400.0
     with pytest.raises(Unauthenticated, match="expired"):
         asked.check(b, INFER, "m")
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def looking(asked: Doors, until: Callable[[], bool]) -> None:
     """A file is read on a thread, and counts in a turn of the loop behind that."""
+    task = asyncio.create_task(asked.keep_looking(0.001))
     async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # what is waited for is a file, no event
+        while not until():  # noqa: ASYNC110  # what is waited for is a file, no event
             await asyncio.sleep(0.001)
+    task.cancel()
 
 
 @pytest.mark.parametrize("text", ["keys: [{name: a, hash: gwk_the-key-itself}]", "keys:", "", None], ids=str)
@@ -118,7 +120,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, caplog: pyte
         rounds += bool(caplog.records)
         return rounds == 5
 
-    asyncio.run(until(told))
+    asyncio.run(looking(asked, told))
     (record,) = caplog.records
     assert "keys.yaml" in record.message
     assert "gwk_" not in record.message
@@ -138,7 +140,7 @@ def test_a_file_of_keys_is_read_beside_the_loop(tmp_path: Path, monkeypatch: pyt
         asked.meet(who)
         return isinstance(who.key, ApiKey)
 
-    asyncio.run(until(known))
+    asyncio.run(looking(asked, known))
     assert len(pauses) > 10
     assert threading.get_ident() not in pauses
 
@@ -312,6 +314,20 @@ def test_what_does_not_exist_names_no_model_to_whom_it_is_none_of_business(clien
             assert answer.status_code in ((401,) if name is None else (403, 404)), answer.text
             assert "other" not in answer.text
     assert "other" in client.post("/v2/models/nobody/infer", json=INPUT, headers=bearer("all")).text
+
+
+@pytest.mark.slow
+def test_a_key_that_was_taken_out_is_refused_though_nobody_has_asked_since(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, read_again = tmp_path / "keys.yaml", threading.Event()
+    caplog.set_level("INFO", "gateway.process.watched_files")
+    caplog.handler.addFilter(lambda record: "read again" not in record.getMessage() or not read_again.set())
+    with gateway.TestClient(configuration(path)) as client:
+        assert client.post(f"{M}/infer", json=INPUT, headers=bearer("all")).status_code == 200
+        path.write_text(lines({"mine": "{}"}))
+        assert read_again.wait(30)
+        assert client.post(f"{M}/infer", json=INPUT, headers=bearer("all")).status_code == 401
 
 
 def test_a_key_may_come_in_a_header_of_its_own(client: gateway.TestClient) -> None:

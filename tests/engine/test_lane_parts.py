@@ -88,9 +88,12 @@ class Bench:
         return request
 
     def dropped(self) -> float:
+        return self.counted("gateway_dropped_outputs_total")
+
+    def counted(self, name: str) -> float:
         self.metrics.flush()
         _, text = self.metrics.expose()
-        found = re.findall(r"^gateway_dropped_outputs_total{.*} (\S+)$", text.decode(), re.MULTILINE)
+        found = re.findall(rf"^{name}{{.*}} (\S+)$", text.decode(), re.MULTILINE)
         return sum(map(float, found))
 
 
@@ -325,5 +328,23 @@ def test_a_client_that_leaves_after_a_part_says_nothing_bad_of_the_backend() -> 
         await pass_ms(5)
         assert watch.gave_up == 0
         assert [failed for _, failed in watch.ended] == [False]
+
+    simulate(main)
+
+
+def test_an_answer_that_was_cancelled_after_a_part_is_no_row_inferred_with_success() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench, client, whole = Bench(clock, parts=20), Client(), Client()
+        bench.ask(whole)
+        await pass_ms(50)
+        bench.ask(client)
+        await pass_ms(5)
+        assert client.parts
+        client.place.cancel()
+        await pass_ms(50)
+        assert whole.end is None
+        assert bench.counted("gateway_executions_total") == 2
+        assert bench.counted("gateway_rows_total") == 1
+        assert bench.counted("gateway_failed_executions_total") == 0
 
     simulate(main)

@@ -119,6 +119,19 @@ def test_a_model_that_insists_on_its_content_is_served(tmp_path: Path, caplog: p
     assert "all is well if only such made-up inputs are refused" in caplog.text
 
 
+def test_a_model_whose_inputs_are_all_optional_is_tried_with_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    optional = "inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 16], optional: true}]"
+    outputs = "outputs: [{name: OUTPUT0, datatype: FP32, shape: [-1, 16]}]"
+    text = models(tmp_path, "return {'OUTPUT0': x}").replace("max_rows: 8", f"max_rows: 8, {optional}, {outputs}")
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path):
+            pass
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 IMAGES = """
 import numpy as np
 

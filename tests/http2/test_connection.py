@@ -153,11 +153,12 @@ async def test_a_client_that_takes_its_answers_slowly_but_steadily_keeps_its_con
     connection, wire = connected(Limits(body_timeout_s=60))
     wire.unread = 100_000_000
     connection.pause_writing()
-    for _ in range(150):
+    for _ in range(151):
         await asyncio.sleep(1)
         wire.unread -= 640_000
+    await asyncio.sleep(59)
     assert not wire.closed
-    await asyncio.sleep(130)
+    await asyncio.sleep(17)  # it is looked at four times in 60 s
     assert wire.closed
 
 

@@ -5,11 +5,15 @@ import gzip
 import os
 import socket
 import time
+from typing import Any
 
 import pytest
 
+from gateway.config import Limits
+from gateway.edges.http_server import HttpConnection, HttpServer
 from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Client, Holder, Served, digest, echo, get, post, serving
+from tests.simulation import SimulatedClock, run_simulated
 
 
 def assert_unharmed(served: Served) -> None:
@@ -193,6 +197,49 @@ def test_a_client_that_leaves_a_little_of_its_answers_is_cut_off(last: bool) -> 
         if last:
             served.call(lambda: [exchange.respond(200) for exchange in holder.held if exchange.head is None])
         served.wait_for(lambda: not served.server.connections)
+
+
+class Unread(asyncio.Transport):
+    """unread: bytes that were written and not taken."""
+
+    unread = 0
+    aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def write(self, data: Any) -> None:
+        self.unread += len(data)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_client_that_stops_reading_is_cut_off_in_time_from_then_on() -> None:
+    def answer(exchange: Exchange) -> None:
+        exchange.respond(200, b"x" * 10_000)
+
+    async def main(clock: SimulatedClock) -> None:
+        server, wire = HttpServer(answer, Limits(body_timeout_s=60)), Unread()
+        connection = HttpConnection(server, asyncio.get_running_loop())
+        connection.connection_made(wire)
+        connection.get_buffer(-1)[: len(get())] = get()
+        connection.buffer_updated(len(get()))
+        for _ in range(151):
+            await asyncio.sleep(1)
+            wire.unread -= 10
+        await asyncio.sleep(59)
+        assert not wire.aborted
+        await asyncio.sleep(17)  # it is looked at four times in 60 s
+        assert wire.aborted
+        connection.connection_lost(None)
+
+    run_simulated(main)
 
 
 @pytest.mark.slow

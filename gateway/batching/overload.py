@@ -5,8 +5,10 @@ larger r, the more of it is in time whatever luck its run has, but the fewer row
 luck that batches had: of the margins r that were seen, with the largest n that each lets be collected or the next size, which
 is then not full, the one with most rows in time per worker time. While more comes than that, an arrival that finds all workers
 busy is refused at once if those that wait fill the batches that could be in time for it, or if the next comes too late for it
-(`missing_ns`). Who is let in by that may still be shed, as the batches that run are taken to be lucky. That the next batch may
-be smaller, as fewer come than are planned for, is not counted on: who was let in for that was mostly shed, and nobody gained.
+(`missing_ns`). Who is let in by that may still be shed, as the batches that run are taken to be lucky. While little more comes
+than can be served, one may wait who has no place: some go in a larger batch than was planned, and few are shed. That the next
+batch may be smaller, as fewer come than are planned for, is not counted on: who was let in for that was mostly shed, and nobody
+gained.
 """
 
 from bisect import bisect_left
@@ -82,13 +84,14 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
-    busy = curve.luck[min(_MEDIAN, int(_CHOOSY * log2(crowd)))]
+    choosy = min(_MEDIAN, int(_CHOOSY * log2(crowd)))
     pace = Expected(curve, level, planned.margin)
     full_ns = curve.shape[planned.at] * level
     return Outlook(
         workers=workers,
         rows=rows,
-        busy=busy,
+        spare=0 if choosy else 1,
+        busy=curve.luck[choosy],
         full_ns=full_ns,
         due_ns=planned.margin * full_ns,
         least_ns=planned.margin * curve.shape[curve.at(max(1, int(rows - sqrt(rows))))] * level,
@@ -118,7 +121,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, deadline_ns, now_ns)
     rows, busy, due_ns = ahead.rows, ahead.busy, ahead.due_ns
-    waiting = state.rows
+    waiting = state.rows - ahead.spare
     if len(running) == 1:  # in the shortest way: it is asked for each that is refused
         (batch,) = running
         free = [batch.closed_ns + busy * batch.expected_ns]

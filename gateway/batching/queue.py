@@ -101,13 +101,14 @@ class Expected(NamedTuple):
 class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
 
-    workers: that are alive. rows: of a batch. busy: share of its expected time that one that runs takes at the least.
-    full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that must start; least_ns: the same of
-    one that may be smaller. together: whether all queues stand in one line.
+    workers: that are alive. rows: of a batch. spare: that may wait beyond whole batches. busy: share of its expected time that
+    one that runs takes at the least. full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that
+    must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line.
     """
 
     workers: int
     rows: int
+    spare: int
     busy: float
     full_ns: float
     due_ns: float

@@ -35,9 +35,9 @@ def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Itera
 
 
 def _asked_for(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Of the file's tensors those that are listed; all where none are."""
+    """Of the file's tensors those that are listed; all where none of them is."""
     names = [tensor.name for tensor in dict(wanted.tensors)[key] if tensor.name is not NOT_KNOWN]
-    return tuple(tensor for tensor in found if not names or tensor.name in names)
+    return tuple(tensor for tensor in found if tensor.name in names) or found
 
 
 def unlike_file(wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:

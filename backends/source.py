@@ -1,13 +1,11 @@
 """Code that a configuration names: `module:name`, or `path/to/file.py:name` for a file that is in no package.
 
-The folder of such a file is put at the end of the import path, so that it finds its neighbours; nothing that is installed, nor
-the gateway itself, is hidden by one.
+Such a file finds its neighbours: `model_folders`.
 """
 
 import difflib
 import hashlib
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -20,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, Tensors, words_of
+from backends.model_folders import put_on_path
 from backends.regular_file import ABSENT, special
 
 
@@ -168,8 +167,7 @@ def _module_of_file(path: Path) -> ModuleType:
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    put_on_path(path.parent)
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -203,13 +201,3 @@ def example_of(model: str, code: Any) -> Tensors | None:
     if found is not None and not isinstance(found, Mapping):
         raise LoadFailed(f"{model}: `example`: expected a dict of one array for each input, got {type(found).__name__}")
     return None if found is None else dict(found)
-
-
-def forget_code(folder: Path) -> None:
-    """What was imported from a folder is imported anew when it is asked for; nothing in this process runs it any more."""
-    within = str(folder.resolve()) + os.sep
-    for path in [path for path in sys.path if (path + os.sep).startswith(within)]:
-        sys.path.remove(path)
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(within):
-            del sys.modules[name]

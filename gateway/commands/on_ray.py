@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 from typing import Final
 
+from backends.model_folders import path_without
 from gateway.config import Config
 from gateway.errors import ConfigError
 from gateway.process.announcement import announcer
@@ -29,8 +30,8 @@ def serve_on_ray(config: Config, speech: Speech) -> int:
         raise ConfigError("Ray is not installed: install `ray[serve]`, or have one plain process with --no-ray")
     _check_address(config)
     # The path is handed on, as whoever started us has it; -P: without the working directory, which may hold anything.
-    env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    work = pickle.dumps((os.getpid(), sys.path, os.environ.get(_PATH), config, speech))
+    env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in path_without())}
+    work = pickle.dumps((os.getpid(), path_without(), os.environ.get(_PATH), config, speech))
     command = [sys.executable, "-P", "-m", "gateway.commands.on_ray"]
     return supervise(command, work, drain_timeout_s=config.server.drain_timeout_s, env=env)
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from backends.model_folders import path_without
 from gateway.commands.one_process import Beside, run
 from gateway.config import Config
 from gateway.process.announcement import announcer
@@ -53,7 +54,7 @@ def serve_side_by_side(config: Config, speech: Speech, run_dir: Path) -> int:
         config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
         work = _Work(
             parent=os.getpid(),
-            modules=sys.path,
+            modules=path_without(),
             path=os.environ.get(_PATH),
             config=config,
             speech=speech,
@@ -74,7 +75,7 @@ def _begin(work: _Work, bound: Bound, tell: int, first: bool) -> "subprocess.Pop
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.DEVNULL,  # which is for who is told that all is ready
         pass_fds=[tell, *(number for each in numbers.values() for number in each)],
-        env=os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in path_without())},
         start_new_session=True,  # Ctrl-C is for who began it
     )
     assert child.stdin is not None

@@ -25,7 +25,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from backends.base import LoadFailed
-from backends.source import forget_code, is_source
+from backends.model_folders import forget_code
+from backends.source import is_source
 from gateway.config import Backend, ModelSection
 from gateway.config.fields import LONGEST_NAME, is_name
 from gateway.config.multi_model import MultiModelSection

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from backends.model_folders import path_without
 from gateway.process import lifeline as lifelines
 from gateway.wire.tensors import Buffer
 
@@ -59,7 +60,7 @@ class Child:
         lifeline, self._lifeline = os.pipe()
         try:
             # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
-            env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in path_without())}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline)],
                 pass_fds=[theirs.fileno(), lifeline],

@@ -11,7 +11,8 @@ import pytest
 
 import backends
 from backends.base import LoadFailed
-from backends.source import forget_code, load_object
+from backends.model_folders import forget_code
+from backends.source import load_object
 from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.configuring.check import check

@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-from backends.source import forget_code, load_object
+from backends.model_folders import forget_code
+from backends.source import load_object
 
 
 def test_code_that_is_forgotten_is_imported_anew_with_its_neighbours(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""The folders in which models have their code, and whose helper a name means.
+
+Such a folder is put at the end of the import path, so that the code finds its neighbours; nothing that is installed, nor the
+gateway itself, is hidden by one. Python keeps one module for each name: of two models that both have a `helper.py` beside
+their code, the second would compute with the helper of the first. So where two folders have a name in common, `import` looks
+at who asks, and gives code what its own folder has. The first folder on the path keeps the plain name in `sys.modules`, as if
+it were alone; a module of another is in a package that stands for its folder, such as `code_0123abcd.helper`.
+
+That holds whenever `import` runs, within a request as well. It cannot hold for who imports in the name of that code and takes
+what `sys.modules` then has, as pickle does: that is refused. `importlib.import_module` is not seen; it finds the first.
+"""
+
+import builtins
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final
+
+_lock: Final = threading.Lock()
+_packages: Final[dict[str, str]] = {}  # what stands for a folder, by the folder
+_names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
+_shared: set[str] = set()  # the names that several folders have
+_put: Final[set[str]] = set()  # the folders that were not on the import path before
+_plain: Callable[..., ModuleType] = builtins.__import__  # what was there before `_import`
+_looks = False  # whether that is there
+
+
+def put_on_path(folder: Path) -> None:
+    """Let the code in a folder find its neighbours, whatever other folders have."""
+    place = str(folder)
+    try:
+        names = frozenset(entry.partition(".")[0] for entry in os.listdir(place))
+    except OSError:  # Python finds nothing there either
+        names = frozenset()
+    with _lock:
+        if place not in sys.path:
+            sys.path.append(place)
+            _put.add(place)
+        if place not in _packages:
+            package = f"code_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+            spec = ModuleSpec(package, None, is_package=True)
+            spec.submodule_search_locations = [os.path.join(place, "")]  # so that `_home` is the folder itself
+            sys.modules[package] = module_from_spec(spec)
+            _packages[place] = package
+        _names[place] = names
+        _share()
+
+
+def forget_code(folder: Path) -> None:
+    """What was imported from a folder is imported anew when it is asked for; nothing in this process runs it any more."""
+    within = str(folder.resolve()) + os.sep
+    with _lock:
+        sys.path[:] = [path for path in sys.path if not (path + os.sep).startswith(within)]
+        modules = [(name, _place(module)) for name, module in list(sys.modules.items())]  # parents are needed to tell
+        for name in [name for name, place in modules if place.startswith(within)]:
+            del sys.modules[name]
+        for place in [place for place in _packages if (place + os.sep).startswith(within)]:
+            sys.modules.pop(_packages.pop(place), None)
+            del _names[place]
+            _put.discard(place)
+        _share()
+
+
+def path_without() -> list[str]:
+    """The import path without these folders, for a process that puts its own there: handed on, they would seem installed."""
+    return [path for path in sys.path if path not in _put]
+
+
+def _share() -> None:
+    """Have `import` look at who asks once there is a name that several folders have."""
+    global _plain, _shared, _looks
+    seen: set[str] = set()
+    shared: set[str] = set()
+    for names in _names.values():
+        shared |= names & seen
+        seen |= names
+    _shared = shared
+    if shared and not _looks:
+        _plain, builtins.__import__, _looks = builtins.__import__, _import, True
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    top = name.partition(".")[0]
+    if level or top not in _shared:
+        return _plain(name, globals, locals, fromlist, level)
+    frame = sys._getframe(1)
+    own = _folder_of(frame.f_globals if globals is None else globals)
+    if (asks := own or _asking(frame)) is None:
+        return _plain(name, globals, locals, fromlist, level)
+    # Whether who calls takes what `sys.modules` has, and not what it is given here: C code, and pickle's Python code.
+    if fromlist == [] or (globals is None and own is None):
+        if other := _other_of(top, asks):
+            raise ImportError(
+                f"{name!r} is asked for by its name, as pickle does, for the code in {asks}, which has its own; in this "
+                f"process the name is of that in {other}: rename one, or set `isolation: process` for one of the models",
+                name=name,
+            )
+        return _plain(name, globals, locals, fromlist, level)
+    package = _packages[asks]
+    if f"{package}.{top}" not in sys.modules and not _other_of(top, asks):
+        return _plain(name, globals, locals, fromlist, level)
+    found = _plain(f"{package}.{name}", globals, locals, fromlist, 0)
+    return found if fromlist else sys.modules[f"{package}.{top}"]
+
+
+def _folder_of(module: Mapping[str, Any]) -> str | None:
+    """The folder of models' code that a module is from, by its globals."""
+    top = str(module.get("__name__")).partition(".")[0]
+    home = _home(getattr(sys.modules.get(top), "__spec__", None))
+    return home if home in _packages else None
+
+
+def _asking(frame: FrameType | None) -> str | None:
+    """The folder of the innermost code of a model that runs in this thread."""
+    while frame is not None and (folder := _folder_of(frame.f_globals)) is None:
+        frame = frame.f_back
+    return None if frame is None else folder
+
+
+def _other_of(top: str, folder: str) -> str:
+    """The folder that has the plain name of what this folder has too; empty: it is for this one, or is something installed."""
+    try:
+        home = _home(find_spec(top))
+    except ValueError:  # it was made without a file
+        return ""
+    if home == folder or home not in _packages or PathFinder.find_spec(top, [folder]) is None:
+        return ""
+    return home
+
+
+def _home(spec: ModuleSpec | None) -> str:
+    """The folder in which a module or package lies; empty: it is in none."""
+    try:
+        places = getattr(spec, "submodule_search_locations", None) or [getattr(spec, "origin", None)]
+        return os.path.dirname(str(next(iter(places)) or ""))
+    except KeyError:  # a package without a file looks for its parent, which is gone
+        return ""
+
+
+def _place(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or os.path.join(_home(getattr(module, "__spec__", None)), "")

@@ -1,0 +1,263 @@
+"""Models of one process that have files of the same names beside their code: each computes with its own."""
+
+import inspect
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import LoadFailed, ModelSpec, TensorSpec
+from backends.model_folders import forget_code, path_without
+from backends.source import load_object, made_from
+from gateway.engine.session_process import ProcessModel
+
+FLOAT = ModelSpec("", (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), 4)
+ONE = {"x": np.ones((1, 1), np.float32)}
+
+CLASS = """
+import helper
+class Model:
+    inputs, outputs = [("x", "FP32", (-1, 1))], [("y", "FP32", (-1, 1))]
+    def predict(self, arrays):
+        import late
+        return {"y": arrays["x"] * helper.K + late.K}
+"""
+TRITON = """
+import triton_python_backend_utils as pb_utils
+import helper
+class TritonPythonModel:
+    def execute(self, requests):
+        import late
+        given = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x * helper.K + late.K)]) for x in given]
+"""
+TORCH = """
+import torch
+from helper import K
+class Net(torch.nn.Module):
+    def forward(self, x):
+        import late
+        return x * K + late.K
+"""
+FUNCTION = """
+import numpy as np, numpy.typing as npt
+from typing import Annotated
+import helper
+Rows = Annotated[npt.NDArray[np.float32], (-1, 1)]
+def predict(x: Rows) -> Rows:
+    import late
+    return x * helper.K + late.K
+"""
+HANDLERS = """
+from helper import K
+def model_fn(model_dir): return K
+def input_fn(body, content_type): return float(body)
+def predict_fn(data, model):
+    import late
+    return data * model + late.K
+def output_fn(prediction, accept): return str(prediction)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    forget_code(tmp_path)
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def two(folder: Path, files: Callable[[str], dict[str, str]]) -> list[Path]:
+    return [write(folder / each / "1", files(each)) for each in "ab"]
+
+
+def run(model: str, spec: ModelSpec | None = None) -> float:
+    session = backends.load("python", {"model": model}, spec).open_session(0)
+    try:
+        (answer,) = session.run(ONE, {}).values()
+        return float(answer.item())
+    finally:
+        session.close()
+
+
+def read_and_run(model: str) -> float:
+    backends.read("python", model)
+    return run(model)
+
+
+def handled(model: str) -> float:
+    session = backends.load("python", {"model": model}, ModelSpec("", (), (), 0)).open_session(0)
+    given = {"body": b"1", "content_type": b"text/plain", "accept": b""}
+    return float(session.run({name: np.array([value], object) for name, value in given.items()}, {})["body"].item())
+
+
+def built(model: str) -> float:
+    import torch
+
+    return float(made_from(model, {}, key="build.options")(torch.ones(1, 1)).item())
+
+
+WAYS: dict[str, tuple[str, str, Callable[[str], float]]] = {
+    "class": (CLASS, "Model", run),
+    "function": (FUNCTION, "predict", read_and_run),
+    "triton": (TRITON, "TritonPythonModel", lambda model: run(model, FLOAT)),
+    "sagemaker": (HANDLERS, "SageMakerHandlers", handled),
+    "torch": (TORCH, "Net", built),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_models_with_helpers_of_one_name_compute_with_their_own(folder: Path, way: str) -> None:
+    code, name, answer = WAYS[way]
+    values = {"a": (2, 10), "b": (3, 20)}
+    made = two(folder, lambda of: {"m.py": code, "helper.py": f"K = {values[of][0]}", "late.py": f"K = {values[of][1]}"})
+    assert [answer(f"{each}/m.py:{name}") for each in made] == [12, 23]  # 1 * 2 + 10, 1 * 3 + 20
+    assert [answer(f"{each}/m.py:{name}") for each in reversed(made)] == [23, 12]
+
+
+def test_a_process_of_its_own_is_told_nothing_of_other_models_folders(folder: Path) -> None:
+    made = two(folder, lambda of: {"m.py": CLASS, "helper.py": f"K = {ord(of)}", "late.py": "K = 0"})
+    assert run(f"{made[0]}/m.py:Model") == ord("a")
+    assert str(made[0]) in sys.path
+    assert str(made[0]) not in path_without()
+    model = ProcessModel("python", {"model": f"{made[1]}/m.py:Model"}, FLOAT)
+    session = model.open_session(0)
+    try:
+        assert session.run(ONE, {})["y"].item() == ord("b")
+    finally:
+        session.close()
+
+
+def packaged(of: str) -> dict[str, str]:
+    return {
+        "m.py": (
+            "import parts.sub.core, parts.sub.core as core\nfrom parts import near\nfrom parts.sub import core as other\n"
+            "import loose.leaf\nfrom one import ONE\n"
+            "SEEN = [parts.sub.core.K, core.K, other.K, near.K, loose.leaf.K, ONE]\n"
+        ),
+        "parts/__init__.py": "",
+        "parts/near.py": "from .sub import core\nfrom . import sub\nK = core.K",
+        "parts/sub/__init__.py": "from .core import K",
+        "parts/sub/core.py": "import leaf\nfrom ..value import K",
+        "parts/value.py": f"K = {of!r}",
+        "leaf.py": "",
+        "loose/leaf.py": f"K = {of!r}",
+        "one.py": f"import other\nONE = {of!r}\ndef both(): return other.TWO + ONE",
+        "other.py": "import one\nTWO = 'x'\ndef both(): return one.ONE",
+    }
+
+
+def test_packages_relative_imports_and_circles_are_those_of_the_folder(folder: Path) -> None:
+    made = two(folder, packaged)
+    assert [load_object(f"{each}/m.py:SEEN") for each in made] == [["a"] * 6, ["b"] * 6]
+
+
+def test_code_of_one_folder_shares_its_modules(folder: Path) -> None:
+    made = two(folder, lambda of: {"m.py": "import helper", "n.py": "import helper", "helper.py": ""})
+    for each in made:
+        assert load_object(f"{each}/m.py:helper") is load_object(f"{each}/n.py:helper")
+    assert load_object(f"{made[0]}/m.py:helper") is sys.modules["helper"]
+
+
+def test_what_is_installed_hides_a_helper(folder: Path) -> None:
+    made = two(folder, lambda of: {"m.py": "import json, numpy", "json.py": "", "numpy/__init__.py": ""})
+    assert [load_object(f"{each}/m.py:numpy") for each in made] == [np, np]
+    assert load_object(f"{made[1]}/m.py:json").loads("1") == 1
+
+
+def test_a_folder_without_the_helper_has_none(folder: Path) -> None:
+    made = two(folder, lambda of: {"m.py": "import nowhere_to_be_found", "helper.py": ""})
+    for each in made:
+        with pytest.raises(LoadFailed, match="No module named 'nowhere_to_be_found'"):
+            load_object(f"{each}/m.py:helper")
+
+
+def test_threads_that_import_at_once_get_their_own(folder: Path) -> None:
+    code = "def late():\n    import helper\n    return helper.K"
+    made = two(folder, lambda of: {"m.py": code, "helper.py": f"import runs\nK = {of!r}", "runs.py": "COUNT = []"})
+    functions = [load_object(f"{each}/m.py:late") for each in made] * 4
+    together = threading.Barrier(len(functions))
+
+    def asked(late: Callable[[], str]) -> str:
+        together.wait()
+        return late()
+
+    with ThreadPoolExecutor(len(functions)) as pool:
+        assert list(pool.map(asked, functions)) == ["a", "b"] * 4
+
+
+@pytest.mark.parametrize("unpickler", ["pickle.load", "pickle._Unpickler"])
+def test_a_pickle_finds_the_class_of_the_first_and_is_refused_to_others(folder: Path, unpickler: str) -> None:
+    call = "pickle.load(file)" if unpickler == "pickle.load" else "pickle._Unpickler(file).load()"
+    code = f"import pickle\nfrom helper import Kept\ndef load(path):\n    with open(path, 'rb') as file:\n        return {call}"
+    made = two(folder, lambda of: {"m.py": code, "helper.py": "class Kept: pass"})
+    first, second = (load_object(f"{each}/m.py:load") for each in made)
+    kept: list[type[Any]] = [load_object(f"{each}/m.py:Kept") for each in made]
+    (folder / "kept").write_bytes(pickle.dumps(kept[0]()))
+    assert type(first(folder / "kept")) is kept[0] is not kept[1]
+    with pytest.raises(ImportError, match=r"'helper' is asked for by its name.*/b/1.*/a/1.*isolation: process"):
+        second(folder / "kept")
+    assert type(pickle.loads(pickle.dumps(kept[1]()))) is kept[1]  # noqa: S301  # our own, by the name that it has in this process
+
+
+def test_a_helper_shows_its_lines(folder: Path) -> None:
+    helper = "def fail():\n    raise ValueError('told')\n"
+    made = two(folder, lambda of: {"m.py": "from helper import fail", "helper.py": helper + f"# {of}\n"})
+    for each in made:
+        fail = load_object(f"{each}/m.py:fail")
+        assert inspect.getsource(fail) == helper
+        with pytest.raises(ValueError, match="told") as raised:
+            fail()
+        last = traceback.extract_tb(raised.value.__traceback__)[-1]
+        assert (last.filename, last.line) == (str(each / "helper.py"), "raise ValueError('told')")
+
+
+def test_code_in_a_string_and_a_call_of_import_get_their_own_too(folder: Path) -> None:
+    code = (
+        "space = {}\nexec('import helper', space)\nEXEC = space['helper'].K\n"
+        "CALL = [__import__('helper').K, __import__('helper', fromlist=['K']).K]\n"
+        "def within():\n    return __import__('helper', globals(), locals(), ['K'], 0).K\nSEEN = [EXEC, *CALL, within()]"
+    )
+    made = two(folder, lambda of: {"m.py": code, "helper.py": f"K = {of!r}"})
+    assert load_object(f"{made[0]}/m.py:SEEN") == ["a"] * 4
+    assert load_object(f"{made[1]}/m.py:SEEN") == ["b"] * 4
+
+
+def test_what_was_forgotten_is_no_hindrance(folder: Path) -> None:
+    made = two(folder, packaged)
+    load_object(f"{made[0]}/m.py:SEEN")
+    load_object(f"{made[1]}/m.py:SEEN")
+    forget_code(made[0])
+    forget_code(made[1])
+    assert not {"parts", "parts.near", "loose", "one"} & sys.modules.keys()
+    assert not [name for name in sys.modules if name.startswith("code_")]
+    assert load_object(f"{made[1]}/m.py:SEEN") == ["b"] * 6
+    assert sys.modules["parts"].__file__ == str(made[1] / "parts" / "__init__.py")
+
+
+def test_a_folder_in_another_has_helpers_of_its_own(folder: Path) -> None:
+    outer = write(folder, {"m.py": "import inner.m, helper\nSEEN = [helper.K, inner.m.K]", "helper.py": "K = 'outer'"})
+    inner = write(folder / "inner", {"m.py": "from helper import K", "helper.py": "K = 'inner'"})
+    assert load_object(f"{outer}/m.py:SEEN") == ["outer", "outer"]  # there `inner` is a package
+    assert load_object(f"{inner}/m.py:K") == "inner"
+
+
+def test_the_order_of_loading_is_no_matter(folder: Path) -> None:
+    made = two(folder, lambda of: {"m.py": "def late():\n    import helper\n    return helper.K", "helper.py": f"K = {of!r}"})
+    first, second = (load_object(f"{each}/m.py:late") for each in made)
+    assert second() == "b"  # before the first has imported its own
+    assert (first(), second()) == ("a", "b")
+    assert sys.modules["helper"].__file__ == str(made[0] / "helper.py")

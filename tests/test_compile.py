@@ -106,3 +106,17 @@ models:
     with pytest.raises(ConfigError, match=r"int8 keeps a cosine of .* name likelier tokens in build\.integers_below"):
         compiled(parse_config(yaml.safe_load(document), source="x.yaml"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code"]
+
+
+def test_one_file_that_two_models_build_in_two_ways_is_refused(tmp_path: Path) -> None:
+    def of(**other: str) -> dict[str, Any]:
+        build = {"source": "m.py:one"} | other
+        return {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+            "backends": [{"kind": "onnxruntime", "model": f"{tmp_path}/m.onnx", "build": build}],
+        }
+
+    parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of()}]}, source="x.yaml")
+    with pytest.raises(ConfigError, match=r"models\[1\].backends\[0\].model.*'a' builds the same file in another way"):
+        parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of(source="m.py:two")}]}, source="x.yaml")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from backends.base import LoadFailed, ModelSpec, OutputsRefused, Tensors, example_inputs
+from backends.required import check_required
 from backends.source import made_from
 from backends.torch import by_name
 from backends.torch_tensors import ordered_outputs, to_tensor
@@ -53,6 +54,7 @@ def check_declared(artifact: Path, declared: ModelSpec) -> None:
     """Raises: LoadFailed, for tensors of which no artifact can be made."""
     if not declared.inputs or not declared.outputs:
         raise LoadFailed(f"{artifact}: an export needs the model's `inputs` and `outputs` stated")
+    check_required(str(artifact), declared.inputs)
     for tensor in (*declared.inputs, *declared.outputs):
         if tensor.datatype == "BYTES":
             raise LoadFailed(f"{artifact}: PyTorch has no strings, but {tensor.name!r} is BYTES: put a python model before it")

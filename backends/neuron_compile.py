@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.base import LoadFailed, ModelSpec, TensorSpec, example_inputs
 from backends.module_to_build import arguments, check_declared, module_to_build
-from backends.neuron import MANIFEST, library, platform
+from backends.neuron import MANIFEST, check_padded, library, platform
 
 
 def build(
@@ -29,6 +29,7 @@ def build(
     lengths: of the inputs with an open second dimension; empty is right only where there is none.
     """
     module = library(target)
+    check_padded(str(artifact), declared.inputs)
     ragged = any(-1 in tensor.shape[1:] for tensor in declared.inputs)
     if ragged and not lengths:
         raise LoadFailed(f"{artifact}: inputs of open length are compiled for fixed ones: set ragged.buckets of the model")

@@ -1,5 +1,6 @@
 """What is built of a factory's module: it computes what `kind: torch` computes of it, or is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,17 @@ def test_likeness_sees_scale_and_what_is_no_number(
     like = Likeness(["y"])
     like.add("y", np.array(want), np.array(got))
     assert (like.difference, like.relative, like.cosine) == (difference, (relative, "y"), cosine)
+
+
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+def test_an_optional_input_is_not_built_into_what_takes_all(kind: str, name: str, tmp_path: Path, neuron_double: Path) -> None:
+    x, bias = spec("x bias", "y").inputs
+    declared = ModelSpec("", (x, replace(bias, optional=True)), spec("x", "y").outputs, 4)
+    with pytest.raises(LoadFailed, match="input 'bias' is optional, but the file takes it in every request"):
+        built(kind, tmp_path / name, declared, "optional_between")
+
+
+def test_neuron_refuses_an_open_dimension_that_is_not_padded(tmp_path: Path, neuron_double: Path) -> None:
+    declared = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3, -1)),), spec("x", "y").outputs, 4)
+    with pytest.raises(LoadFailed, match=r"input 'x' is open behind its second dimension, \[-1, 3, -1\]"):
+        built("neuron", tmp_path / "m", declared, "named", lengths=(4, 8))

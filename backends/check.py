@@ -24,8 +24,10 @@ from backends.digests import digest
 from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
+from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.regular_file import ABSENT, special
+from backends.required import REMEDY
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
@@ -173,6 +175,21 @@ def _neuron_folder(wanted: Wanted) -> Iterator[Mistake]:
         yield Mistake(("model",), f"{found} ({folder})", remedy=_compiles(wanted) or "set `build`, and run `gateway compile`")
 
 
+def _required(wanted: Wanted) -> Iterator[Mistake]:
+    for index, tensor in enumerate(wanted.inputs):
+        with contextlib.suppress(NotKnown):
+            if tensor.optional:
+                yield Mistake(("inputs", index, "optional"), "the file takes it in every request", remedy=REMEDY, of_model=True)
+
+
+def _neuron_shapes(wanted: Wanted) -> Iterator[Mistake]:
+    for index, tensor in enumerate(wanted.inputs):
+        with contextlib.suppress(NotKnown):
+            if open_behind(tensor):
+                found = "open behind the second dimension"
+                yield Mistake(("inputs", index, "shape"), found, remedy=OPEN_REMEDY, of_model=True)
+
+
 def _neuron_device(wanted: Wanted) -> Iterator[Mistake]:
     if wanted.here and not list(Path("/dev").glob("neuron*")):
         remedy = "use another kind, or place it where one is: placement: replicas, resources: {neuron_cores: 1}"
@@ -218,11 +235,11 @@ def _gpu(wanted: Wanted) -> Iterator[Mistake]:
 _CHECKS: Final[dict[str, tuple[Callable[[Wanted], Iterator[Mistake]], ...]]] = {
     "synthetic": (_synthetic,),
     "torch": (_gpu, _torch, _quantised_at_load, _torch_tensors),
-    "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx),
+    "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx, _required),
     "python": (python_code,),
     "triton": (_triton,),
-    "tensorrt": (_gpu, _onnx),
-    "neuron": (_neuron_folder, _neuron_device),
+    "tensorrt": (_gpu, _onnx, _required),
+    "neuron": (_neuron_folder, _neuron_device, _neuron_shapes, _required),
 }
 
 

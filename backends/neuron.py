@@ -15,13 +15,14 @@ device: scripts/neuron_hardware_check.py does that.
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from backends.base import (
+    BackendError,
     Device,
     ExecutionFailed,
     LoadFailed,
@@ -33,9 +34,11 @@ from backends.base import (
     narrowed,
 )
 from backends.regular_file import file_bytes
+from backends.required import check_required
 
 VISIBLE_CORES: Final = "NEURON_RT_VISIBLE_CORES"
 MANIFEST: Final = "manifest.json"
+OPEN_REMEDY: Final = "only the second is padded to what was compiled: state the sizes of the others"
 # In messages of the runtime when the device, not the input, is at fault. Source: Neuron runtime return codes.
 _RUNTIME_FAULTS: Final = ("nrt_", "NRT_", "NEURON_RT", "NEURONDEVICE", "nrt status")
 
@@ -90,6 +93,8 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     if platform(module) != manifest["platform"]:
         raise LoadFailed(f"{model}: compiled for {manifest['platform']}, but {module.__name__} is {platform(module)}")
     cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
+    check_required(model, declared.inputs)
+    check_padded(model, declared.inputs)
     inputs = narrowed(_tensors(manifest["inputs"]), declared.inputs, f"{model}: input")
     outputs = narrowed(_tensors(manifest["outputs"]), declared.outputs, f"{model}: output")
     row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
@@ -97,6 +102,20 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
         raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
     spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
     return NeuronModel(spec, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
+
+
+def open_behind(tensor: TensorSpec) -> bool:
+    """Whether a dimension is open that is not padded to a compiled length, as only the second is."""
+    return -1 in tensor.shape[2:]
+
+
+def check_padded(model: str, inputs: Iterable[TensorSpec]) -> None:
+    """Raises: LoadFailed."""
+    for tensor in inputs:
+        if open_behind(tensor):
+            raise LoadFailed(
+                f"{model}: input {tensor.name!r} is open behind its second dimension, {list(tensor.shape)}: {OPEN_REMEDY}"
+            )
 
 
 def _tensors(plain: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
@@ -170,6 +189,8 @@ class NeuronSession:
         try:
             with torch.inference_mode():
                 results = ordered_outputs(self._spec, program(*(to_tensor(inputs[t.name]) for t in self._spec.inputs)))
+        except BackendError:
+            raise
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
             lost = any(fault in message for fault in _RUNTIME_FAULTS)

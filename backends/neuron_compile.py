@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from backends.base import LoadFailed, ModelSpec, TensorSpec, example_inputs
-from backends.neuron import MANIFEST, library, platform
-from backends.source import made_from
+from backends.module_to_build import arguments, check_declared, module_to_build
+from backends.neuron import MANIFEST, check_padded, library, platform
 
 
 def build(
@@ -31,20 +29,19 @@ def build(
     lengths: of the inputs with an open second dimension; empty is right only where there is none.
     """
     module = library(target)
+    check_padded(str(artifact), declared.inputs)
     ragged = any(-1 in tensor.shape[1:] for tensor in declared.inputs)
     if ragged and not lengths:
         raise LoadFailed(f"{artifact}: inputs of open length are compiled for fixed ones: set ragged.buckets of the model")
-    if not declared.inputs or not declared.outputs:
-        raise LoadFailed(f"{artifact}: compiling needs the model's `inputs` and `outputs` stated")
-    network = made_from(source, options, key="build.options").eval().requires_grad_(False)
+    check_declared(artifact, declared)
+    network = module_to_build(artifact, declared, source, options, rows=row_sizes[0], length=lengths[0] if ragged else 0)
     artifacts: dict[str, str] = {}
     artifact.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".neuron-") as folder:
         for rows in row_sizes:
             for length in lengths if ragged else (0,):
                 key = f"{rows}x{length}"
-                arrays = example_inputs(declared, rows, length)
-                example = tuple(torch.from_numpy(arrays[tensor.name]) for tensor in declared.inputs)
+                example = arguments(declared, example_inputs(declared, rows, length))
                 _trace(module, network, example, target, compiler_arguments).save(str(Path(folder) / f"{key}.pt"))
                 artifacts[key] = f"{key}.pt"
         manifest = {

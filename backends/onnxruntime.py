@@ -23,6 +23,7 @@ from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes
 from backends.onnx_file import way_without
 from backends.regular_file import ABSENT, special
+from backends.required import check_required
 
 if TYPE_CHECKING:
     from backends.onnxruntime_cuda import GraphRuns, PlainRuns
@@ -82,6 +83,7 @@ def load(
             )
         inputs = _open_rows(inputs)
         outputs = _open_rows(outputs)
+    check_required(model, declared.inputs)
     inputs = narrowed(inputs, declared.inputs, f"{model}: input")
     outputs = narrowed(outputs, declared.outputs, f"{model}: output")
     spec = ModelSpec(

@@ -204,8 +204,8 @@ class _Batching(_Handlers):
         return _columns([self._output(each, accept) for each, accept in zip(predictions, accepted, strict=True)])
 
 
-def _nothing(*given: Any) -> None:
-    """In place of a handler that a package may leave out."""
+def _nothing(*given: Any, **named: Any) -> None:
+    """In place of a handler that a package may leave out, or of what counts."""
 
 
 # How many arguments the old container gives each, before `context`.
@@ -292,6 +292,15 @@ class _HeaderNames(dict[str, str]):
         return super().get(name.lower(), default)
 
 
+class _NoMetrics:
+    """In place of TorchServe's metrics: takes what handlers add, and drops it."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if not name.startswith("add_"):
+            raise AttributeError(f"context.metrics has no {name!r} here, only add_…, which is left aside")
+        return _nothing
+
+
 class Context:
     """What a handler can ask of its surroundings, as TorchServe's context has it. Its request is the one that is at hand."""
 
@@ -303,6 +312,7 @@ class Context:
             "model_dir": model_dir, "gpu_id": _gpu(), "batch_size": 1, "server_name": "gateway", "server_version": "1",
         }  # fmt: skip
         self.request_processor = [self]
+        self.metrics = _NoMetrics()
         self._headers = _HeaderNames({})
         self._status: tuple[int, str] = (200, "")
         self._told = False

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
-from backends.source import made_from
+from backends.likeness import Likeness
+from backends.module_to_build import ModuleToBuild, arguments, check_declared, module_to_build
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
 
@@ -33,15 +33,16 @@ def build(
         raise LoadFailed(f"{artifact}: an AOTInductor package ends with .pt2")
     if precision != "fp32":
         raise LoadFailed(f"{artifact}: precision {precision} is not built here, only fp32")
-    module = made_from(source, options, key="build.options").eval().requires_grad_(False)
-    arrays = example_inputs(declared, 3, 7)  # sizes that differ, so that none is taken for a constant or for another
-    arguments = tuple(torch.from_numpy(arrays[tensor.name]) for tensor in declared.inputs)
+    check_declared(artifact, declared)
+    rows, length = 3, 7  # sizes that differ, so that none is taken for a constant or for another
+    module = module_to_build(artifact, declared, source, options, rows=rows, length=length)
+    example = arguments(declared, example_inputs(declared, rows, length))
     open_sizes = tuple({axis: torch.export.Dim.AUTO for axis, size in enumerate(t.shape) if size < 0} for t in declared.inputs)
     artifact.parent.mkdir(parents=True, exist_ok=True)
     unverified = artifact.with_name(f"unverified-{artifact.name}")
     try:
         with torch.inference_mode():
-            program = torch.export.export(module, arguments, dynamic_shapes=open_sizes)
+            program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
         difference = _difference(module, unverified, declared, lengths)
         if not difference <= TOLERANCE:
@@ -52,18 +53,17 @@ def build(
     return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}"
 
 
-def _difference(module: Any, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
+def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
     from backends.torch import load
-    from backends.torch_tensors import ordered_outputs
+    from backends.torch_tensors import to_array
 
     session = load(declared, model=str(package)).open_session(0)
-    greatest = 0.0
+    like = Likeness(tensor.name for tensor in declared.outputs)
     for rows in {1, max(declared.max_rows, 1)}:
         for length in lengths or (5, 16):
             inputs = example_inputs(declared, rows, length)
-            with torch.inference_mode():
-                expected = ordered_outputs(declared, module(*(torch.from_numpy(inputs[t.name]) for t in declared.inputs)))
+            expected = module.run(inputs)
             outputs = session.run(inputs, {})
             for tensor, given in zip(declared.outputs, expected, strict=True):
-                greatest = max(greatest, float(np.abs(given.numpy() - outputs[tensor.name]).max()))
-    return greatest
+                like.add(tensor.name, to_array(given), outputs[tensor.name])
+    return like.difference

@@ -1,12 +1,18 @@
 """`gateway compile` makes what is missing or changed, once, and nothing else."""
 
+import errno
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import backends
+from backends.base import ModelSpec
+from backends.source import forget_code, load_object
 from gateway.commands.compile import compile_config
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError, NotFound
@@ -106,3 +112,62 @@ models:
     with pytest.raises(ConfigError, match=r"int8 keeps a cosine of .* name likelier tokens in build\.integers_below"):
         compiled(parse_config(yaml.safe_load(document), source="x.yaml"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["code"]
+
+
+def test_one_file_that_two_models_build_in_two_ways_is_refused(tmp_path: Path) -> None:
+    def of(**other: str) -> dict[str, Any]:
+        build = {"source": "m.py:one"} | other
+        return {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+            "backends": [{"kind": "onnxruntime", "model": f"{tmp_path}/m.onnx", "build": build}],
+        }
+
+    parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of()}]}, source="x.yaml")
+    with pytest.raises(ConfigError, match=r"models\[1\].backends\[0\].model.*'a' builds the same file in another way"):
+        parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of(source="m.py:two")}]}, source="x.yaml")
+
+
+@pytest.fixture
+def own_linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Compile a model whose code has a neighbour, `code/half_NAME.py`, with a builder that takes no time."""
+    name = f"half_{tmp_path.name}".replace("-", "_")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / f"{name}.py").write_text("HALF = 0.5\n")
+    (tmp_path / "code" / "model.py").write_text(f"import {name}\n\ndef linear(): ...\n")
+
+    def build(kind: str, artifact: Path, spec: ModelSpec, *, source: str, **how: Any) -> str:
+        load_object(source)
+        artifact.write_bytes(b"built")
+        return "built"
+
+    monkeypatch.setattr(backends, "build", build)
+    yield lambda: compiled(config(tmp_path, source=f"{tmp_path}/code/model.py:linear"))[0].rpartition(": ")[2]
+    forget_code(tmp_path)
+
+
+def test_it_builds_again_when_a_neighbour_of_the_code_or_the_artifact_changes(
+    own_linear: Callable[[], str], tmp_path: Path
+) -> None:
+    assert [own_linear(), own_linear()] == ["built", "up to date"]
+    (neighbour,) = (tmp_path / "code").glob("half_*.py")
+    neighbour.write_text("HALF = 0.25\n")
+    assert [own_linear(), own_linear()] == ["built", "up to date"]
+    (tmp_path / "linear.onnx").write_bytes(b"")
+    assert [own_linear(), own_linear()] == ["built", "up to date"]
+
+
+def test_what_was_built_before_its_record_could_be_written_is_built_again(
+    own_linear: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = backends.build
+
+    def full(*given: Any, **how: Any) -> str:
+        built(*given, **how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "linear.onnx.build.json"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backends, "build", full)
+        with pytest.raises(ConfigError, match=r"linear: onnxruntime: .*linear\.onnx\.build\.json: No space left"):
+            own_linear()
+    assert own_linear() == "built"

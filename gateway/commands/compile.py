@@ -7,19 +7,23 @@ second run only compares. A file without such a record is the user's own and is 
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import backends
+import gateway
 from backends.base import BackendError
 from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError, NotFound
 
 _NEURON: Final = ("torch-neuronx", "neuronx-cc")
 _ONNX: Final = ("onnxruntime", "onnxscript")
+_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))  # recorded by their versions, as far as they matter
+_OURS: Final = tuple(Path(package.__file__ or "").resolve().parent for package in (backends, gateway))
 _FUSED: Final = 2  # to be raised where `backends.onnxruntime_export` makes another file of the same code
 
 
@@ -47,15 +51,36 @@ def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> 
         if not record_path.exists():
             return f"{artifact}: not built by this command, left as it is"
         with contextlib.suppress(ValueError):  # a record that was cut short is no record
-            if json.loads(record_path.read_text(encoding="utf-8")) == record:
+            if _holds(json.loads(record_path.read_text(encoding="utf-8")), record, artifact, build.source):
                 return f"{artifact}: up to date"
     lengths = model.ragged.buckets if model.ragged else ()
     try:
+        artifact.parent.mkdir(parents=True, exist_ok=True)
+        record_path.write_text("", encoding="utf-8")  # of whatever comes to be there from now on, until it is whole
         line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
+        record |= {"modules": _modules(build.source), "artifact": _sha256_of_artifact(artifact)}
+        record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
     except BackendError as exc:
         raise ConfigError(f"{model.name}: {backend.label}: {exc}") from exc
-    record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(f"{model.name}: {backend.label}: {exc.filename or artifact}: {exc.strerror or exc}") from exc
+    finally:
+        if not artifact.exists():
+            record_path.unlink(missing_ok=True)
     return line
+
+
+def _holds(recorded: Any, record: Mapping[str, Any], artifact: Path, source: str) -> bool:
+    """Whether what is recorded of an artifact is what is there and what would be built."""
+    if not isinstance(recorded, dict):
+        return False
+    if recorded.get("artifact") not in (None, _sha256_of_artifact(artifact)):  # None: older records do not tell
+        return False
+    folder = _folder_of_code(source)
+    for name, sha256 in recorded.get("modules", {}).items():
+        if folder is None or _sha256(folder / name) != sha256:
+            return False
+    return {key: value for key, value in recorded.items() if key not in ("artifact", "modules")} == record
 
 
 def _record(model: ModelSection, kind: str, build: Build | NeuronBuild) -> dict[str, Any]:
@@ -83,13 +108,57 @@ def _name_of_code(source: str) -> str:
 
 def _sha256_of_code(source: str) -> str | None:
     """Of the file that `source` names, found without running it; None where there is none, which the build will tell."""
+    code = _file_of_code(source)
+    return _sha256(code) if code is not None else None
+
+
+def _file_of_code(source: str) -> Path | None:
     place = source.rpartition(":")[0]
     try:
         found = None if place.endswith(".py") or not place else find_spec(place)
     except ModuleNotFoundError:
         return None
-    code = Path(found.origin if found and found.origin else place)
-    return hashlib.sha256(code.read_bytes()).hexdigest() if code.is_file() else None
+    return Path(found.origin if found and found.origin else place).resolve()
+
+
+def _folder_of_code(source: str) -> Path | None:
+    """Where its neighbours are: the folder of a file, or the package of a module; None: it is a module by itself."""
+    place, code = source.rpartition(":")[0], _file_of_code(source)
+    if code is None or place.endswith(".py"):
+        return code and code.parent
+    levels = place.count(".") + (code.name == "__init__.py")
+    return code.parents[levels - 1] if levels else None
+
+
+def _modules(source: str) -> dict[str, str | None]:
+    """SHA-256 of the modules that this process has imported from the folder of the code, by their paths below it."""
+    folder = _folder_of_code(source)
+    files = {Path(file).resolve() for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    found = {
+        file.relative_to(folder)
+        for file in files
+        if folder is not None
+        and file.is_relative_to(folder)
+        and file.is_file()  # some modules of PyTorch name one that is not
+        and not _INSTALLED.intersection(file.relative_to(folder).parts)
+        and not any(file.is_relative_to(own) for own in _OURS)
+    }
+    return {path.as_posix(): _sha256(folder / path) for path in sorted(found)} if folder is not None else {}
+
+
+def _sha256_of_artifact(artifact: Path) -> str:
+    """Of a file, with that of its weights where they are beside it, or of all files of a folder."""
+    files = sorted(artifact.rglob("*")) if artifact.is_dir() else [artifact, artifact.with_name(f"{artifact.name}.data")]
+    each = [(file.name, _sha256(file)) for file in files]
+    return hashlib.sha256(repr(each).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str | None:
+    """None: there is no such file."""
+    if not file.is_file():
+        return None
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -31,7 +31,7 @@ class Config(Strict):
     models: tuple[ModelSection, ...] = Field(min_length=1)
 
     def together(self) -> Iterable[Iterator[Unfit]]:
-        return (self._same_models(),)
+        return (self._same_models(), self._artifacts_of_two())
 
     def _same_models(self) -> Iterator[Unfit]:
         seen = set()
@@ -42,6 +42,22 @@ class Config(Strict):
                     found = f"version {model.version} of it is listed twice"
                     yield Unfit(found, remedy=remedy, at=("models", index, "name"))
                 seen.add((model.name, model.version))
+
+    def _artifacts_of_two(self) -> Iterator[Unfit]:
+        """One artifact that two backends build in two ways: each `gateway compile` would replace what the last has made."""
+        first: dict[str, tuple[str, object]] = {}
+        for index, model in enumerate(self.models):
+            for number, backend in enumerate(model.backends):
+                with contextlib.suppress(NotKnown):
+                    if (build := getattr(backend, "build", None)) is None:
+                        continue
+                    path = os.path.normpath(backend.model)  # type: ignore[union-attr]  # beside each `build`
+                    way = (build, model.inputs, model.outputs, model.max_rows > 0)
+                    name, before = first.setdefault(path, (model.name, way))
+                    if before != way:
+                        found = f"model {name!r} builds the same file in another way ({path})"
+                        at = ("models", index, "backends", number, "model")
+                        yield Unfit(found, expected="one build, and the same tensors", remedy="choose another file", at=at)
 
 
 def load_config(path: str | Path) -> Config:

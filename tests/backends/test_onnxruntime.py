@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import backends
-from backends import onnx_export, onnxruntime_export
+from backends import defaults, onnx_export, onnxruntime_export
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends.check import checked
+from backends.mistakes import Wanted
 from backends.onnxruntime_cuda import GraphRuns
 from gateway.config import load_config
 from gateway.configuring.check import check
@@ -466,3 +468,23 @@ def test_cudas_libraries_are_left_alone_on_the_cpu(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: pytest.fail("loaded"))
     backends.load("onnxruntime", {"model": identity(tmp_path / "m.onnx", onnx.TensorProto.FLOAT, ["n", 3])}, unstated(8))
+
+
+def test_an_optional_input_is_refused_as_the_file_takes_all(tmp_path: Path) -> None:
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Add", ["x", "y"], ["z"])],
+        "g",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 4]) for name in "xy"],
+        [onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, ["rows", 4])],
+    )
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx"
+    )
+    x, y, z = (TensorSpec(name, "FP32", (-1, 4), optional=name == "y") for name in "xyz")
+    with pytest.raises(LoadFailed, match="input 'y' is optional, but the file takes it in every request"):
+        backends.load("onnxruntime", {"model": str(tmp_path / "m.onnx")}, ModelSpec("", (x, y), (z,), 4))
+    wanted = Wanted(
+        "onnxruntime", defaults("onnxruntime") | {"model": str(tmp_path / "m.onnx")}, here=True, thorough=True,
+        inputs=(x, y), outputs=(z,), max_rows=4,
+    )  # fmt: skip
+    assert [mistake.at for mistake in checked(wanted)] == [("inputs", 1, "optional")]

@@ -11,6 +11,7 @@ import pytest
 
 import backends
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, Session, Tensors
+from backends.sagemaker import Context
 from gateway.engine.session_process import ProcessModel
 from tests.backends.sagemaker_cases import ANSWERS, PACKAGES, REQUESTS, Request, write_package
 
@@ -348,3 +349,11 @@ def in_a_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     yield session
     session.close()
     model.close()
+
+
+def test_metrics_that_handlers_add_are_left_aside(tmp_path: Path) -> None:
+    context = Context(str(tmp_path))
+    context.metrics.add_counter("requests", 1, idx=0)
+    context.metrics.add_metric(name="size", value=3, unit="bytes")
+    with pytest.raises(AttributeError, match=r"context\.metrics has no 'get_metric' here"):
+        context.metrics.get_metric("requests")

@@ -1,0 +1,178 @@
+"""What is built of a factory's module: it computes what `kind: torch` computes of it, or is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backends
+from backends.base import LoadFailed, ModelSpec, TensorSpec
+from backends.likeness import Likeness
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[onnx]'")
+
+
+def spec(inputs: str, outputs: str, *, datatype: str = "FP32") -> ModelSpec:
+    """Of rows of four numbers, max_rows 4."""
+    found, given = (tuple(TensorSpec(name, datatype, (-1, 4)) for name in names.split()) for names in (inputs, outputs))
+    return ModelSpec("", found, given, 4)
+
+
+def built(kind: str, artifact: Path, declared: ModelSpec, factory: str, **how: Any) -> str:
+    where = {"row_sizes": (4,), "target": "inf2"} if kind == "neuron" else {}
+    return backends.build(kind, artifact, declared, source=f"{__file__}:{factory}", options={}, **where, **how)
+
+
+def answers(kind: str, artifact: Path, declared: ModelSpec, **inputs: float) -> dict[str, float]:
+    """The first number of each output, of rows that are full of these numbers."""
+    session = backends.load(kind, {"model": str(artifact)}, declared).open_session(0)
+    outputs = session.run({name: np.full((4, 4), value, np.float32) for name, value in inputs.items()}, {})
+    return {name: float(array[0, 0]) for name, array in outputs.items()}
+
+
+def optional_between() -> Any:
+    """A factory: x + bias, or 10 · scale · x where there is a scale."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any, scale: Any = None, bias: Any = None) -> Any:
+            x = x if scale is None else x * 10 * scale
+            return x if bias is None else x + bias
+
+    return Scaled()
+
+
+def named() -> Any:
+    """A factory of a module that gives its outputs by name, in another order than the configuration's."""
+
+    class Named(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"more": x + 2, "less": x - 2}
+
+    return Named()
+
+
+ARTIFACTS = [("onnxruntime", "m.onnx"), ("neuron", "m"), ("torch", "m.pt2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+def test_inputs_and_outputs_go_by_name_past_an_optional_one(kind: str, name: str, tmp_path: Path, neuron_double: Path) -> None:
+    declared = spec("x bias", "y")
+    built(kind, tmp_path / name, declared, "optional_between")
+    assert answers(kind, tmp_path / name, declared, x=1, bias=5) == {"y": 6}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+def test_outputs_that_a_module_names_are_built_by_their_names(
+    kind: str, name: str, tmp_path: Path, neuron_double: Path
+) -> None:
+    declared = spec("x", "less more")
+    built(kind, tmp_path / name, declared, "named")
+    assert answers(kind, tmp_path / name, declared, x=1) == {"less": -1, "more": 3}
+
+
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+def test_what_a_module_does_not_give_is_told_before_it_is_exported(
+    kind: str, name: str, tmp_path: Path, neuron_double: Path
+) -> None:
+    for declared, message in [
+        (spec("x", "less other"), r"without the outputs \['other'\]"),
+        (spec("", "y"), "an export needs the model's `inputs` and `outputs` stated"),
+        (spec("x", "y", datatype="BYTES"), "PyTorch has no strings, but 'x' is BYTES"),
+    ]:
+        with pytest.raises(LoadFailed, match=message):
+            built(kind, tmp_path / name, declared, "named")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bf16_is_refused_for_onnx_before_it_is_exported(tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match="ONNX Runtime does not pass BF16, which 'x' is"):
+        built("onnxruntime", tmp_path / "m.onnx", spec("x", "more less", datatype="BF16"), "named")
+
+
+def beyond_within() -> Any:
+    """A factory: fp16 holds what comes out, not what is between."""
+
+    class Squared(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x, (x * 400) * (x * 400) / 1000
+
+    return Squared()
+
+
+def beyond_at_the_end() -> Any:
+    """A factory of a module with a constant that fp16 does not hold."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x, x * 1e6
+
+    return Scaled()
+
+
+def undefined() -> Any:
+    """A factory: the logarithm, NaN of numbers below 0; and nothing but 0."""
+
+    class Logarithm(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.log(x), x * 0
+
+    return Logarithm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("beyond_at_the_end", "fp16 changes output 'z' of .* by 0.93 of its length, more than 0.05"),
+        ("beyond_within", "fp16 gives NaN or infinity in output 'z' where .* gives none"),
+    ],
+)
+def test_what_fp16_cannot_hold_is_not_put_in_place(factory: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=message):
+        built("onnxruntime", tmp_path / "m.onnx", spec("x", "y z"), factory, precision="fp16")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_nan_and_zeros_that_the_module_gives_as_well_do_not_keep_fp16_away(tmp_path: Path) -> None:
+    assert "fp16 from" in built("onnxruntime", tmp_path / "m.onnx", spec("x", "y z"), "undefined", precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "difference", "relative", "cosine"),
+    [
+        ([3, 4], [6, 8], 4, 1.0, 1.0),
+        ([np.nan, 4], [np.nan, 4], 0, 0.0, 1.0),
+        ([np.nan, 4], [3, 4], np.inf, np.inf, 1.0),
+        ([3, 4], [np.nan, 4], np.inf, np.inf, 1.0),
+        ([np.inf, 4], [-np.inf, 4], np.inf, np.inf, 1.0),
+        ([0, 0], [0, 0], 0, 0.0, 1.0),
+        ([0, 0], [0, 1], 1, 1.0, 0.0),
+        ([], [], 0, 0.0, 1.0),
+    ],
+)
+def test_likeness_sees_scale_and_what_is_no_number(
+    want: list[float], got: list[float], difference: float, relative: float, cosine: float
+) -> None:
+    like = Likeness(["y"])
+    like.add("y", np.array(want), np.array(got))
+    assert (like.difference, like.relative, like.cosine) == (difference, (relative, "y"), cosine)
+
+
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+def test_an_optional_input_is_not_built_into_what_takes_all(kind: str, name: str, tmp_path: Path, neuron_double: Path) -> None:
+    x, bias = spec("x bias", "y").inputs
+    declared = ModelSpec("", (x, replace(bias, optional=True)), spec("x", "y").outputs, 4)
+    with pytest.raises(LoadFailed, match="input 'bias' is optional, but the file takes it in every request"):
+        built(kind, tmp_path / name, declared, "optional_between")
+
+
+def test_neuron_refuses_an_open_dimension_that_is_not_padded(tmp_path: Path, neuron_double: Path) -> None:
+    declared = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3, -1)),), spec("x", "y").outputs, 4)
+    with pytest.raises(LoadFailed, match=r"input 'x' is open behind its second dimension, \[-1, 3, -1\]"):
+        built("neuron", tmp_path / "m", declared, "named", lengths=(4, 8))

@@ -57,6 +57,8 @@ _HEALTH_TIMEOUT_S: Final = 5.0  # three in a row, then Serve replaces the replic
 _DRAIN_LOOK_S: Final = 1.0
 _INGRESS_LOOK_S: Final = 0.1  # its own listeners answer what is in flight, when it is closed
 _SHUTDOWN_MARGIN_S: Final = 10.0
+# A replica is ended by nobody attending it (see `_backend`): Serve, which kills by time alone, must never come to that.
+_NEVER_KILLED_S: Final = 30 * 86400.0
 # Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
 _NEVER_FULL: Final = 100_000
 
@@ -212,24 +214,25 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
 
 
 def _backend(name: str, model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:
-    # It ends after the ingresses that use it: see RemoteRunner.
-    drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
+    # Serve takes it off its lists and waits for the last call there, and `attend` of an ingress is one: so it ends after those
+    # that use it (see RemoteRunner), however long they are without a successor: that may load for long, or fail to.
     content = _content(model, backend)
     deployment = serve.deployment(
         name=name,
         ray_actor_options=_actor_options(backend.resources),
-        graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=_NEVER_KILLED_S,
         max_surge_percent=100 if backend.surge else 0,
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
         **_scale(backend),
         **_COMMON,
     )(Replica)
     host = config.ray.channel_host or ""
+    drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s) + _SHUTDOWN_MARGIN_S
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
     tracing = config.tracing
     version = f"{content}{host}{_digest(tracing.model_dump_json()) if tracing is not None else ''}"
     return _versioned(deployment, version).bind(
-        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
+        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing, drain_s=drain_s
     )
 
 

@@ -7,6 +7,7 @@ again when an ingress attends.
 import asyncio
 import functools
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -118,12 +119,13 @@ class Replica:
         *,
         metrics_dir: Callable[[], Path] | None = None,
         tracing: Tracing | None = None,
+        drain_s: float = math.inf,
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
         speech: how this process logs; None: that is left as it is. channel_host: where batches come in from other nodes; empty
         means the address that the node has in the cluster. metrics_dir: makes where the processes of this node share what they
-        count, and gives its path; None: nothing is counted.
+        count, and gives its path; None: nothing is counted. drain_s: how long the end waits for batches, once nobody attends.
         """
         outlive_signals()
         if speech is not None:
@@ -133,6 +135,7 @@ class Replica:
         self._clock = LoopClock(self._loop)
         self._model = model
         self._content = content
+        self._drain_s = drain_s
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._tracer = open_tracer(tracing, os.environ)
         self._running: set[_Asked] = set()
@@ -245,7 +248,10 @@ class Replica:
 
     async def _end(self) -> None:
         """Serve counts its own calls, and has waited for them: wait for what came by channels, then close."""
-        await self._channel.drained()
+        try:
+            await asyncio.wait_for(self._channel.drained(), self._drain_s)
+        except TimeoutError:
+            log.warning("%s: ends although batches still run, after %g s", self._name, self._drain_s)
         await self.close()
 
     async def close(self) -> None:

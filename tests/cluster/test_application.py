@@ -64,6 +64,11 @@ def test_only_what_changed_is_restarted_by_a_deploy() -> None:
     assert versions(fixed_ms=3.0)[1] != backend
 
 
+def test_serve_kills_no_replica_that_ingresses_still_use_for_the_time_that_its_successor_takes() -> None:
+    timeout_s = deployments(application(config()))["m-1-synthetic"]._deployment_config.graceful_shutdown_timeout_s
+    assert timeout_s > 7 * 86400
+
+
 def test_ingresses_may_be_held_to_nodes_of_their_own() -> None:
     held = config(embedded={"kind": "synthetic", "resources": {"num_gpus": 1}}).model_dump(exclude_unset=True)
     held["server"]["ingress_resources"] = {"gateway_ingress": 0.001, "num_gpus": 0.5}

@@ -213,6 +213,32 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
 
 
+def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_ends_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "class Failing:\n    def __init__(self):\n        raise RuntimeError('no weights here')\n"
+    )
+    port = free_port()
+    document = config(port=port, replicas=1, hang_timeout_s=1.0, fixed_ms=BUSY_MS).model_dump(mode="json", exclude_none=True)
+    document["server"]["drain_timeout_s"] = 1.0
+    gateway = Gateway(parse_config(document, source="test"))
+    (before,) = gateway.pids(BACKEND)
+    failing = [{"kind": "python", "model": f"{tmp_path}/failing.py:Failing", "placement": "replicas"}]
+    model = document["models"][0] | {"version": "2", "backends": failing}
+    with Load(port, "m") as load:
+        load.wait_for(100)
+        with pytest.raises(RuntimeError):
+            gateway.upgrade(parse_config(document | {"models": [model]}, source="test"))
+        time.sleep(15)  # together with the upgrade that failed, longer than batches and clients have to end
+        load.wait_for(100)
+        assert psutil.pid_exists(before)
+        gateway.upgrade(parse_config(document, source="test"))
+        wait_until(lambda: not psutil.pid_exists(before), within_s=30)
+        load.wait_for(100)
+    assert set(load.outcomes) == {200}, load.errors[:3]
+
+
 def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:
     gateway = Gateway(config(replicas=1, fixed_ms=BUSY_MS))
     with Load(gateway.http_port, "m") as load:

@@ -29,7 +29,7 @@ STREAMING = f"{Path(__file__).parent / 'streaming.py'}:Model"
 MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
-async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica:
+async def open_replica(*, load_at_start: bool = True, drain_s: float = 10.0, **backend: Any) -> Replica:
     model_document = {
         "name": "m",
         "max_rows": 8,
@@ -40,7 +40,8 @@ async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
     try:
-        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
+        spec = ModelSpec("", (), (), 8)
+        await replica.__init__(model, model.backends[0], spec, "content", drain_s=drain_s)  # type: ignore[misc]  # as Serve does
     except GatewayError:
         await replica.close()  # as Serve does as well
         raise
@@ -441,6 +442,22 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
         question.taken()
         assert "error" not in decode_frame(await question.answer)[1]
         await ending
+        channel.close()
+
+    run(test)
+
+
+def test_the_end_waits_only_so_long_for_what_runs() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=20_000.0, drain_s=0.05)
+        await attend(replica, "a", None)
+        endpoints = await replica._channel.start()
+        channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {}}
+        question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about))
+        await until_true(lambda: replica._pool.busy == 1)
+        await asyncio.wait_for(replica._end(), 5)
+        await asyncio.wait([question.answer])
         channel.close()
 
     run(test)

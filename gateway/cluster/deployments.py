@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -62,14 +62,20 @@ _NEVER_KILLED_S: Final = 30 * 86400.0
 # Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
 _NEVER_FULL: Final = 100_000
 
+# A key of what Serve calls the ingresses' user_config: that may change without a restart.
+_DEPLOYED_BY: Final = "deployed_by"
+
 _METRICS_S: Final = 1.0
 _LOOK_BACK_S: Final = 3.0
 
 log = logging.getLogger(__name__)
 
 
-def application(config: Config, speech: Speech | None = None) -> serve.Application:
-    """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError."""
+def application(config: Config, speech: Speech | None = None, deployed_by: str | None = None) -> serve.Application:
+    """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError.
+
+    deployed_by: what `deployer` finds while this runs; None: nothing.
+    """
     speech = speech or Speech()
     config = decided(config, cores())
     server = config.server
@@ -91,9 +97,16 @@ def application(config: Config, speech: Speech | None = None) -> serve.Applicati
         graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if surge else 0,
         graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
+        user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
     return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends, speech)
+
+
+def deployer(details: Mapping[str, Any]) -> str | None:
+    """Who has deployed an application last. details: of the application, as Serve's controller tells them."""
+    ingress = details["deployments"].get(INGRESS, {})
+    return ((ingress.get("deployment_config") or {}).get("user_config") or {}).get(_DEPLOYED_BY)
 
 
 class IngressReplica:
@@ -164,6 +177,9 @@ class IngressReplica:
             ending=lambda: self._closed,
             keep_account=self._keeper.keep,
         )
+
+    async def reconfigure(self, told: dict[str, str]) -> None:
+        """Serve tells who has deployed it: see `deployer`, which is all that asks."""
 
     async def ports(self) -> tuple[int | None, int | None]:
         """Of HTTP and gRPC."""

@@ -23,7 +23,7 @@ from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
 from gateway.cluster.control import SharedControl
 from gateway.cluster.remote import RemoteRunner
-from gateway.cluster.replica import Replica
+from gateway.cluster.replica import Replica, Terms
 from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
@@ -100,7 +100,7 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends, speech)
+    return _versioned(ingress, _digest(f"{config.model_dump_json()}{speech}")).bind(config, backends, speech)
 
 
 def deployer(details: Mapping[str, Any]) -> str | None:
@@ -233,22 +233,28 @@ def _backend(name: str, model: ModelSection, backend: Backend, config: Config, s
     # Serve takes it off its lists and waits for the last call there, and `attend` of an ingress is one: so it ends after those
     # that use it (see RemoteRunner), however long they are without a successor: that may load for long, or fail to.
     content = _content(model, backend)
+    terms = Terms(
+        usd_per_hour=backend.usd_per_hour,
+        slo_p99_ms=model.slo.p99_ms if model.slo is not None else None,
+        drain_s=max(2 * config.server.drain_timeout_s, backend.hang_timeout_s) + _SHUTDOWN_MARGIN_S,
+    )
     deployment = serve.deployment(
         name=name,
         ray_actor_options=_actor_options(backend.resources),
         graceful_shutdown_timeout_s=_NEVER_KILLED_S,
         max_surge_percent=100 if backend.surge else 0,
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
+        user_config=terms,
         **_scale(backend),
         **_COMMON,
     )(Replica)
     host = config.ray.channel_host or ""
-    drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s) + _SHUTDOWN_MARGIN_S
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
     tracing = config.tracing
-    version = f"{content}{host}{_digest(tracing.model_dump_json()) if tracing is not None else ''}"
+    counted = config.server.run_dir if config.metrics.enabled else False
+    version = f"{content}{_digest(repr((host, tracing.model_dump_json() if tracing is not None else None, counted, speech)))}"
     return _versioned(deployment, version).bind(
-        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing, drain_s=drain_s
+        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
     )
 
 
@@ -327,7 +333,7 @@ def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
 
 
 def _content(model: ModelSection, backend: Backend) -> str:
-    """Digest of all that a backend's replica depends on: prices, objectives and numbers of replicas may change beside it."""
+    """Digest of all that a backend's answers depend on: `Terms` and numbers of replicas may change beside it."""
     own = backend.model_dump(include={"name", "kind", "sessions", "isolation", "hang_timeout_s"}) | backend.options()
     return _digest(repr((model.name, model.version, model.declared(), sorted(own.items()))))
 

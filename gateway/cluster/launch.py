@@ -77,7 +77,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    watch = _Watch(config.ray.application, tell)
+    watch = _ApplicationWatch(config.ray.application, tell)
     app = application(config, speech, watch.token)
     with step("looking for a Ray cluster"):
         found = _find(config.ray.address)
@@ -205,7 +205,7 @@ class _Head:
                 log.error("Ray's %s at %s is gone: still serving; Ray ends that after a minute without it", name, address)
 
 
-class _Watch:
+class _ApplicationWatch:
     """Over the application: others on the cluster may delete it, or deploy theirs in its place."""
 
     def __init__(self, application: str, tell: Callable[[str], None]) -> None:
@@ -342,7 +342,7 @@ def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> I
 
 @contextlib.contextmanager
 def _deployed(
-    app: serve.Application, config: Config, head: _Head, watch: _Watch, *, own: bool
+    app: serve.Application, config: Config, head: _Head, watch: _ApplicationWatch, *, own: bool
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
@@ -377,7 +377,7 @@ def _deployed(
             _drain(ingress, config.server)
 
 
-def _delete(application: str, watch: _Watch) -> None:
+def _delete(application: str, watch: _ApplicationWatch) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second."""
     try:
         if not watch.ours():

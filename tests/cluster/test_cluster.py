@@ -239,6 +239,16 @@ def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_e
     assert set(load.outcomes) == {200}, load.errors[:3]
 
 
+def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None:
+    port = free_port()
+    gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))
+    before = gateway.pids(BACKEND)
+    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 1.0, within_s=10)
+    gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, usd_per_hour=7.0))
+    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 7.0, within_s=10)
+    assert gateway.pids(BACKEND) == before
+
+
 def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:
     gateway = Gateway(config(replicas=1, fixed_ms=BUSY_MS))
     with Load(gateway.http_port, "m") as load:

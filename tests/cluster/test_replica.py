@@ -13,7 +13,7 @@ import pytest
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel
 from gateway.cluster.remote import _execution
-from gateway.cluster.replica import Replica
+from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import BackendFailed, GatewayError, UnsupportedMediaType
@@ -29,7 +29,7 @@ STREAMING = f"{Path(__file__).parent / 'streaming.py'}:Model"
 MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
-async def open_replica(*, load_at_start: bool = True, drain_s: float = 10.0, **backend: Any) -> Replica:
+async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica:
     model_document = {
         "name": "m",
         "max_rows": 8,
@@ -40,8 +40,7 @@ async def open_replica(*, load_at_start: bool = True, drain_s: float = 10.0, **b
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
     try:
-        spec = ModelSpec("", (), (), 8)
-        await replica.__init__(model, model.backends[0], spec, "content", drain_s=drain_s)  # type: ignore[misc]  # as Serve does
+        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
     except GatewayError:
         await replica.close()  # as Serve does as well
         raise
@@ -449,7 +448,8 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
 
 def test_the_end_waits_only_so_long_for_what_runs() -> None:
     async def test() -> None:
-        replica = await open_replica(fixed_ms=20_000.0, drain_s=0.05)
+        replica = await open_replica(fixed_ms=20_000.0)
+        await replica.reconfigure(Terms(usd_per_hour=None, slo_p99_ms=None, drain_s=0.05))
         await attend(replica, "a", None)
         endpoints = await replica._channel.start()
         channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)

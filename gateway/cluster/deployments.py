@@ -21,7 +21,7 @@ from backends.base import ModelSpec
 from gateway import __version__
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
-from gateway.cluster.control import SharedControl
+from gateway.cluster.control import SharedControl, control_name
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import Autoscaling, Backend, Config, ModelSection
@@ -128,8 +128,7 @@ class IngressReplica:
         self._keeper = AccountKeeper()
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
-            name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
-            self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
+            self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
         self._ingress = self._build(_run_dir(config.server.run_dir))
         try:
             if self._control is not None:
@@ -142,7 +141,7 @@ class IngressReplica:
             self._keeper.start()
         leave_out()
         if self._control is not None:
-            await self._control.follow(self._ingress.repository.apply)
+            await self._control.follow(self._ingress.repository.apply, {model.name for model in self._config.models})
 
     def _build(self, run_dir: Path) -> "Ingress":
         from gateway.ingress import Ingress

@@ -40,6 +40,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
+from gateway.cluster.control import control_name
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -389,6 +390,8 @@ def _delete(application: str, watch: _ApplicationWatch) -> None:
                 log.error("the application %s is still being deleted", application)
                 return
             time.sleep(_LOOK_S)
+        with contextlib.suppress(ValueError):  # there is none: it had one ingress
+            ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s could not be deleted", application)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 import tritonclient.grpc as triton
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -128,6 +129,31 @@ def test_an_ingress_that_starts_later_loads_what_clients_have_loaded_once_and_no
         wait_until(lambda gone=victim: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
         assert {request(port, "GET", "/v2/models/embedded/ready")[0] for _ in range(20)} == {status}
         assert len(opened.read_text()) == 5  # two at the start, two for the client, and one that came for a killed one
+
+
+def test_what_clients_have_loaded_stays_so_through_the_loss_of_who_keeps_that_and_an_upgrade(cluster: Cluster) -> None:
+    port = free_port()
+    document = config(port=port, ingress_replicas=2, replicas=1).model_dump(mode="json", exclude_none=True)
+    later = {"name": "later", "max_rows": 16, "load_at_start": False, "backends": [{"kind": "synthetic"}]}
+    document["models"].append(later)
+    gateway = Gateway(parse_config(document, source="test"))
+    before = gateway.pids("ingress")
+    assert request(port, "POST", "/v2/repository/models/later/load", {})[0] == 200
+    keeper = ray.get_actor("gateway:gateway", namespace="serve")
+    ray.kill(keeper)
+
+    def kept() -> dict[str, bool]:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            actor: Any = ray.get_actor("gateway:gateway", namespace="serve")
+            asked: dict[str, bool] = ray.get(actor.asked.remote())[1]
+            return asked
+        return {}
+
+    wait_until(lambda: kept() == {"later": True}, within_s=20)
+    later["max_rows"] = 8
+    gateway.upgrade(parse_config(document, source="test"))
+    wait_until(lambda: gateway.settled("ingress", 2) and not set(before) & set(gateway.pids("ingress")), within_s=30)
+    assert {request(port, "GET", "/v2/models/later/ready")[0] for _ in range(20)} == {200}
 
 
 def test_an_ingress_in_the_place_of_a_killed_one_gets_its_share_of_the_connections(cluster: Cluster) -> None:

@@ -126,7 +126,7 @@ class Leases:
     def __init__(self, horizon_ns: int) -> None:
         """horizon_ns: as `share` has it."""
         self.of: dict[str, Lease] = {}
-        self._horizon_ns = horizon_ns
+        self.horizon_ns = horizon_ns
         self._counted_ns = self._shared_ns = 0
         self._batch_ns = 1.0  # the last one took
         self._parts: Sequence[int] = ()
@@ -216,11 +216,11 @@ class Leases:
                 for lease in leases
             ]
             # Who has nothing to do keeps a slot where there are twice as many as have to work, or his next request had to wait.
-            work = sum(demand.arriving + demand.waiting_ns / self._horizon_ns for demand in demands)
+            work = sum(demand.arriving + demand.waiting_ns / self.horizon_ns for demand in demands)
             spare = slots - math.ceil(2 * work) if work else 0
             idle = sorted((i for i in range(len(leases)) if not leases[i].works), key=lambda i: (-leases[i].told, i))
             kept = idle[: max(0, spare)]
-            parts = list(share(slots - len(kept), demands, self._horizon_ns))
+            parts = list(share(slots - len(kept), demands, self.horizon_ns))
             for i in kept:
                 parts[i] += 1
             self._parts = parts

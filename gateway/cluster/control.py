@@ -2,7 +2,8 @@
 
 A small actor holds the wanted state and a version that grows with every change. Each ingress replica keeps one call `follow`
 open to it, applies what that returns and reports. `publish` returns when all that follow have reported. The actor is detached
-and named after the application, since it must outlive any one ingress; it ends by itself when nobody has followed for a while.
+and named after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has
+followed for a while. One that was lost and made anew is reminded by those that follow.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -66,8 +67,13 @@ class ControlState:
         """The version there is, and what clients have asked for up to it: whether a model is to be loaded."""
         return self._version, {model: wish.loaded for model, wish in self._wanted.items()}
 
-    async def join(self, ingress: str, seen: int = 0) -> None:
-        """Count an ingress replica among those that follow, as it will at once. seen: the version that it has begun with."""
+    async def join(self, ingress: str, seen: int = 0, models: Collection[str] | None = None) -> None:
+        """Count an ingress replica among those that follow, as it will at once.
+
+        seen: the version that it has begun with. models: that it has; what was asked for others is forgotten. None: any.
+        """
+        if models is not None:
+            self._wanted = {model: wish for model, wish in self._wanted.items() if model in models}
         follower = self._followers.setdefault(ingress, _Follower())
         follower.seen_s = time.monotonic()
         if 0 < seen <= self._version:  # else this actor was restarted
@@ -94,6 +100,18 @@ class ControlState:
         for old in [known for known in reports if known < version - _REPORTS_KEPT]:
             del reports[old]
         self._tell()
+
+    async def remind(self, asked: dict[str, bool]) -> tuple[int, dict[str, bool]]:
+        """Know again, as this actor was made anew, what clients have asked for, as far as one that follows has it.
+
+        Returns the version there is then, and what it has otherwise: as `follow`.
+        """
+        missing = asked.keys() - self._wanted.keys()
+        if missing:
+            self._version += 1
+            self._wanted |= {model: _Wish(self._version, asked[model]) for model in missing}
+            self._tell()
+        return self._version, {model: wish.loaded for model, wish in self._wanted.items() if asked.get(model) != wish.loaded}
 
     async def publish(self, model: str, loaded: bool) -> list[str]:
         """Change the wanted state, wait until every follower has reported on it, and return their errors.
@@ -138,32 +156,40 @@ class ControlState:
         self._changed = asyncio.Event()
 
 
+def control_name(application: str) -> str:
+    """Of the actor of an application, in Serve's namespace."""
+    return f"gateway:{application}"
+
+
 class SharedControl:
     """A `RepositoryControl` over the actor, in one ingress replica. Life: asked -> follow -> publish … -> close."""
 
     def __init__(self, name: str, *, runtime_env: dict[str, Any]) -> None:
-        """name: of the actor, the same in every ingress replica of one deployed configuration."""
+        """name: of the actor, the same in every ingress replica of an application, whatever configuration it has."""
         self._name = name
         self._runtime_env = runtime_env
         self._ingress = uuid.uuid4().hex
-        self._seen = 0  # the version that is applied
+        self._seen = 0  # the version that it has begun with
+        self._asked: dict[str, bool] = {}  # by clients, as far as is known here
+        self._models: frozenset[str] = frozenset()
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
 
     async def asked(self) -> dict[str, bool]:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
-        asked: dict[str, bool] = {}
         with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
-            self._seen, asked = await self._actor().asked.remote()
-        return asked
+            self._seen, self._asked = await self._actor().asked.remote()
+        return self._asked
 
-    async def follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+    async def follow(self, apply: Callable[[str, bool], Awaitable[None]], models: Collection[str]) -> None:
         """Apply what clients ask for since `asked`; whoever publishes once this has returned waits for it.
 
-        apply: `Repository.apply`.
+        apply: `Repository.apply`. models: that this ingress has; during an upgrade, clients may ask others for more.
         """
+        self._models = frozenset(models)
+        self._asked = {model: loaded for model, loaded in self._asked.items() if model in self._models}
         with contextlib.suppress(RayError):  # as in `asked`
-            await self._actor().join.remote(self._ingress, self._seen)
+            await self._actor().join.remote(self._ingress, self._seen, self._models)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
 
     async def publish(self, name: str, loaded: bool) -> None:
@@ -198,19 +224,27 @@ class SharedControl:
     async def _follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
         seen = self._seen
         actor = None
+        lost = False
         while True:
             try:
                 if actor is None:
                     actor = self._actor()
                     actor.end_when_unfollowed.remote()
-                version, changes = await actor.follow.remote(self._ingress, seen)
+                if lost:
+                    version, changes = await actor.remind.remote(self._asked)
+                else:
+                    version, changes = await actor.follow.remote(self._ingress, seen)
             except RayError as exc:
                 log.warning("repository control %s is lost, looking for it again: %s", self._name, exc)
                 actor = None
+                lost = True
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if version != seen:
+            if lost or version != seen:
+                lost = False
                 seen = version
+                changes = {model: loaded for model, loaded in changes.items() if model in self._models}
+                self._asked |= changes
                 # Beside following: whoever does not follow while it loads a large model would count as gone.
                 self._applying = asyncio.create_task(self._apply(self._applying, actor, version, changes, apply))
 

@@ -6,7 +6,7 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +21,9 @@ from backends.base import ModelSpec
 from gateway import __version__
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
-from gateway.cluster.control import SharedControl
+from gateway.cluster.control import SharedControl, control_name
 from gateway.cluster.remote import RemoteRunner
-from gateway.cluster.replica import Replica
+from gateway.cluster.replica import Replica, Terms
 from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
@@ -57,8 +57,13 @@ _HEALTH_TIMEOUT_S: Final = 5.0  # three in a row, then Serve replaces the replic
 _DRAIN_LOOK_S: Final = 1.0
 _INGRESS_LOOK_S: Final = 0.1  # its own listeners answer what is in flight, when it is closed
 _SHUTDOWN_MARGIN_S: Final = 10.0
+# A replica is ended by nobody attending it (see `_backend`): Serve, which kills by time alone, must never come to that.
+_NEVER_KILLED_S: Final = 30 * 86400.0
 # Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
 _NEVER_FULL: Final = 100_000
+
+# A key of what Serve calls the ingresses' user_config: that may change without a restart.
+_DEPLOYED_BY: Final = "deployed_by"
 
 _METRICS_S: Final = 1.0
 _LOOK_BACK_S: Final = 3.0
@@ -66,8 +71,11 @@ _LOOK_BACK_S: Final = 3.0
 log = logging.getLogger(__name__)
 
 
-def application(config: Config, speech: Speech | None = None) -> serve.Application:
-    """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError."""
+def application(config: Config, speech: Speech | None = None, deployed_by: str | None = None) -> serve.Application:
+    """What Serve runs for a configuration. speech: of its processes; None: as usual. Raises: ConfigError.
+
+    deployed_by: what `deployer` finds while this runs; None: nothing.
+    """
     speech = speech or Speech()
     config = decided(config, cores())
     server = config.server
@@ -89,9 +97,16 @@ def application(config: Config, speech: Speech | None = None) -> serve.Applicati
         graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
         max_surge_percent=100 if surge else 0,
         graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
+        user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, _digest(config.model_dump_json())).bind(config, backends, speech)
+    return _versioned(ingress, _digest(f"{config.model_dump_json()}{speech}")).bind(config, backends, speech)
+
+
+def deployer(details: Mapping[str, Any]) -> str | None:
+    """Who has deployed an application last. details: of the application, as Serve's controller tells them."""
+    ingress = details["deployments"].get(INGRESS, {})
+    return ((ingress.get("deployment_config") or {}).get("user_config") or {}).get(_DEPLOYED_BY)
 
 
 class IngressReplica:
@@ -113,8 +128,7 @@ class IngressReplica:
         self._keeper = AccountKeeper()
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
-            name = f"gateway:{self._application}:{_digest(config.model_dump_json())}"
-            self._control = SharedControl(name, runtime_env={"env_vars": ENVIRONMENT})
+            self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
         self._ingress = self._build(_run_dir(config.server.run_dir))
         try:
             if self._control is not None:
@@ -127,7 +141,7 @@ class IngressReplica:
             self._keeper.start()
         leave_out()
         if self._control is not None:
-            await self._control.follow(self._ingress.repository.apply)
+            await self._control.follow(self._ingress.repository.apply, {model.name for model in self._config.models})
 
     def _build(self, run_dir: Path) -> "Ingress":
         from gateway.ingress import Ingress
@@ -162,6 +176,9 @@ class IngressReplica:
             ending=lambda: self._closed,
             keep_account=self._keeper.keep,
         )
+
+    async def reconfigure(self, told: dict[str, str]) -> None:
+        """Serve tells who has deployed it: see `deployer`, which is all that asks."""
 
     async def ports(self) -> tuple[int | None, int | None]:
         """Of HTTP and gRPC."""
@@ -212,22 +229,29 @@ def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]
 
 
 def _backend(name: str, model: ModelSection, backend: Backend, config: Config, speech: Speech) -> serve.Application:
-    # It ends after the ingresses that use it: see RemoteRunner.
-    drain_s = max(2 * config.server.drain_timeout_s, backend.hang_timeout_s)
+    # Serve takes it off its lists and waits for the last call there, and `attend` of an ingress is one: so it ends after those
+    # that use it (see RemoteRunner), however long they are without a successor: that may load for long, or fail to.
     content = _content(model, backend)
+    terms = Terms(
+        usd_per_hour=backend.usd_per_hour,
+        slo_p99_ms=model.slo.p99_ms if model.slo is not None else None,
+        drain_s=max(2 * config.server.drain_timeout_s, backend.hang_timeout_s) + _SHUTDOWN_MARGIN_S,
+    )
     deployment = serve.deployment(
         name=name,
         ray_actor_options=_actor_options(backend.resources),
-        graceful_shutdown_timeout_s=drain_s + 2 * _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=_NEVER_KILLED_S,
         max_surge_percent=100 if backend.surge else 0,
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
+        user_config=terms,
         **_scale(backend),
         **_COMMON,
     )(Replica)
     host = config.ray.channel_host or ""
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
     tracing = config.tracing
-    version = f"{content}{host}{_digest(tracing.model_dump_json()) if tracing is not None else ''}"
+    counted = config.server.run_dir if config.metrics.enabled else False
+    version = f"{content}{_digest(repr((host, tracing.model_dump_json() if tracing is not None else None, counted, speech)))}"
     return _versioned(deployment, version).bind(
         model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
     )
@@ -308,7 +332,7 @@ def _versioned(deployment: serve.Deployment, content: str) -> serve.Deployment:
 
 
 def _content(model: ModelSection, backend: Backend) -> str:
-    """Digest of all that a backend's replica depends on: prices, objectives and numbers of replicas may change beside it."""
+    """Digest of all that a backend's answers depend on: `Terms` and numbers of replicas may change beside it."""
     own = backend.model_dump(include={"name", "kind", "sessions", "isolation", "hang_timeout_s"}) | backend.options()
     return _digest(repr((model.name, model.version, model.declared(), sorted(own.items()))))
 

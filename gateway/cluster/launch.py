@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -36,9 +37,11 @@ from ray.core.generated import gcs_service_pb2 as messages
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
-from gateway.cluster.deployments import QUIET, application, port_owner
+from gateway.cluster.control import control_name
+from gateway.cluster.deployments import QUIET, application, deployer, port_owner
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
@@ -53,6 +56,7 @@ _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
 _LOOK_S: Final = 0.1
+_WATCH_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,9 @@ class _StopAsked(BaseException):
 
 
 def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callable[[str], None]) -> int:
-    """Serve until a signal ends it, or the Ray that was started for it is lost. On the main thread, its signals `blocked`.
+    """Serve until a signal ends it, the Ray that was started for it is lost, or its application is gone or another's.
+
+    On the main thread, its signals `blocked`.
 
     announce: called when requests are answered. speech: of the processes on Ray; this one has its own. tell: what the
     supervisor is to know. Returns the exit code. Raises: GatewayError.
@@ -72,7 +78,8 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
         logger.handlers.clear()
         logger.propagate = True
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    app = application(config, speech)
+    watch = _ApplicationWatch(config.ray.application, tell)
+    app = application(config, speech, watch.token)
     with step("looking for a Ray cluster"):
         found = _find(config.ray.address)
     if found is None:
@@ -85,14 +92,15 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
         with _cluster(config, found, head), _serve_instance(head, tell, own=own):
             if not own:
                 tell(f"{LEFT}the application {config.ray.application} is left on the Ray cluster")
-            with _deployed(app, config, head, own=own) as ingress:
+            with _deployed(app, config, head, watch, own=own) as ingress:
                 http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
                 tell(SERVING)
                 announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
+                watch.start()
                 while True:
                     signal.pause()
     except _StopAsked:
-        return LOST if head.lost else 0
+        return LOST if head.lost or watch.lost else 0
 
 
 def _stop(_number: int, _frame: object) -> None:
@@ -198,6 +206,63 @@ class _Head:
                 log.error("Ray's %s at %s is gone: still serving; Ray ends that after a minute without it", name, address)
 
 
+class _ApplicationWatch:
+    """Over the application: others on the cluster may delete it, or deploy theirs in its place."""
+
+    def __init__(self, application: str, tell: Callable[[str], None]) -> None:
+        """tell: as in `run_on_ray`."""
+        self.token = uuid.uuid4().hex  # of what this process deploys
+        self.lost = False
+        self._application = application
+        self._tell = tell
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """End as by a signal, once what runs under the name is not what this process has deployed."""
+        threading.Thread(target=self._look_on, name="watch the application", daemon=True).start()
+
+    def forget(self) -> None:
+        """What becomes of it from now on is meant to."""
+        self._over.set()
+
+    def present(self) -> bool:
+        return self._details() is not None
+
+    def ours(self) -> bool:
+        """Whether this process has deployed what runs: also where another's, that was to replace it, has failed."""
+        details = self._details()
+        return details is not None and (deployer(details) == self.token or details["status"] == "DEPLOY_FAILED")
+
+    def _details(self) -> dict[str, Any] | None:
+        """None: there is no such application, or it is being deleted."""
+        client: Any = _get_global_client()
+        details: dict[str, Any] | None = client.get_serve_details()["applications"].get(self._application)
+        return None if details is None or details["status"] == "DELETING" else details
+
+    def _look_on(self) -> None:
+        while not (fate := self._fate()):
+            if self._over.wait(_WATCH_S):
+                return
+        if self._over.is_set():
+            return
+        self.lost = True
+        log.error("the application %s %s: ending", self._application, fate)
+        self._tell(ENDING)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _fate(self) -> str:
+        """Why this process has nothing left to do; empty: it has."""
+        try:
+            details = self._details()
+        except Exception as exc:  # of a cluster that is lost, as `_Head` tells, or whose Serve is restarted
+            log.debug("the application %s could not be looked at: %s", self._application, exc)
+            return ""
+        if details is None:
+            return "was deleted by somebody else"
+        replaced = deployer(details) != self.token and details["status"] == "RUNNING"
+        return "was replaced by another that somebody has deployed under its name" if replaced else ""
+
+
 def _connected(address: str) -> socket.socket | None:
     host, _, port = address.rpartition(":")
     try:
@@ -270,20 +335,24 @@ def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> I
             serve.start(proxy_location="Disabled", logging_config=QUIET)
         yield
     finally:
-        if not head.lost and not own:
+        if not head.lost and not own and not serve.status().applications:  # others may use it meanwhile
             # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
             sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `redirect_stdout` ends
             serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 
 @contextlib.contextmanager
-def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool) -> Iterator[DeploymentHandle[Any]]:
-    """Run the application under its name, in place of what ran under it, and delete it at the end.
+def _deployed(
+    app: serve.Application, config: Config, head: _Head, watch: _ApplicationWatch, *, own: bool
+) -> Iterator[DeploymentHandle[Any]]:
+    """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
-    own: as in `_serve_instance`; what did not come to serve is left to that end.
+    own: as in `_serve_instance`; what did not come to serve is left to that end. So is another's that it was to replace, and
+    that still answers.
     """
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
+    replaces = watch.present()
     try:
         try:
             with step(f"loading {named(model.name for model in config.models)} on Ray"):
@@ -294,11 +363,14 @@ def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool)
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
         yield ingress
     finally:
+        watch.forget()
         if ingress is None:
             # What Serve says of a replica that is ended while it starts: a traceback.
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
-        if ingress is not None or not own:
-            deleting = threading.Thread(target=_delete, args=(name,), name="delete", daemon=True)
+        if ingress is None and replaces:
+            log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", name)
+        elif ingress is not None or not own:
+            deleting = threading.Thread(target=_delete, args=(name, watch), name="delete", daemon=True)
             deleting.start()
             while deleting.is_alive() and not head.lost:
                 deleting.join(_LOOK_S)
@@ -306,9 +378,11 @@ def _deployed(app: serve.Application, config: Config, head: _Head, *, own: bool)
             _drain(ingress, config.server)
 
 
-def _delete(application: str) -> None:
-    """Return when it has drained and is gone, or cannot be deleted. Serve's own waiting looks once a second."""
+def _delete(application: str, watch: _ApplicationWatch) -> None:
+    """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second."""
     try:
+        if not watch.ours():
+            return
         serve.delete(application, _blocking=False)
         until = time.monotonic() + _DELETED_S
         while application in serve.status().applications:
@@ -316,6 +390,8 @@ def _delete(application: str) -> None:
                 log.error("the application %s is still being deleted", application)
                 return
             time.sleep(_LOOK_S)
+        with contextlib.suppress(ValueError):  # there is none: it had one ingress
+            ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s could not be deleted", application)
 

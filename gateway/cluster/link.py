@@ -139,6 +139,7 @@ class Link:
     _told_of_channel: bool = False  # that there is none
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
+    _staying: asyncio.Task[None] | None = None
     _wanting: asyncio.Task[None] | None = None
     _calls: set[BatchCall] = field(default_factory=set)
     _watchdog: asyncio.TimerHandle | None = None  # over calls by the channel
@@ -154,6 +155,7 @@ class Link:
         self._serve_channel = init_grpc_channel(address, options=options, asynchronous=True)
         self._handle = ASGIServiceStub(self._serve_channel).HandleRequest  # type: ignore[no-untyped-call]  # generated
         self._attending = loop.create_task(self._attend())
+        self._staying = loop.create_task(self._stay())
 
     def __repr__(self) -> str:
         by = (self._channel.kind if self._channel is not None else "") or "calls of Serve's"
@@ -276,6 +278,8 @@ class Link:
         self.on_change = lambda: None
         self._left = True
         self._attending.cancel()
+        if self._staying is not None:
+            self._staying.cancel()
         if (self._calls or self._requests) and not await self._answers():
             # It is frozen, or its node has gone without closing our connection: the calls would only time out.
             self._lost = True
@@ -291,7 +295,7 @@ class Link:
     async def close(self, *, release: bool = False) -> None:
         """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
         self._left = True
-        for task in (self._attending, self._opening, self._wanting):
+        for task in (self._attending, self._staying, self._opening, self._wanting):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -337,6 +341,17 @@ class Link:
                 if self.spec.decoupled and not self.no_channel:
                     await self._opening
             self._set_up(True, changed=True)
+
+    async def _stay(self) -> None:
+        """Attend with a second call, half a turn later: Serve would end a replica off its lists, did it look between two."""
+        question = msgspec.msgpack.encode((self.ingress, 0))
+        while True:
+            await asyncio.sleep(ATTEND_S / 2)
+            while self.up and self._channel is not None and self._channel.is_open:  # else it would be answered at once
+                try:
+                    await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
+                except (LinkLost, InternalError):  # `_attend` finds out as well
+                    break
 
     async def _open_channel(self) -> None:
         """Until then, and where there is none, batches go by Serve's gRPC server, which cannot carry an answer in parts."""

@@ -11,23 +11,23 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 import ray
 
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
-from gateway.batching.leases import Lease
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountTeller
+from gateway.cluster.asked import AskedBatch, EarlyBatch
 from gateway.cluster.attendance import Attendance
 from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
 from gateway.cluster.link import attend_answer, channel_answer
 from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
+from gateway.engine.recorders import Cost
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError, InternalError
@@ -38,7 +38,6 @@ from gateway.process.prints import never_raise
 from gateway.process.supervisor import outlive_signals
 from gateway.tracing.batches import received, run_ended
 from gateway.tracing.tracer import open_tracer
-from gateway.types import BatchTrace
 from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 
@@ -54,52 +53,24 @@ _question = msgspec.msgpack.Decoder(tuple[str, int | None])
 _wish = msgspec.msgpack.Decoder(tuple[str, float])
 
 
+def _horizon_ns(slo_p99_ms: float | None) -> int:
+    return round((_HORIZON_WITHOUT_SLO_MS if slo_p99_ms is None else slo_p99_ms) / 2 * 1e6)
+
+
 def _node_address() -> str:
     worker: Any = ray._private.worker.global_worker
     return str(worker.node_ip_address)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Asked:
-    """A batch that an ingress waits for: what a pool runs.
+class Terms(TypedDict):
+    """What may change while a replica runs, as Serve's user_config.
 
-    part: where the parts of its answer go; None: it has none. lease: whose slot it fills. counted_ns: up to when its run is
-    counted there. astray: it came by a call of Serve's, not by the channel. fault: why a part could not be sent, and the run
-    was cancelled. trace: of one that is traced.
+    slo_p99_ms: of the model; None: it has none. drain_s: how long the end waits for batches, once nobody attends.
     """
 
-    inputs: Tensors
-    told: Mapping[str, object]
-    on_end: Callable[[Execution], None]
-    part: Answer | None
-    pool: WorkerPool
-    lease: Lease
-    counted_ns: int
-    astray: bool
-    fault: BackendFailed | None = None
-    trace: BatchTrace | None = None
-
-    def concat(self, *, kept: bool = True) -> Tensors:
-        return self.inputs
-
-    def parameters(self) -> Mapping[str, object]:
-        return self.told if self.trace is None else {**self.told, **(self.trace.told or {})}
-
-
-@dataclass(slots=True, eq=False)
-class _Early:
-    """A batch that came while all sessions ran others: its slot was lost, or leased to another, while it was on its way.
-
-    begin: runs it, once a session is free. on_end: gets how it ended, if it is not begun. running: once it is.
-    """
-
-    begin: Callable[[], Running]
-    on_end: Callable[[Execution], None]
-    running: Running | None = None
-
-    def taken(self) -> None:
-        if self.running is not None:
-            self.running.taken()
+    usd_per_hour: float | None
+    slo_p99_ms: float | None
+    drain_s: float
 
 
 class Replica:
@@ -133,11 +104,12 @@ class Replica:
         self._clock = LoopClock(self._loop)
         self._model = model
         self._content = content
+        self._drain_s: float | None = None  # `reconfigure` tells it
         self._name = f"{model.name}:{model.version}/{backend.label}"
         self._tracer = open_tracer(tracing, os.environ)
-        self._running: set[_Asked] = set()
-        self._early: deque[_Early] = deque()
-        horizon_ns = round((model.slo.p99_ms if model.slo else _HORIZON_WITHOUT_SLO_MS) / 2 * 1e6)
+        self._running: set[AskedBatch] = set()
+        self._early: deque[EarlyBatch] = deque()
+        horizon_ns = _horizon_ns(model.slo.p99_ms if model.slo else None)
         self._attendance = Attendance(horizon_ns, self._clock, sessions=self._sessions, count=self._count_all_spent)
         self._teller = AccountTeller()
         self._channel = ChannelServer(self._begin, self._attendance.let_in, self._teller.keep)
@@ -153,6 +125,7 @@ class Replica:
         self._loaded = False
         self._changing = asyncio.Lock()  # one load or release at a time
         self._loading: asyncio.Task[str] | None = None
+        self._cost: Cost | None = None
         if metrics_dir is not None:
             self._publish(model, backend, metrics_dir)
         if model.load_at_start:
@@ -222,6 +195,13 @@ class Replica:
 
     # called by Serve
 
+    async def reconfigure(self, terms: Terms) -> None:
+        """Once after the start, and when they change."""
+        self._drain_s = terms["drain_s"]
+        self._attendance.leases.horizon_ns = _horizon_ns(terms["slo_p99_ms"])
+        if self._cost is not None:
+            self._cost.reprice(terms["usd_per_hour"], time.monotonic_ns())
+
     async def check_health(self) -> None:
         """Serve replaces a replica whose check fails, or does not answer because the loop is stuck."""
         if not self._pool.available:
@@ -245,7 +225,10 @@ class Replica:
 
     async def _end(self) -> None:
         """Serve counts its own calls, and has waited for them: wait for what came by channels, then close."""
-        await self._channel.drained()
+        try:
+            await asyncio.wait_for(self._channel.drained(), self._drain_s)
+        except TimeoutError:
+            log.warning("%s: ends, although batches still run after %s s", self._name, self._drain_s)
         await self.close()
 
     async def close(self) -> None:
@@ -303,7 +286,7 @@ class Replica:
             return
         if self._tracer is not None:
             self._metrics.watch_spans(self._tracer.spans)
-        cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
+        self._cost = cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
         cost.measure(self._busy_ns)
         cost.hold()
         self._metrics.divide(functools.partial(self._teller.divide, lambda: self._metrics.ingress_lives))
@@ -369,7 +352,7 @@ class Replica:
         if self._pool.free_slots:
             return self._start(inputs, extra, received_ns, on_end, part)
         begin = functools.partial(self._start, inputs, extra, received_ns, on_end, part)
-        early = _Early(functools.partial(self._guarded, begin, received_ns, on_end), on_end)
+        early = EarlyBatch(functools.partial(self._guarded, begin, received_ns, on_end), on_end)
         self._early.append(early)
         self._begin_early()
         return Running(functools.partial(self._cancel_early, early), early.taken)
@@ -385,7 +368,7 @@ class Replica:
                 error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
                 early.on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
 
-    def _cancel_early(self, early: _Early) -> None:
+    def _cancel_early(self, early: EarlyBatch) -> None:
         if early.running is not None:
             early.running.cancel()
         elif early in self._early:
@@ -410,7 +393,7 @@ class Replica:
         wants = extra["left_rows"] / max(1, extra["rows"])
         lease = self._attendance.leases.begin(extra["ingress"], wants, now_ns, astray=part is None)
         answers = part if self._spec.decoupled else None
-        asked = _Asked(
+        asked = AskedBatch(
             inputs=inputs,
             told=extra["parameters"],
             on_end=on_end,
@@ -440,7 +423,7 @@ class Replica:
                 f"{self._name}: the model answers {here}, its ingress expects that it does {there}: load it again"
             )
 
-    def _part_made(self, asked: "_Asked", outputs: Tensors) -> None:
+    def _part_made(self, asked: AskedBatch, outputs: Tensors) -> None:
         if asked.fault is not None:
             return
         assert asked.part is not None
@@ -452,7 +435,7 @@ class Replica:
             asked.fault = self._unsent(exc)
             asked.pool.cancel(asked)
 
-    def _ended(self, asked: "_Asked", execution: Execution) -> None:
+    def _ended(self, asked: AskedBatch, execution: Execution) -> None:
         self._count_busy(ended=1)
         self._running.discard(asked)
         now_ns = self._clock.now_ns()
@@ -475,7 +458,7 @@ class Replica:
         self._all_busy_s += busy_s
         self._counted_s = now_s
 
-    def _count_spent(self, asked: "_Asked", now_ns: int) -> None:
+    def _count_spent(self, asked: AskedBatch, now_ns: int) -> None:
         """Add what a batch took since it was counted last: it may run for longer than leases stand."""
         asked.lease.spent_ns += now_ns - asked.counted_ns
         asked.counted_ns = now_ns

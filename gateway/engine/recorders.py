@@ -415,6 +415,7 @@ class Cost:
         self._holders = 0
         self._since_ns = self._held_ns = 0
         self._idle_usd = 0.0
+        self._repriced = (0, 0, 0.0, 0.0)  # busy and held time until then, and what both came to
         self._measure: Callable[[], int] | None = None
 
     def hold(self) -> None:
@@ -432,13 +433,25 @@ class Cost:
         """busy_ns: all the time that sessions ran, of a process that is a replica of the backend."""
         self._measure = busy_ns
 
-    def state(self, now_ns: int) -> State:
+    def reprice(self, usd_per_hour: float | None, now_ns: int) -> None:
+        """It costs this from now on."""
+        self._repriced = self._counted(now_ns)
+        self._usd_per_hour = usd_per_hour
+        self._usd_per_ns = (usd_per_hour or 0.0) / 3600e9
+
+    def _counted(self, now_ns: int) -> tuple[int, int, float, float]:
+        """As `_repriced`."""
         held_ns = self._held_ns + (now_ns - self._since_ns if self._holders else 0)
         busy_ns = self.ended_busy_ns + sum(lane.busy_ns() for lane in self.lanes)
         if self._measure is not None:
             busy_ns += self._measure()
-        busy_usd = busy_ns * self._usd_per_ns / self._sessions
-        self._idle_usd = max(self._idle_usd, held_ns * self._usd_per_ns - busy_usd)  # a counter never goes back
+        busy_until_ns, held_until_ns, busy_usd, held_usd = self._repriced
+        busy_usd += (busy_ns - busy_until_ns) * self._usd_per_ns / self._sessions
+        return busy_ns, held_ns, busy_usd, held_usd + (held_ns - held_until_ns) * self._usd_per_ns
+
+    def state(self, now_ns: int) -> State:
+        _, _, busy_usd, held_usd = self._counted(now_ns)
+        self._idle_usd = max(self._idle_usd, held_usd - busy_usd)  # a counter never goes back
         priced = self._usd_per_hour is not None
         return (
             {"busy": busy_usd, "idle": self._idle_usd} if priced else None,

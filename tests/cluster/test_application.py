@@ -16,6 +16,7 @@ from gateway.cluster import application
 from gateway.cluster.deployments import desired_replicas
 from gateway.config import parse_config
 from gateway.errors import ConfigError
+from gateway.process.console import Speech
 from tests.cluster.conftest import config
 
 pytestmark = pytest.mark.ray
@@ -62,6 +63,30 @@ def test_only_what_changed_is_restarted_by_a_deploy() -> None:
     assert other_ingress != ingress
     assert same_backend == backend
     assert versions(fixed_ms=3.0)[1] != backend
+    for terms in ({"usd_per_hour": 7.0}, {"model": {"slo": {"p99_ms": 100}}}):
+        assert versions(**terms)[1] == backend
+
+
+def test_prices_and_objectives_reach_replicas_that_run_and_where_and_how_these_tell_restarts_them() -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    model = document["models"][0]
+
+    def backend(speech: Speech | None = None, **changes: Any) -> serve.Deployment:
+        return deployments(application(parse_config(document | changes, source="test"), speech))["m-1-synthetic"]
+
+    priced = model | {"slo": {"p99_ms": 100}, "backends": [model["backends"][0] | {"usd_per_hour": 7.0}]}
+    terms = backend(models=[priced])._deployment_config.user_config
+    assert terms == {"usd_per_hour": 7.0, "slo_p99_ms": 100.0, "drain_s": 70.0}  # max(2 * 10, 60) + 10
+    run_dirs = [document["server"] | {"run_dir": name} for name in ("/run/a", "/run/b")]
+    off = {"metrics": {"enabled": False}}
+    told = [backend(), backend(Speech(format="json")), backend(**off), *(backend(server=server) for server in run_dirs)]
+    assert len({each.version for each in told}) == 5
+    assert backend(**off, server=run_dirs[0]).version == backend(**off).version
+
+
+def test_serve_kills_no_replica_that_ingresses_still_use_for_the_time_that_its_successor_takes() -> None:
+    timeout_s = deployments(application(config()))["m-1-synthetic"]._deployment_config.graceful_shutdown_timeout_s
+    assert timeout_s > 7 * 86400
 
 
 def test_ingresses_may_be_held_to_nodes_of_their_own() -> None:

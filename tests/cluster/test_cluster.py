@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import ray
 import tritonclient.grpc as triton
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -130,6 +131,31 @@ def test_an_ingress_that_starts_later_loads_what_clients_have_loaded_once_and_no
         assert len(opened.read_text()) == 5  # two at the start, two for the client, and one that came for a killed one
 
 
+def test_what_clients_have_loaded_stays_so_through_the_loss_of_who_keeps_that_and_an_upgrade(cluster: Cluster) -> None:
+    port = free_port()
+    document = config(port=port, ingress_replicas=2, replicas=1).model_dump(mode="json", exclude_none=True)
+    later = {"name": "later", "max_rows": 16, "load_at_start": False, "backends": [{"kind": "synthetic"}]}
+    document["models"].append(later)
+    gateway = Gateway(parse_config(document, source="test"))
+    before = gateway.pids("ingress")
+    assert request(port, "POST", "/v2/repository/models/later/load", {})[0] == 200
+    keeper = ray.get_actor("gateway:gateway", namespace="serve")
+    ray.kill(keeper)
+
+    def kept() -> dict[str, bool]:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            actor: Any = ray.get_actor("gateway:gateway", namespace="serve")
+            asked: dict[str, bool] = ray.get(actor.asked.remote())[1]
+            return asked
+        return {}
+
+    wait_until(lambda: kept() == {"later": True}, within_s=20)
+    later["max_rows"] = 8
+    gateway.upgrade(parse_config(document, source="test"))
+    wait_until(lambda: gateway.settled("ingress", 2) and not set(before) & set(gateway.pids("ingress")), within_s=30)
+    assert {request(port, "GET", "/v2/models/later/ready")[0] for _ in range(20)} == {200}
+
+
 def test_an_ingress_in_the_place_of_a_killed_one_gets_its_share_of_the_connections(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1))
@@ -211,6 +237,42 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     assert set(load.outcomes) == {200}, load.errors[:3]
     assert set(grpc_load.outcomes) == {"ok"}
     assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0, 2.0]]))[0] == 200
+
+
+def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_ends_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "class Failing:\n    def __init__(self):\n        raise RuntimeError('no weights here')\n"
+    )
+    port = free_port()
+    document = config(port=port, replicas=1, hang_timeout_s=1.0, fixed_ms=BUSY_MS).model_dump(mode="json", exclude_none=True)
+    document["server"]["drain_timeout_s"] = 1.0
+    gateway = Gateway(parse_config(document, source="test"))
+    (before,) = gateway.pids(BACKEND)
+    failing = [{"kind": "python", "model": f"{tmp_path}/failing.py:Failing", "placement": "replicas"}]
+    model = document["models"][0] | {"version": "2", "backends": failing}
+    with Load(port, "m") as load:
+        load.wait_for(100)
+        with pytest.raises(RuntimeError):
+            gateway.upgrade(parse_config(document | {"models": [model]}, source="test"))
+        time.sleep(15)  # together with the upgrade that failed, longer than batches and clients have to end
+        load.wait_for(100)
+        assert psutil.pid_exists(before)
+        gateway.upgrade(parse_config(document, source="test"))
+        wait_until(lambda: not psutil.pid_exists(before), within_s=30)
+        load.wait_for(100)
+    assert set(load.outcomes) == {200}, load.errors[:3]
+
+
+def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None:
+    port = free_port()
+    gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))
+    before = gateway.pids(BACKEND)
+    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 1.0, within_s=10)
+    gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, usd_per_hour=7.0))
+    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 7.0, within_s=10)
+    assert gateway.pids(BACKEND) == before
 
 
 def test_the_only_backend_replica_killed_is_waited_for(cluster: Cluster) -> None:

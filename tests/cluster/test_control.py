@@ -138,3 +138,25 @@ def test_what_one_has_begun_with_says_nothing_to_a_restarted_state() -> None:
         publishing.cancel()
 
     run(test)
+
+
+def test_an_actor_that_was_made_anew_is_reminded_and_what_it_knows_counts_more() -> None:
+    async def test() -> None:
+        state = ControlState()
+        assert await state.remind({"m": False, "n": True}) == (1, {})
+        assert await state.asked() == (1, {"m": False, "n": True})
+        await state.publish("n", False)
+        assert await state.remind({"m": False, "n": True, "o": True}) == (3, {"n": False})
+
+    run(test)
+
+
+def test_what_was_asked_for_models_that_an_upgrade_has_removed_is_forgotten() -> None:
+    async def test() -> None:
+        state = ControlState()
+        await state.publish("m", False)
+        await state.publish("gone", False)
+        await state.join("a", 0, {"m", "new"})
+        assert await state.asked() == (2, {"m": False})
+
+    run(test)

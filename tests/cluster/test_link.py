@@ -9,7 +9,7 @@ import pytest
 
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
-from gateway.cluster.link import _RELEASE, Link, LinkLost, Outcome, _attendance_decoder, attend_answer
+from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome, _attendance_decoder, attend_answer
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -234,6 +234,31 @@ def test_a_replica_that_is_in_doubt_is_told_of_an_unload_too(doubted: bool) -> N
             link._doubt()
         await link.close(release=True)
         assert asked == [_RELEASE]
+
+    run_simulated(test)
+
+
+def test_a_replica_is_attended_at_every_moment() -> None:
+    async def test(clock: SimulatedClock) -> None:
+        link = WireLink(cast(Any, None), "ingress", lambda: None, up=True)
+        open_calls = 0
+        seen: list[int] = []
+
+        async def request(metadata: bytes, argument: bytes, timeout_s: float) -> bytes:
+            nonlocal open_calls
+            open_calls += 1
+            await asyncio.sleep(ATTEND_S)
+            open_calls -= 1
+            seen.append(open_calls)
+            await asyncio.sleep(0.001)  # on the way
+            return attend_answer(1, "content", ModelSpec("", (), (), 8), "", Standing(True, 1))
+
+        link._request = request  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(link._attend()), asyncio.create_task(link._stay())]
+        await asyncio.sleep(20 * ATTEND_S)
+        for task in tasks:
+            task.cancel()
+        assert set(seen) == {1}, seen
 
     run_simulated(test)
 

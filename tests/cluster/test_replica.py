@@ -13,7 +13,7 @@ import pytest
 from backends.base import ModelSpec
 from gateway.cluster.channel import Channel
 from gateway.cluster.remote import _execution
-from gateway.cluster.replica import Replica
+from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import BackendFailed, GatewayError, UnsupportedMediaType
@@ -441,6 +441,23 @@ def test_a_long_stream_counts_as_busy_while_it_runs_and_is_waited_for_at_the_end
         question.taken()
         assert "error" not in decode_frame(await question.answer)[1]
         await ending
+        channel.close()
+
+    run(test)
+
+
+def test_the_end_waits_only_so_long_for_what_runs() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=20_000.0)
+        await replica.reconfigure(Terms(usd_per_hour=None, slo_p99_ms=None, drain_s=0.05))
+        await attend(replica, "a", None)
+        endpoints = await replica._channel.start()
+        channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {}}
+        question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about))
+        await until_true(lambda: replica._pool.busy == 1)
+        await asyncio.wait_for(replica._end(), 5)
+        await asyncio.wait([question.answer])
         channel.close()
 
     run(test)

@@ -72,6 +72,45 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         end(process)
 
 
+FAILING = """
+class Failing:
+    def __init__(self):
+        raise RuntimeError("no weights here")
+    def predict(self, inputs):
+        return inputs
+"""
+
+
+def test_who_was_replaced_ends_and_deletes_nothing_and_who_fails_to_replace_leaves_what_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "twice"}
+    first, port = start(tmp_path / "first.yaml", document)
+    try:
+        document["models"][0]["slo"] = {"p99_ms": 500}
+        second, _ = start(tmp_path / "second.yaml", document)
+        try:
+            _, told = first.communicate(timeout=30)
+            assert first.returncode == 1
+            assert "the application twice was replaced by another that somebody has deployed under its name: ending" in told
+            document["models"][0] |= {"version": "2", "backends": [{"kind": "python", "model": "failing.py:Failing"}]}
+            third = serve_in_vain(tmp_path / "third.yaml", document)
+            assert third.returncode == 1
+            assert "the application twice is left on the Ray cluster: what ran there before goes on answering" in third.stderr
+            assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+            assert second.poll() is None
+            serve.delete("twice")
+            _, told = second.communicate(timeout=30)
+            assert second.returncode == 1
+            assert "the application twice was deleted by somebody else: ending" in told
+        finally:
+            end(second)
+    finally:
+        end(first)
+
+
 SLOW = """
 import time
 class Slow:

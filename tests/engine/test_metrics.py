@@ -312,6 +312,23 @@ def told_usd(metrics: Metrics) -> tuple[float, float]:
     return busy, idle
 
 
+def test_a_changed_price_counts_from_then_on() -> None:
+    metrics = Metrics()
+    metrics.started()
+    cost = metrics.cost("m", "1", "cpu", 3600.0, 1)  # a dollar a second
+    busy_ns = 0
+    cost.measure(lambda: busy_ns)
+    cost.hold()
+    since_ns = time.monotonic_ns()
+    busy_ns = 2_000 * MS
+    cost.reprice(7200.0, since_ns + 10_000 * MS)
+    busy_ns += 3_000 * MS
+    told, per_hour, _ = cost.state(since_ns + 15_000 * MS)
+    assert told["busy"] == pytest.approx(2 + 3 * 2)
+    assert sum(told.values()) == pytest.approx(10 + 5 * 2, abs=0.1)
+    assert per_hour == 7200.0
+
+
 def test_what_is_held_from_the_start_costs_since_the_process_began_through_a_reload_and_until_it_is_let_go() -> None:
     began_s = process_began_s(os.getpid())
     metrics = Metrics()

@@ -12,13 +12,13 @@ from backends.onnx_file import way_without
 
 def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
     """A file that takes other batches than are declared. Outputs that are not listed may be as they are."""
-    outputs = _asked_for(wanted, "outputs", outputs)
-    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *outputs)} - {-1, wanted.max_rows}
+    given = _asked_for(wanted, "outputs", outputs)
+    odd = {tensor.shape[0] if tensor.shape else None for tensor in (*inputs, *given)} - {-1, wanted.max_rows}
     if wanted.max_rows and odd:
         expected = "an open first dimension in every tensor"
         fixed = next((size for size in odd if size), None)
         remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
-        yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *outputs))}", expected, remedy, of_model=True)
+        yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *(given or outputs)))}", expected, remedy, of_model=True)
 
 
 def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
@@ -35,9 +35,9 @@ def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Itera
 
 
 def _asked_for(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Of the file's tensors those that are listed; all where none of them is."""
+    """Of the file's tensors those that are listed; all where none are."""
     names = [tensor.name for tensor in dict(wanted.tensors)[key] if tensor.name is not NOT_KNOWN]
-    return tuple(tensor for tensor in found if tensor.name in names) or found
+    return tuple(tensor for tensor in found if not names or tensor.name in names)
 
 
 def unlike_file(wanted: Wanted, key: str, declared: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:

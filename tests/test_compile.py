@@ -12,7 +12,8 @@ import yaml
 
 import backends
 from backends.base import ModelSpec
-from backends.source import forget_code, load_object
+from backends.model_folders import forget_code
+from backends.source import load_object
 from gateway.commands.compile import compile_config
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError, NotFound

@@ -76,7 +76,7 @@ DOORS = {
     "opentelemetry": {"gateway.tracing.opentelemetry"},
     "boto3": {"gateway.aws.client", "loadtest.prices.live_prices"},
     "botocore": {"gateway.aws.client", "loadtest.load.aws_keys", "loadtest.prices.live_prices"},
-    "pyarrow": {"gateway.transform.storage", "gateway.transform.rows", "gateway.transform.writing"},
+    "pyarrow": {"gateway.transform"},
     "fsspec": {"gateway.transform.storage"},
 }
 

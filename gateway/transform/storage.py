@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import IO, Any, Final, NamedTuple, Self
 
-from gateway.errors import ConfigError
+import pyarrow as pa
+from pyarrow import fs
 
-try:
-    import pyarrow as pa
-    from pyarrow import fs
-except ImportError as exc:
-    raise ConfigError(f"pyarrow cannot be imported ({exc}): pip install 'serving-gateway[batch]'") from exc
+from gateway.errors import ConfigError
 
 _GLOB: Final = frozenset("*?[")
 PACKED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}

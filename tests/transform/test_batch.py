@@ -68,6 +68,16 @@ def run(*words: object) -> int:
     return main(["batch", *map(str, words)])
 
 
+def test_without_its_extra_it_says_which_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("gateway.transform")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(configuration(tmp_path), "twice", written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl") == 2
+    assert "pip install 'serving-gateway[batch]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
 def test_each_row_is_answered_once_and_in_order(tmp_path: Path, given: str, ending: str) -> None:

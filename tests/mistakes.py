@@ -268,7 +268,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "yes for a number",
                 one("sessions: yes  # !"),
                 "models[0].backends[0].sessions",
-                ("true: expected a whole number from 1 to 256",),
+                ("yes: expected a whole number from 1 to 256",),
             ),
             Mistake(
                 "number for a switch",
@@ -304,7 +304,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "version without quotes",
                 of_model("version: 2  # !"),
                 "models[0].version",
-                ("2: expected a number of 1 to 18 digits, in quotes", 'write `version: "2"`'),
+                ("2: expected a number of 1 to 18 digits, in quotes", 'write "2"'),
             ),
             Mistake(
                 "number as a name",

@@ -153,7 +153,7 @@ def test_a_backend_name_that_no_lane_or_file_can_hold_is_refused(name: str) -> N
 def test_a_version_is_a_number(version: object) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({"models": [{"name": "a", "version": version, "backends": [{"kind": "synthetic"}]}]}, source="x.yaml")
-    hint = '; write `version: "2"`' if version == 2 else ""
+    hint = '; write "2"' if version == 2 else ""
     expected = "expected a number of 1 to 18 digits, in quotes"
     assert caught.value.message == f"x.yaml: models[0].version: {version!r}: {expected}{hint}"
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gateway.config.fields import ModelName, Strict, Version
 from gateway.documents.faults import ConfigFaults
+from gateway.documents.lenient import validated
 from gateway.documents.reader import Document, parse, read
 
 REFERENCE = Path(__file__).parent.parent / "configs" / "gateway.yaml"
@@ -106,3 +108,27 @@ def test_a_file_of_no_sensible_length_or_encoding_is_named(tmp_path: Path) -> No
             read(path)
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
     assert read(path).value == {"a": 1}
+
+
+class Named(Strict):
+    name: ModelName
+    version: Version = "1"
+    files: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize("text", ["off", "1.10", "010", "0x10", "2024-01-02", "12:30", "Yes", ".5", "1_000"])
+def test_text_that_yaml_reads_otherwise_is_to_be_put_in_quotes_as_it_stands(text: str) -> None:
+    with pytest.raises(ConfigFaults) as caught:
+        validated(Named, parse(f"name: {text}\nfiles: {text}\n", source="x"))
+    assert caught.value.message == (
+        f'x:1: name: {text}: expected text; put it in quotes: "{text}"\n'
+        f"x:2: files: {text}: expected a list, each item text; write it as a list: [{text}]"
+    )
+    assert validated(Named, parse(f'name: "{text}"\n', source="x")).name == text
+
+
+@pytest.mark.parametrize(("text", "remedy"), [("010", '; write "010"'), ("0x10", ""), ("1.10", ""), ("null", "")])
+def test_a_version_is_to_be_written_as_it_stands_where_that_makes_one(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigFaults) as caught:
+        validated(Named, parse(f"name: m\nversion: {text}\n", source="x"))
+    assert caught.value.message == f"x:2: version: {text}: expected a number of 1 to 18 digits, in quotes{remedy}"

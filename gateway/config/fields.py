@@ -36,9 +36,13 @@ def is_name(value: str, *, most: int = LONGEST_NAME) -> bool:
 
 
 def _version(value: object) -> object:
-    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,18}", value):
-        plain = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
-        raise Unfit(expected="a number of 1 to 18 digits, in quotes", remedy=f'write `version: "{value}"`' if plain else "")
+    def fits(text: str) -> bool:
+        return re.fullmatch("[0-9]{1,18}", text) is not None
+
+    if not isinstance(value, str):
+        raise Unfit(expected="a number of 1 to 18 digits, in quotes", fits_in_quotes=fits)
+    if not fits(value):
+        raise Unfit(expected="a number of 1 to 18 digits, in quotes")
     return value
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
@@ -55,14 +55,26 @@ class ConfigFaults(ConfigError):
 
 
 class Unfit(ValueError):
-    """What a validator of ours refuses. at: the place, below the one the validator stands at. The rest as in `Fault`."""
+    """What a validator of ours refuses. at: the place, below the one the validator stands at. The rest as in `Fault`.
 
-    def __init__(self, found: str = "", *, expected: str = "", remedy: str = "", at: Location = ()) -> None:
+    fits_in_quotes: of a value that is no text, whether what is written there would do in quotes; None: it is not the quotes.
+    """
+
+    def __init__(
+        self,
+        found: str = "",
+        *,
+        expected: str = "",
+        remedy: str = "",
+        at: Location = (),
+        fits_in_quotes: Callable[[str], bool] | None = None,
+    ) -> None:
         super().__init__(found or expected)
         self.found = found
         self.expected = expected
         self.remedy = remedy
         self.at = at
+        self.fits_in_quotes = fits_in_quotes
 
 
 class Refused(ValueError):
@@ -79,12 +91,15 @@ def path_of(location: Location) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it would stand in the file, cut where it is long."""
+    """A value as it would stand in a file, cut where it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and not math.isfinite(value):
         return f".{value}".replace(".-", "-.")
-    text = repr(value)
+    return cut(repr(value))
+
+
+def cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 

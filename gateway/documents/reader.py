@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.documents.faults import ConfigFaults, Fault, Location, nearest, path_of, shown
+from gateway.documents.faults import ConfigFaults, Fault, Location, cut, nearest, path_of, shown
 from gateway.documents.sums import altered
 from gateway.turns import pause
 
@@ -70,6 +70,16 @@ class Document:
                 return None
         return value
 
+    def text(self, location: Location) -> str:
+        """A value as it is written: YAML reads `off` as false, 1.10 as 1.1, 010 as 8. As `shown`, where that is not known."""
+        value, node = self.at(location), self.node
+        if value is None or isinstance(value, str | list | dict):
+            return shown(value)
+        for part in self.written(location):
+            child = _child(node, part) if node is not None else None
+            node = child[1] if child is not None else None
+        return str(node.value) if isinstance(node, yaml.ScalarNode) and not node.style else shown(value)
+
     def fault(self, location: Location, found: str = "", *, expected: str = "", remedy: str = "", value: bool = True) -> Fault:
         """A fault at a place. value: whether to show what stands there, unless it is a mapping or a list of them."""
         stands = self.at(location)
@@ -80,7 +90,7 @@ class Document:
         return Fault(
             self.source,
             path_of(self.written(location)),
-            shown(stands) if there else "",
+            cut(self.text(location)) if there else "",
             found,
             expected,
             remedy,

@@ -150,7 +150,10 @@ def _faults(error: Any, place: FaultPlace, model: type[BaseModel], document: Doc
         exc = error["ctx"]["error"]
         unfit = exc.unfit if isinstance(exc, Refused) else [exc if isinstance(exc, Unfit) else Unfit(str(exc))]
         for each in unfit:
-            yield document.fault((*location, *each.at), each.found, expected=each.expected, remedy=each.remedy)
+            at = (*location, *each.at)
+            quoted = each.fits_in_quotes is not None and each.fits_in_quotes(document.text(at))
+            remedy = f'write "{document.text(at)}"' if quoted else each.remedy
+            yield document.fault(at, each.found, expected=each.expected, remedy=remedy)
     elif kind == "missing":
         key = str(location[-1])
         yield document.fault(
@@ -187,14 +190,15 @@ def value_fault(place: FaultPlace, document: Document) -> Fault:
         key, _, rest = value.partition(":")
         remedy = f"a space is missing after the colon: `{key}: {rest}`"
     elif inner is str and value is not None and not isinstance(value, list | dict):
-        remedy = f'put it in quotes: "{value}"'
+        remedy = f'put it in quotes: "{document.text(place.location)}"'
     elif not place.location and isinstance(inner, type) and issubclass(inner, BaseModel):
         required = next((name for name, field in inner.model_fields.items() if field.is_required()), "")
         remedy = f"begin with `{required}:`" if required else ""
     elif value in ([], {}):
         remedy = "add one"
     elif get_origin(inner) is tuple and not isinstance(value, list):
-        remedy = f"write it as a list: [{'…' if value is None or isinstance(value, dict) else value}]"
+        item = value if isinstance(value, str) else document.text(place.location)
+        remedy = f"write it as a list: [{'…' if value is None or isinstance(value, dict) else item}]"
     elif get_origin(inner) is Literal:
         remedy = did_you_mean(value, map(str, get_args(inner)))
     return document.fault(

@@ -97,8 +97,17 @@ def test_a_request_that_the_server_would_refuse_or_nobody_would_send_is_not_show
 
 
 def test_the_models_are_named_with_versions_that_are_not_1_and_what_is_not_loaded() -> None:
-    words = ready_words(ServerSection(), None, [model("a"), model("b", version="2"), model("b", version="3")], ["c"])
+    words = ready_words(ServerSection(), None, [model("a"), model("b", version="2"), model("b", version="3")], [("c", "1")])
     assert words == "models: a, b (version 2, 3); not loaded: c"
+
+
+def test_what_is_not_loaded_has_its_version_where_another_is_or_that_is_not_1(capsys: pytest.CaptureFixture[str]) -> None:
+    versions = [("a", "1"), ("b", "1"), ("b", "2"), ("c", "1"), ("c", "2"), ("d", "1"), ("e", "7")]
+    models = [{"name": name, "version": version, "backends": [{"kind": "synthetic"}]} for name, version in versions]
+    config = parse_config({"models": models}, source="test")
+    announcer(config, quiet=False)(8000, None, [model("a"), model("b"), model("c", version="2")])
+    told = "models: a, b, c (version 2); not loaded: b (version 2), c (version 1), d, e (version 7)"
+    assert told in capsys.readouterr().out.splitlines()
 
 
 def test_where_there_is_a_status_page_its_address_is_told() -> None:

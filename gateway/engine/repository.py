@@ -161,7 +161,7 @@ class Repository:
         else:
             served = max(versions.values(), key=lambda served: (served.state == "READY", int(served.version)))
         if served.state != "READY":
-            raise _not_ready(served)
+            raise _not_ready(served, [known.version for known in versions.values() if known.state == "READY"])
         return served
 
     def infer(
@@ -475,9 +475,12 @@ def _serves(served: ServedModel) -> bool:
     return served.state == "READY" and any(lane.available for lane in served.lanes)
 
 
-def _not_ready(served: ServedModel) -> NotReady:
-    suffix = f": {served.reason}" if served.reason else ""
-    said = f"Request for unknown model: '{served.name}' has no available versions ({served.state.lower()}{suffix})"
+def _not_ready(served: ServedModel, ready: list[str]) -> NotReady:
+    """ready: versions of the same model."""
+    what = f"version {served.version} is not at ready state" if ready else "has no available versions"
+    why = served.state.lower() + (f": {served.reason}" if served.reason else "")
+    others = instead("", sorted(ready, key=int), "versions ready") if ready else ""
+    said = f"Request for unknown model: '{served.name}' {what} ({why}){others}"
     return NotReady(said, model=(served.name, served.version))
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, TextIO, TypeAlias
@@ -53,7 +53,7 @@ def announcer(config: Config, *, quiet: bool) -> Announce:
         told = ready_line(config.server, http, grpc)
         if not quiet:
             ready = {(model.name, model.version) for model in models}
-            left_out = [model.name for model in config.models if (model.name, model.version) not in ready]
+            left_out = [known for model in config.models if (known := (model.name, model.version)) not in ready]
             told += "\n" + ready_words(config.server, http, models, left_out)
         _print(told, out)
         tell_systemd(READY)
@@ -77,13 +77,13 @@ def ready_line(server: ServerSection, http: int | None, grpc: int | None) -> str
     return " ".join(("gateway ready", *parts))
 
 
-def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyModel], left_out: Sequence[str]) -> str:
-    """For people: the models, and a request to one of them. left_out: names of models that are not loaded."""
-    versions: dict[str, list[str]] = {}
-    for model in models:
-        versions.setdefault(model.name, []).append(model.version)
-    titles = [name if known == ["1"] else f"{name} (version {', '.join(known)})" for name, known in versions.items()]
-    lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(left_out)}" if left_out else "")]
+def ready_words(
+    server: ServerSection, http: int | None, models: Sequence[ReadyModel], left_out: Sequence[tuple[str, str]]
+) -> str:
+    """For people: the models, and a request to one of them. left_out: names and versions of models that are not loaded."""
+    titles = _titles((model.name, model.version) for model in models)
+    absent = _titles(left_out, apart={model.name for model in models})
+    lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(absent)}" if absent else "")]
     if http is not None:
         lines += [f"what goes on, in a browser: {own_url(server, http)}/"] if server.shows_page else []
         url, how = _by_curl(server, http)
@@ -93,6 +93,17 @@ def ready_words(server: ServerSection, http: int | None, models: Sequence[ReadyM
             own = (["content"] if untried else []) + [what for _, what in _own(server)]
             lines += [f"try it, with {named(own)} of your own:" if own else "try it:", f"  {command}"]
     return "\n".join(lines)
+
+
+def _titles(models: Iterable[tuple[str, str]], apart: Collection[str] = ()) -> list[str]:
+    """What models are called: with their versions, unless 1 is the only one. apart: names that have others elsewhere."""
+    versions: dict[str, list[str]] = {}
+    for name, version in models:
+        versions.setdefault(name, []).append(version)
+    return [
+        name if known == ["1"] and name not in apart else f"{name} (version {', '.join(known)})"
+        for name, known in versions.items()
+    ]
 
 
 def own_url(server: ServerSection, port: int) -> str:

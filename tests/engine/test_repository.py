@@ -98,6 +98,22 @@ def test_unknown_names_and_versions_are_told_in_tritons_words(tmp_path: Path) ->
     with_repository(tmp_path, main)
 
 
+def test_a_version_that_is_not_loaded_is_named_beside_those_that_are_ready(tmp_path: Path) -> None:
+    text = """models:
+  - {name: a, backends: [{kind: synthetic}]}
+  - {name: a, version: "2", load_at_start: false, backends: [{kind: synthetic}]}
+"""
+
+    async def main(repository: Repository) -> None:
+        with pytest.raises(NotReady) as caught:
+            repository.model("a", "2")
+        assert caught.value.message == (
+            "Request for unknown model: 'a' version 2 is not at ready state (unavailable); versions ready: '1'"
+        )
+
+    with_repository(tmp_path, main, text)
+
+
 def test_a_model_that_fails_to_load_at_start_stops_the_start_with_its_words(tmp_path: Path) -> None:
     text = "models: [{name: broken, backends: [{kind: synthetic, fail_opens: 1}]}]"
 

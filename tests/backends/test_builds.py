@@ -75,6 +75,44 @@ def test_outputs_that_a_module_names_are_built_by_their_names(
     assert answers(kind, tmp_path / name, declared, x=1) == {"less": -1, "more": 3}
 
 
+def counting() -> Any:
+    """A factory of a module that counts its runs."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.runs += 1
+            return x * 2
+
+    return Counting()
+
+
+def in_place() -> Any:
+    """A factory: (x - 0.5) · 4 where x is, and 1 more."""
+
+    class Normalised(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            x -= 0.5
+            x *= 4
+            return x + 1
+
+    return Normalised()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+@pytest.mark.parametrize(("factory", "y"), [("counting", 2), ("in_place", 3)])
+def test_what_a_module_changes_in_forward_does_not_keep_it_from_being_built(
+    kind: str, name: str, factory: str, y: float, tmp_path: Path, neuron_double: Path
+) -> None:
+    declared = spec("x", "y")
+    built(kind, tmp_path / name, declared, factory)
+    assert answers(kind, tmp_path / name, declared, x=1) == {"y": y}
+
+
 @pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
 def test_what_a_module_does_not_give_is_told_before_it_is_exported(
     kind: str, name: str, tmp_path: Path, neuron_double: Path

@@ -176,6 +176,24 @@ def test_what_fp16_cannot_hold_is_not_put_in_place(factory: str, message: str, t
     assert list(tmp_path.iterdir()) == []
 
 
+def resized_beyond_within() -> Any:
+    """A factory, of a network for images."""
+
+    class Resized(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            x = torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+            return (x * 400) * (x * 400) / 1000
+
+    return Resized()
+
+
+@pytest.mark.slow
+def test_what_fp16_cannot_hold_within_is_seen_also_where_an_image_is_resized(tmp_path: Path) -> None:
+    declared = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), (TensorSpec("y", "FP32", (-1, 3, 16, 16)),), 4)
+    with pytest.raises(LoadFailed, match=r"fp16 gives NaN or infinity in output 'y' where .* gives none"):
+        built("onnxruntime", tmp_path / "m.onnx", declared, "resized_beyond_within", precision="fp16")
+
+
 @pytest.mark.slow
 def test_nan_and_zeros_that_the_module_gives_as_well_do_not_keep_fp16_away(tmp_path: Path) -> None:
     assert "fp16 from" in built("onnxruntime", tmp_path / "m.onnx", spec("x", "y z"), "undefined", precision="fp16")

@@ -2,7 +2,7 @@
 
 `checked` gives every mistake at once, each at the key that makes it. A first look (files, the names in Python files, installed
 libraries, devices) takes milliseconds and runs none of the user's code. A thorough one also imports the code that is named, and
-reads the tensors of ONNX and torch.export files.
+reads the tensors of ONNX, torch.export and TorchScript files.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Final
 
 import backends.synthetic
 from backends import BACKENDS
-from backends.artifacts import ORT, UNKNOWN, identify
+from backends.artifacts import ORT, TORCHSCRIPT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
 from backends.check_tensors import closed_rows, not_passed, unlike_file, unlike_program
@@ -28,6 +28,7 @@ from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.regular_file import ABSENT, special
 from backends.required import REMEDY
+from backends.script_arguments import WAY, nested, stated_arguments
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
@@ -120,7 +121,14 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
         return
     faults = list(as_far_as_known(_no_file(wanted, "torch")))
     yield from faults
-    if not faults and wanted.thorough and (tensors := exported_tensors(wanted.file)) is not None:
+    if faults or not wanted.thorough:
+        return
+    if identify(wanted.file) == TORCHSCRIPT:
+        names = [tensor.name for tensor in wanted.inputs]
+        known = () if any(name is NOT_KNOWN for name in names) else names
+        if refused := nested(stated_arguments(wanted.file), known):
+            yield Mistake(("model",), f"input {refused.name!r} is {refused.type}", expected="a tensor", remedy=WAY)
+    elif (tensors := exported_tensors(wanted.file)) is not None:
         inputs, outputs = tensors
         yield from as_far_as_known(
             unlike_program(wanted, "inputs", wanted.inputs, inputs),

@@ -1,10 +1,15 @@
 """What a model takes and gives, where nobody states it: told from the shapes of its artifact, or by running it on an example.
 
 A first dimension counts as rows only where that cannot be wrong: it is fixed at 1 in every tensor; or open in every tensor,
-and a few drawn rows (`_mixed`), where the model takes them, are answered alike in any company; or, of a model that was run on
-an example, another beside it leaves its answer. Else a request runs alone and whole, which is right for every model.
+and a few drawn rows (`_tried_rows`), where the model takes them and one of them takes little, are answered alike in any
+company; or, of a model that was run on an example, another beside it leaves its answer. Else a request runs alone and whole,
+which is right for every model.
 """
 
+import math
+import resource
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,7 +23,10 @@ MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the con
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
-_MOST_ELEMENTS: Final = 1 << 24
+_MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
+_ROWS_BEHIND: Final = 8  # that are run where the first one takes little; four more where their answers differ
+_MOST_S: Final = 2.0  # for these
+_MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
 # How far answers to one row may be apart, in parts of the largest: in batches of one size, whose kernels are the same; in a
 # batch and alone; and where each batch is quantised by its own range (all-MiniLM-L6-v2, int8: 0.18 of short rows, 2026-11-29).
 _SAME_SIZE: Final = 1e-3
@@ -31,6 +39,12 @@ def _sizes_are_those(of: str) -> str:
 
 
 Run = Callable[[Tensors], Tensors]
+
+
+def _spent() -> tuple[float, float, int]:
+    """By the clock and of this process's CPU, in seconds, and the bytes that it has held at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return time.perf_counter(), time.process_time(), peak if sys.platform == "darwin" else peak << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,7 @@ def from_shapes(
     run: Run | None = None,
     *,
     quantises: Callable[[], bool] = lambda: False,
+    spent: Callable[[], tuple[float, float, int]] = _spent,
 ) -> Found:
     """Of a model whose tensors are known: whether their first dimension is rows.
 
@@ -59,9 +74,8 @@ def from_shapes(
         return Found(inputs, outputs, 0, ("it has no inputs, so each request runs alone",))
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     if firsts == {-1}:
-        if run is not None and (mixed := _mixed(run, inputs, quantises=quantises)):
-            return Found(inputs, outputs, 0, (mixed,))
-        return Found(inputs, outputs, MOST_ROWS)
+        max_rows, note = _tried_rows(run, inputs, outputs, quantises, spent) if run is not None else (MOST_ROWS, "")
+        return Found(inputs, outputs, max_rows, (note,) if note else ())
     if firsts == {1}:
         note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
         return Found(_open(inputs), _open(outputs), 1, (note,))
@@ -158,48 +172,74 @@ def normalised(arrays: Mapping[str, object]) -> Tensors:
     return found
 
 
-def _mixed(run: Run, inputs: tuple[TensorSpec, ...], *, quantises: Callable[[], bool]) -> str:
-    """How drawn rows of one batch change each other's answers, as a note; empty: they do not, or the model takes none.
+def _tried_rows(
+    run: Run,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    quantises: Callable[[], bool],
+    spent: Callable[[], tuple[float, float, int]],
+) -> tuple[int, str]:
+    """max_rows, and how drawn rows of one batch change each other's answers, or why they were not tried, as a note.
 
     Both batches hold the same three rows, in another order and another one twice. So what follows from their range only, as
     the scales of an int8 model do, is the same in both. A mean, a sum, attention or a state over the rows is not. What order
     and number leave as it is, such as a maximum over the rows, shows in a row that is run alone.
     """
     for length in _LENGTHS:
-        if (drawn := _drawn(inputs, length)) is None:
-            return ""
-        batch, alone = _tried(run, drawn, [0, 1, 2, 2]), _tried(run, drawn, [0])
+        if (elements := max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs))) > _MOST_ELEMENTS:
+            return MOST_ROWS, _untried(f"has {elements:,} elements")
+        drawn = _drawn(inputs, length)
+        before = spent()
+        alone = _tried(run, drawn, [0])
+        by_clock, of_cpu, grown = (now - then for now, then in zip(spent(), before, strict=True))
+        seconds = min(by_clock, of_cpu)  # the clock counts a busy machine's others, the CPU each of several threads
+        if seconds * _ROWS_BEHIND > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
+            return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {int(grown) >> 20} MiB")
+        batch = _tried(run, drawn, [0, 1, 2, 2])
         if batch is not None:
             break
         if alone is not None:
-            return "several rows at once fail, where one runs, so each request runs alone and whole"
+            return 0, "several rows at once fail, where one runs, so each request runs alone and whole"
     else:
-        return ""
+        return MOST_ROWS, ""
     other = _tried(run, drawn, [2, 1, 1, 0])
     if other is None:
-        return ""
+        return MOST_ROWS, ""
     for name, answers in batch.items():
         if answers.shape[:1] != (4,) or (alone is not None and alone[name].shape != (1, *answers.shape[1:])):
             one = "" if alone is None else f", and {list(alone[name].shape)} of one"
-            return f"output {name!r} is {list(answers.shape)} of four rows{one}, so each request runs alone and whole"
+            return 0, f"output {name!r} is {list(answers.shape)} of four rows{one}, so each request runs alone and whole"
     apart = [name for name, answers in batch.items() if not _near(answers[:3], other[name][[3, 1, 0]], _SAME_SIZE)]
     if not apart and alone is not None:
         apart = [name for name, answers in batch.items() if not _near(answers[:1], alone[name], _OTHER_SIZE)]
         if apart and quantises():
             apart = [name for name in apart if not _near(batch[name][:1], alone[name], _OTHER_RANGE)]
     if not apart:
-        return ""
+        return MOST_ROWS, ""
     again = _tried(run, drawn, [0, 1, 2, 2])
     if again is None or not all(_near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
-        return ""  # it answers otherwise each time: nothing more can be told
-    return (
+        return MOST_ROWS, ""  # it answers otherwise each time: nothing more can be told
+    return 0, (
         f"the other rows of a batch change a row's answer in {', '.join(map(repr, apart))}, so each request runs alone and "
         f"whole; if you know that its rows are independent, set max_rows: {MOST_ROWS}"
     )
 
 
-def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors | None:
-    """Three rows, the same at each call; None, if they are too large to be tried.
+def _untried(one: str) -> str:
+    taken = f"its rows are taken to be independent, and not tried, as one {one}"
+    return f"{taken}; if they change each other's answers, set max_rows: 0"
+
+
+def _sizes_of_row(tensor: TensorSpec, length: int) -> tuple[int, ...]:
+    return tuple(length if size < 0 else size for size in tensor.shape[1:])
+
+
+def _elements_of_row(tensor: TensorSpec, length: int) -> int:
+    return math.prod(_sizes_of_row(tensor, length))
+
+
+def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors:
+    """Three rows, the same at each call.
 
     Floats from 0 to 1, in the first row to a quarter, so that a scale taken from the whole batch shows; UINT8 as of images;
     else 0 and 1, which all vocabularies and masks have, the second row with each where the first has the other.
@@ -207,9 +247,7 @@ def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors | None:
     random = np.random.default_rng(0)
     rows: Tensors = {}
     for tensor in inputs:
-        shape = (3, *(length if size < 0 else size for size in tensor.shape[1:]))
-        if np.prod(shape, dtype=float) > _MOST_ELEMENTS:
-            return None
+        shape = (3, *_sizes_of_row(tensor, length))
         if tensor.datatype in ("FP16", "BF16", "FP32", "FP64"):
             array: np.ndarray = random.random(shape)
             array[0] /= 4

@@ -3,7 +3,7 @@
 Inputs go to the parameters of `forward` that have their names, and results come as a tuple in the order of the outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from backends.torch_tensors import ordered_outputs, to_tensor
 
 
 class ModuleToBuild(torch.nn.Module):
+    _call: Callable[..., Any]
+
     def __init__(self, module: torch.nn.Module, declared: ModelSpec) -> None:
         super().__init__()
         self.module = module
         self._declared = declared
-        self._call = by_name(module, [tensor.name for tensor in declared.inputs])
+        # Not as an attribute of an nn.Module: what the module changes in `forward` would be in it twice, which no export takes.
+        object.__setattr__(self, "_call", by_name(module, [tensor.name for tensor in declared.inputs]))
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(ordered_outputs(self._declared, self._call(*inputs)))
@@ -32,7 +35,8 @@ class ModuleToBuild(torch.nn.Module):
 
 
 def arguments(declared: ModelSpec, inputs: Tensors) -> tuple[torch.Tensor, ...]:
-    return tuple(to_tensor(inputs[tensor.name]) for tensor in declared.inputs)
+    """Copies, which `forward` may change."""
+    return tuple(to_tensor(inputs[tensor.name].copy()) for tensor in declared.inputs)
 
 
 def module_to_build(

@@ -4,6 +4,7 @@ ONNX Runtime has no fp16 on the CPU: it computes in fp32, and leaves out that wh
 infinite beyond 65504. Casts that stand in the file it keeps (onnxruntime 1.32), so here they stand around each node.
 """
 
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,10 @@ def rounded(path: Path) -> Path:
 
     target = path.parent / "rounded" / path.name
     target.parent.mkdir()
-    model = onnx.shape_inference.infer_shapes(onnx.load(str(path)))
+    model = onnx.load(str(path))
+    _put_in_order(model.graph)
+    del model.graph.value_info[:]  # which has fp16 also for what was left in fp32, as the scales of Resize
+    model = onnx.shape_inference.infer_shapes(model)
     graph = model.graph
     half = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT16} | {
         value.name
@@ -29,6 +33,15 @@ def rounded(path: Path) -> Path:
     graph.node.extend(nodes)
     onnx.save(model, str(target))
     return target
+
+
+def _put_in_order(graph: "onnx.GraphProto") -> None:
+    """As types are inferred: the casts that made it fp16 are at its end."""
+    nodes = list(graph.node)
+    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    makers = {index: [maker[name] for name in node.input if name in maker] for index, node in enumerate(nodes)}
+    del graph.node[:]
+    graph.node.extend(nodes[index] for index in TopologicalSorter(makers).static_order())
 
 
 def _around(node: "onnx.NodeProto", half: set[str]) -> list["onnx.NodeProto"]:

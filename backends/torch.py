@@ -14,7 +14,7 @@ Arrays become tensors without a copy, if they can be written to, as `forward` ma
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from backends.base import (
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
 from backends.regular_file import ABSENT, special
+from backends.script_arguments import WAY, Argument, nested
 from backends.source import is_source, made_from
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
@@ -75,9 +76,10 @@ def load(
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
     torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
-        call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision)
+        names = [tensor.name for tensor in declared.inputs]
+        call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision, names)
     if platform in ("pytorch", "pytorch_torchscript"):
-        call = by_name(call, [tensor.name for tensor in declared.inputs])
+        call = by_name(call, names)
     if compile:
         call = torch.compile(call, dynamic=True)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
@@ -91,8 +93,12 @@ def load_callable(
     factory_options: dict[str, Any],
     device: "torch.device",
     precision: str,
+    inputs: Iterable[str] = (),
 ) -> tuple[Callable[..., Any], str, int]:
-    """What to call, its platform's name, and the bytes of its weights."""
+    """What to call, its platform's name, and the bytes of its weights.
+
+    inputs: the names of those that it will be called with, as far as they are known.
+    """
     if is_source(model):
         module = made_from(model, factory_options, key="factory_options")
         if not isinstance(module, torch.nn.Module):
@@ -116,7 +122,7 @@ def load_callable(
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:
             module = torch.jit.load(str(path), map_location=device).eval()
-            _check_inputs(path, module)
+            _check_inputs(path, module, inputs)
             return module, "pytorch_torchscript", _weight_bytes(module)
         if artifact == AOT_INDUCTOR:
             index = -1 if device.index is None else device.index
@@ -128,14 +134,18 @@ def load_callable(
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
 
 
-def _check_inputs(path: Path, module: Any) -> None:
+def _check_inputs(path: Path, module: Any, inputs: Iterable[str]) -> None:
     """Raises: LoadFailed, if a scripted module takes tensors within something else."""
-    for argument in module.forward.schema.arguments[1:]:
-        if argument.type.kind() in ("DictType", "ListType", "TupleType"):
-            raise LoadFailed(
-                f"{path.absolute()}: input {argument.name!r} is {argument.type}, expected a tensor: script a forward whose "
-                "inputs are tensors"
-            )
+    if refused := nested(script_arguments(module), inputs):
+        raise LoadFailed(f"{path.absolute()}: input {refused.name!r} is {refused.type}, expected a tensor: {WAY}")
+
+
+def script_arguments(module: Any) -> list[Argument]:
+    """Of the `forward` of a scripted module, without the module itself."""
+    return [
+        Argument(each.name, str(each.type), each.has_default_value(), each.type.kind() in ("DictType", "ListType", "TupleType"))
+        for each in module.forward.schema.arguments[1:]
+    ]
 
 
 def parameters_of(call: Callable[..., Any]) -> list[str]:
@@ -144,7 +154,7 @@ def parameters_of(call: Callable[..., Any]) -> list[str]:
 
     forward = getattr(call, "forward", None)
     if isinstance(call, torch.jit.ScriptModule):
-        return [argument.name for argument in forward.schema.arguments[1:]]  # type: ignore[union-attr]  # of a ScriptModule
+        return [argument.name for argument in script_arguments(call)]
     if forward is None:
         return []
     parameters = inspect.signature(forward).parameters.values()

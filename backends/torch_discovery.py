@@ -14,8 +14,9 @@ from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, BackendError, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, Run, from_example, from_shapes
+from backends.script_arguments import Argument
 from backends.source import example_of, is_source, load_object
-from backends.torch import by_name, load_callable, parameters_of, unloadable
+from backends.torch import by_name, load_callable, parameters_of, script_arguments, unloadable
 from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
 
 _DATATYPES = {
@@ -37,7 +38,7 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
         with unloadable(Path(model), EXPORTED):
             program = torch.export.load(model)
         return _of_program(model, program)
-    call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32")
+    call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32", example or ())
     names = parameters_of(call)
     if artifact is None and example is None:
         example = example_of(model, load_object(model))
@@ -84,10 +85,10 @@ def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) 
     return run
 
 
-def forward_arguments(model: str) -> list[str]:
+def forward_arguments(model: str) -> list[Argument]:
     """What the `forward` of a TorchScript file takes, in its order. Raises: LoadFailed."""
     torch = _torch()
-    return parameters_of(load_callable(torch, model, {}, torch.device("cpu"), "fp32")[0])
+    return script_arguments(load_callable(torch, model, {}, torch.device("cpu"), "fp32")[0])
 
 
 def _torch() -> Any:

@@ -488,8 +488,11 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
     torch = pytest.importorskip("torch")
 
     class Less(torch.nn.Module):
-        def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
-            return a - b if c is None else a - b * c
+        def forward(
+            self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, d: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            b = b if c is None else b * c
+            return a - b if d is None else a - b - d
 
     def repository(*inputs: str) -> str:
         listed = [
@@ -507,7 +510,9 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0]})["y"].tolist() == [9.0, 9.0]
     assert [each["name"] for each in model(repository("c", "b", "a"))["inputs"]] == ["a", "b", "c"]
     assert [each["name"] for each in model(repository("second", "first"))["inputs"]] == ["second", "first"]
-    assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c)` of " in fault(repository("c", "a"))
+    with gateway.load(repository("d", "b", "a")) as less:
+        assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0], "d": [2.0, 2.0]})["y"].tolist() == [7.0, 7.0]
+    assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c, d)` of " in fault(repository("c", "a"))
     assert "takes before 'c': state it" in fault(repository("c", "a"))
 
 

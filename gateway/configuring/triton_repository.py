@@ -296,21 +296,24 @@ def _indexed(tensors: list[dict[str, Any]]) -> bool:
 
 
 def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By position, where all are named as arguments of TorchScript's `forward`: the first rule by which Triton passes them.
+    """In the order of TorchScript's `forward`, where all are named as its arguments: Triton's first rule.
 
-    Raises: ConfigError, if an argument before one of them is no input.
+    Raises: ConfigError, if an argument before one of them is no input, and has no default.
     """
     if len(inputs) < 2 or _indexed(inputs) or identify(model) != TORCHSCRIPT:
         return inputs
     arguments = forward_arguments(str(model))
-    if any(tensor["name"] not in arguments for tensor in inputs):
+    order = [argument.name for argument in arguments]
+    if any(tensor["name"] not in order for tensor in inputs):
         return inputs
-    passed = sorted(inputs, key=lambda tensor: arguments.index(tensor["name"]))
-    for tensor, argument in zip(passed, arguments, strict=False):
-        if tensor["name"] != argument:
+    passed = sorted(inputs, key=lambda tensor: order.index(tensor["name"]))
+    names = [tensor["name"] for tensor in passed]
+    for index, argument in enumerate(arguments[: order.index(names[-1])]):
+        if argument.name not in names and not argument.has_default:
+            behind = next(name for name in order[index:] if name in names)
             raise ConfigError(
-                f"{where}: input: {argument!r}: missing, which `forward({', '.join(arguments)})` of {model} takes before "
-                f"{tensor['name']!r}: state it, with `optional: true` where it may be left out"
+                f"{where}: input: {argument.name!r}: missing, which `forward({', '.join(order)})` of {model} takes before "
+                f"{behind!r}: state it, with `optional: true` where it may be left out"
             )
     return passed
 

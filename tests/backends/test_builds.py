@@ -75,6 +75,44 @@ def test_outputs_that_a_module_names_are_built_by_their_names(
     assert answers(kind, tmp_path / name, declared, x=1) == {"less": -1, "more": 3}
 
 
+def counting() -> Any:
+    """A factory of a module that counts its runs."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("runs", torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            self.runs += 1
+            return x * 2
+
+    return Counting()
+
+
+def in_place() -> Any:
+    """A factory: (x - 0.5) · 4 where x is, and 1 more."""
+
+    class Normalised(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            x -= 0.5
+            x *= 4
+            return x + 1
+
+    return Normalised()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
+@pytest.mark.parametrize(("factory", "y"), [("counting", 2), ("in_place", 3)])
+def test_what_a_module_changes_in_forward_does_not_keep_it_from_being_built(
+    kind: str, name: str, factory: str, y: float, tmp_path: Path, neuron_double: Path
+) -> None:
+    declared = spec("x", "y")
+    built(kind, tmp_path / name, declared, factory)
+    assert answers(kind, tmp_path / name, declared, x=1) == {"y": y}
+
+
 @pytest.mark.parametrize(("kind", "name"), ARTIFACTS)
 def test_what_a_module_does_not_give_is_told_before_it_is_exported(
     kind: str, name: str, tmp_path: Path, neuron_double: Path
@@ -136,6 +174,24 @@ def test_what_fp16_cannot_hold_is_not_put_in_place(factory: str, message: str, t
     with pytest.raises(LoadFailed, match=message):
         built("onnxruntime", tmp_path / "m.onnx", spec("x", "y z"), factory, precision="fp16")
     assert list(tmp_path.iterdir()) == []
+
+
+def resized_beyond_within() -> Any:
+    """A factory, of a network for images."""
+
+    class Resized(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            x = torch.nn.functional.interpolate(x, scale_factor=2.0, mode="bilinear")
+            return (x * 400) * (x * 400) / 1000
+
+    return Resized()
+
+
+@pytest.mark.slow
+def test_what_fp16_cannot_hold_within_is_seen_also_where_an_image_is_resized(tmp_path: Path) -> None:
+    declared = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3, 8, 8)),), (TensorSpec("y", "FP32", (-1, 3, 16, 16)),), 4)
+    with pytest.raises(LoadFailed, match=r"fp16 gives NaN or infinity in output 'y' where .* gives none"):
+        built("onnxruntime", tmp_path / "m.onnx", declared, "resized_beyond_within", precision="fp16")
 
 
 @pytest.mark.slow

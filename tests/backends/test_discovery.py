@@ -114,9 +114,50 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
     for datatype in NUMPY:
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
-        assert (found.max_rows, seen) == (32, [(4, 8), (1, 8), (4, 64), (1, 64), (4, 64)])
-    huge = (TensorSpec("x", "FP32", (-1, 1 << 30)),)
-    assert from_shapes(huge, (spec("y", -1),), run).max_rows == 32
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (1, 64), (4, 64), (4, 64)])
+
+
+NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
+
+
+@pytest.mark.parametrize("sizes", [((-1, 1 << 22), (-1,)), ((-1, 4), (-1, 64, 1024, 1024))])
+def test_rows_that_are_too_large_to_be_tried_are_told(sizes: Any) -> None:
+    found = from_shapes((spec("x", *sizes[0]),), (spec("y", *sizes[1]),), lambda arrays: pytest.fail("it was run"))
+    assert found.max_rows == 32
+    assert re.match(NOT_TRIED + r"has (4,194,304|67,108,864) elements; if they change", found.notes[0])
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        ((0.5, 0.5, 0), "takes 0.5 s and 0 MiB"),
+        ((0.1, 0.1, 200 << 20), "takes 0.1 s and 200 MiB"),
+        ((0.5, 0.1, 0), ""),  # others kept the machine busy
+        ((0.1, 0.5, 0), ""),  # several threads ran
+        ((0.1, 0.1, 100 << 20), ""),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_more_rows_than_one_are_tried_only_where_that_takes_little(
+    cost: tuple[float, float, int], told: str, fails: bool
+) -> None:
+    seconds, cpu_seconds, held = 0.0, 0.0, 0
+    rows: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        nonlocal seconds, cpu_seconds, held
+        rows.append(len(arrays["x"]))
+        seconds, cpu_seconds, held = seconds + cost[0], cpu_seconds + cost[1], held + cost[2]
+        if fails:
+            raise ExecutionFailed("late")
+        return {"y": arrays["x"].cumsum(0)}
+
+    found = from_shapes((spec("x", -1, 4),), (spec("y", -1, 4),), run, spent=lambda: (seconds, cpu_seconds, held))
+    if told:
+        assert (rows, found.max_rows) == ([1], 32)
+        assert found.notes[0].startswith(NOT_TRIED + told)
+    else:
+        assert (rows[:2], found.max_rows) == ([1, 4], 32 if fails else 0)
 
 
 def test_a_model_without_inputs_has_no_rows() -> None:

@@ -1,5 +1,6 @@
 """What the PyTorch backend does beyond the contract."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import backends
 from backends import torch_discovery
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
+from backends.check import checked
+from backends.mistakes import Wanted
 from tests.backends.contract import LINEAR, SPEC, expected
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -225,14 +228,62 @@ def test_a_model_that_gives_what_is_no_tensor_cannot_be_read(result: str, messag
         torch_discovery.read(model=f"{__file__}:given", example=example, factory_options={"result": result})
 
 
-def test_a_scripted_module_that_takes_a_list_is_refused(tmp_path: Path) -> None:
-    class Listed(torch.nn.Module):
-        def forward(self, xs: list[torch.Tensor]) -> torch.Tensor:
-            return xs[0]
+class Listed(torch.nn.Module):
+    def forward(self, xs: list[torch.Tensor]) -> torch.Tensor:
+        return xs[0]
 
-    torch.jit.script(Listed()).save(tmp_path / "listed.pt")
-    message = r"listed\.pt: input 'xs' is List\[Tensor\], expected a tensor"
-    with pytest.raises(LoadFailed, match=message):
-        backends.load("torch", {"model": str(tmp_path / "listed.pt")}, SPEC)
-    with pytest.raises(LoadFailed, match=message):
-        backends.read("torch", str(tmp_path / "listed.pt"))
+
+class Defaulted(torch.nn.Module):
+    def forward(
+        self,
+        x: torch.Tensor,
+        scale: tuple[float, float] = (2.0, 1.0),
+        sizes: tuple[int, int] = (4, 0),
+    ) -> torch.Tensor:
+        return x * scale[0] + sizes[0]
+
+
+def faults_of(file: Path, *inputs: str) -> list[str]:
+    """What `gateway check` finds."""
+    declared = tuple(TensorSpec(name, "FP32", (-1, 4)) for name in inputs)
+    options = backends.defaults("torch") | {"model": str(file)}
+    wanted = Wanted("torch", options, here=True, thorough=True, inputs=declared, outputs=SPEC.outputs, max_rows=8)
+    return [f"{fault.found}, expected {fault.expected}: {fault.remedy}" for fault in checked(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "told"),
+    [
+        (Listed, ("xs",), "input 'xs' is List[Tensor], expected a tensor: script a forward whose inputs are tensors"),
+        (Listed, ("INPUT0",), "input 'xs' is List[Tensor], expected a tensor: script a forward whose inputs are tensors"),
+        (Defaulted, ("x",), ""),
+        (Defaulted, ("INPUT0",), ""),
+        (Defaulted, ("x", "sizes"), "input 'sizes' is Tuple[int, int], expected a tensor: script a forward whose"),
+        (Defaulted, ("a", "b"), "input 'scale' is Tuple[float, float], expected a tensor: script a forward whose"),
+    ],
+)
+def test_a_scripted_module_that_takes_no_tensor_for_an_input_is_refused(
+    module: Any, inputs: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.pt"
+    torch.jit.script(module()).save(file)
+    declared = spec(tuple(TensorSpec(name, "FP32", (-1, 4)) for name in inputs), TensorSpec("y", "FP32", (-1, 4)))
+    example = {name: np.ones((1, 4), np.float32) for name in inputs}
+    if not told:
+        assert backends.load("torch", {"model": str(file)}, declared).open_session(0).run(example, {})["y"].tolist() == [
+            [6] * 4
+        ]
+        assert faults_of(file, *inputs) == []
+        return
+    with pytest.raises(LoadFailed, match=re.escape(f"m.pt: {told}")):
+        backends.load("torch", {"model": str(file)}, declared)
+    with pytest.raises(LoadFailed, match=re.escape(f"m.pt: {told}")):
+        backends.read("torch", str(file), example=example)
+    (fault,) = faults_of(file, *inputs)
+    assert fault.startswith(told)
+
+
+def test_a_scripted_module_is_read_without_what_has_a_default(tmp_path: Path) -> None:
+    torch.jit.script(Defaulted()).save(tmp_path / "m.pt")
+    found = backends.read("torch", str(tmp_path / "m.pt"), example={"x": np.ones((1, 4), np.float32)})
+    assert [tensor.name for tensor in found.inputs] == ["x"]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
@@ -16,6 +16,10 @@ from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
 from gateway.why.unserved import cause_of, limit_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
+
+_BROKEN: Final = (  # what a file that is damaged may raise wherever it is looked into
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +42,22 @@ class Answer:
 
 def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
-    begun = [lane for lane in recording.lanes if lane.segments]
     try:
-        histories = [replay(lane.recorded()) for lane in begun]
-        _follow(histories)
-        learned = [partial(_learned, lane) for lane in begun]
-        diagnosed = [
-            (diagnose(history, lane.settings, knew), knew)
-            for history, lane, knew in zip(histories, begun, learned, strict=True)
-        ]
-        routing = replay_routing(recording.routing) if recording.routing else None
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
-        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
+        return _answer(recording, cases)
+    except _BROKEN as exc:
+        reason = str(exc).partition("\n")[0] or type(exc).__name__
+        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({reason}): save it again") from exc
+
+
+def _answer(recording: ModelRecording, cases: bool) -> Answer:
+    begun = [lane for lane in recording.lanes if lane.segments]
+    histories = [replay(lane.recorded()) for lane in begun]
+    _follow(histories)
+    learned = [partial(_learned, lane) for lane in begun]
+    diagnosed = [
+        (diagnose(history, lane.settings, knew), knew) for history, lane, knew in zip(histories, begun, learned, strict=True)
+    ]
+    routing = replay_routing(recording.routing) if recording.routing else None
     lanes = []
     for diagnosis, knew in diagnosed:
         if not diagnosis.history.requests:

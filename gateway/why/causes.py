@@ -73,6 +73,11 @@ class Diagnosis:
     def by_cause(self) -> Counter[Cause]:
         return Counter(miss.cause for miss in self.misses)
 
+    @property
+    def failed(self) -> int:
+        """Requests whose last batch failed."""
+        return sum(request.fate == "failed" for request in self.history.requests)
+
 
 def missed(request: PastRequest, end_ns: int) -> bool:
     """Whether it was refused or late. end_ns: of the recording; what is still here then may be late already."""

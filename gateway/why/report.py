@@ -159,6 +159,8 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
             worst = max(late, key=lambda miss: miss.late_ns or 0)
             name = f" (request {worst.request.own_id!r})" if worst.request.own_id else ""
             lines.append(f"answered late: {len(late)}, by {(worst.late_ns or 0) / 1e6:.1f} ms at most{name}")
+    if diagnosis.failed:
+        lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / len(history.requests):.1%}): the server's log says why")
     if len(lane.cases) > 1:
         lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
         head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")
@@ -262,7 +264,7 @@ def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastReq
     limit_ns = None if request.limit_ns == NEVER else request.limit_ns
     served = {}
     for case in lane.cases:
-        if case.ended_ns:
+        if case.ended_ns and request.fate != "failed":
             ended_ns = case.ended_ns[at]
             served[case.name] = {
                 "ended_ms": ms(ended_ns),
@@ -352,6 +354,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "difference": str(lane.diagnosis.history.difference) if lane.diagnosis.history.difference else None,
             "complete": lane.diagnosis.history.from_start,
             "missed": len(lane.diagnosis.misses),
+            "failed": lane.diagnosis.failed,
             "causes": {cause.value: lane.diagnosis.by_cause.get(cause, 0) for cause in Cause},
             "misses": [
                 {

@@ -28,8 +28,9 @@ class SimulatedEnds:
     span_ns: int
 
     def in_time(self, requests: Sequence[PastRequest]) -> int:
+        """How many. What the model has failed it fails in any batch."""
         return sum(
-            ended_ns is not None and ended_ns <= request.limit_ns
+            ended_ns is not None and ended_ns <= request.limit_ns and request.fate != "failed"
             for request, ended_ns in zip(requests, self.ended_ns, strict=True)
         )
 

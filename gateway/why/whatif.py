@@ -40,9 +40,8 @@ class WhatIf:
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
-    good = sum(
-        not missed(request, history.end_ns) and request.fate not in ("cancelled", "handed over") for request in history.requests
-    )
+    gone = ("cancelled", "handed over", "failed")
+    good = sum(not missed(request, history.end_ns) and request.fate not in gone for request in history.requests)
     latencies_ns = [
         request.ended_ns - request.arrival_ns
         for request in history.requests
@@ -107,7 +106,7 @@ def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)
-        if ended_ns is not None
+        if ended_ns is not None and request.fate != "failed"
     ]
     good = outcome.in_time(requests)
     return _told(name, good, len(requests), latencies_ns, outcome.span_ns / 1e9, usd_per_hour, outcome.ended_ns)

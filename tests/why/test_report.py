@@ -6,12 +6,14 @@ from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
-from gateway.why.report import answer, of_request, told
+from gateway.why.report import answer, as_json, of_request, told
 from tests.why.recorded import MIB, MS, S
 
 
-def lane(label: str, max_queue_rows: int) -> RecordedBatcher:
-    settings = LaneSettings(label=label, policy="greedy", max_queue_rows=max_queue_rows, slo_ns=50 * MS)
+def lane(label: str, max_queue_rows: int, usd_per_hour: float = 0.0) -> RecordedBatcher:
+    settings = LaneSettings(
+        label=label, policy="greedy", max_queue_rows=max_queue_rows, slo_ns=50 * MS, session_usd_per_hour=usd_per_hour
+    )
     batcher = settings.batcher(Ring(MIB, settings))
     assert isinstance(batcher, RecordedBatcher)
     batcher.record()
@@ -42,3 +44,24 @@ def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
     fates = [(life["backend"], life["fate"], life["cause"]) for life in of_request([found], "shed")]
     assert fates == [("first", "handed over", None), ("second", "answered", None)]
     assert "late or refused: 1 (33.3%)" in told([found])
+
+
+@pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])
+def test_what_the_model_failed_was_not_in_time_and_would_not_have_been(answered: int, share: float) -> None:
+    batcher = lane("only", 8, usd_per_hour=0.5)
+    for at, own_id in enumerate(["first", "second"]):
+        arrival_ns = S + at * 10 * MS
+        batcher.add(request(own_id, arrival_ns), arrival_ns)
+        (batch,) = batcher.step(arrival_ns, 1).batches
+        batcher.finished(batch, arrival_ns + 4 * MS, 4 * MS, at < answered)
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    cases = found.lanes[0].cases
+    assert [case.in_time for case in cases] == [share] * len(cases)
+    assert {case.goodput_rps > 0 for case in cases} == {case.usd_per_million is not None for case in cases} == {answered > 0}
+    failed = 2 - answered
+    assert f"failed: {failed} ({failed / 2:.1%}): the server's log says why" in told([found])
+    assert as_json([found])[0]["failed"] == failed
+    (life,) = of_request([found], "second")
+    assert (life["fate"], life["would_have"]) == ("failed", {})

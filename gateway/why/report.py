@@ -64,7 +64,7 @@ def _answer(recording: ModelRecording, cases: bool) -> Answer:
             continue
         others = [other for other, _ in diagnosed if other is not diagnosis]
         found = [as_it_was(diagnosis)]
-        if cases and diagnosis.history.difference is None:
+        if cases and diagnosis.history.difference is None and diagnosis.history.kept:
             found += what_ifs(diagnosis, knew, others)
         lanes.append(LaneAnswer(diagnosis, tuple(found)))
     unserved: tuple[tuple[Unserved, Cause], ...] = ()
@@ -144,11 +144,14 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
         )
     if not history.from_start:
         lines.append("what came before had no room: batching.record_mib is for more")
+    kept = len(history.kept)
+    if kept < len(history.requests):
+        lines.append(f"handed over to others: {len(history.requests) - kept}, which count for them alone")
     count = len(diagnosis.misses)
     if not count:
         lines.append("nothing was late or refused")
     else:
-        lines.append(f"late or refused: {count} ({count / len(history.requests):.1%})")
+        lines.append(f"late or refused: {count} ({count / kept:.1%})")
         rows = [("cause", "requests", "share", "when", "what to do")]
         for cause, number in diagnosis.by_cause.most_common():
             of_it = [miss for miss in diagnosis.misses if miss.cause is cause]
@@ -160,7 +163,7 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
             name = f" (request {worst.request.own_id!r})" if worst.request.own_id else ""
             lines.append(f"answered late: {len(late)}, by {(worst.late_ns or 0) / 1e6:.1f} ms at most{name}")
     if diagnosis.failed:
-        lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / len(history.requests):.1%}): the server's log says why")
+        lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / kept:.1%}): the server's log says why")
     if len(lane.cases) > 1:
         lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
         head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")
@@ -220,9 +223,11 @@ def of_request(answers: Iterable[Answer], own_id: str) -> list[dict[str, Any]]:
     for each in answers:
         for lane in each.lanes:
             causes = {id(miss.request): miss for miss in lane.diagnosis.misses}
-            for at, request in enumerate(lane.diagnosis.history.requests):
+            history = lane.diagnosis.history
+            kept = {id(request): at for at, request in enumerate(history.kept)}
+            for request in history.requests:
                 if _same(request.own_id, own_id):
-                    found.append(_life(each.recording, lane, at, request, causes.get(id(request))))
+                    found.append(_life(each.recording, lane, kept.get(id(request)), request, causes.get(id(request))))
         found += [_refused(each, refused, cause) for refused, cause in each.unserved if _same(refused.own_id, own_id)]
     return found
 
@@ -256,7 +261,11 @@ def _refused(answer: Answer, refused: Unserved, cause: Cause) -> dict[str, Any]:
     }
 
 
-def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
+def _life(
+    recording: ModelRecording, lane: LaneAnswer, at: int | None, request: PastRequest, miss: Miss | None
+) -> dict[str, Any]:
+    """at: its place among the requests that the backend kept; None: it did not."""
+
     def ms(when_ns: int | None) -> float | None:
         return None if when_ns is None else round((when_ns - request.arrival_ns) / 1e6, 3)
 
@@ -264,7 +273,7 @@ def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastReq
     limit_ns = None if request.limit_ns == NEVER else request.limit_ns
     served = {}
     for case in lane.cases:
-        if case.ended_ns and request.fate != "failed":
+        if case.ended_ns and at is not None and request.fate != "failed":
             ended_ns = case.ended_ns[at]
             served[case.name] = {
                 "ended_ms": ms(ended_ns),
@@ -349,6 +358,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "slo_ms": lane.diagnosis.settings.slo_ns / 1e6 if lane.diagnosis.settings.slo_ns else None,
             "seconds": (lane.diagnosis.history.end_ns - lane.diagnosis.history.begin_ns) / 1e9,
             "requests": len(lane.diagnosis.history.requests),
+            "handed_over": len(lane.diagnosis.history.requests) - len(lane.diagnosis.history.kept),
             "decisions": lane.diagnosis.history.decisions,
             "same": lane.diagnosis.history.difference is None,
             "difference": str(lane.diagnosis.history.difference) if lane.diagnosis.history.difference else None,

@@ -111,11 +111,16 @@ def told(answers: Sequence[Answer]) -> str:
         recording = each.recording
         process = f", process {recording.process}" if recording.processes > 1 else ""
         routed = each.routing.routed if each.routing is not None else 0
-        if not each.lanes and not routed:
+        if not each.lanes and not routed and not recording.unrecorded:
             blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
         if each.routing is not None and each.routing.routed:
             blocks.append(_routing_block(each, each.routing, process))
         blocks += [_block(recording, lane, process) for lane in each.lanes]
+        blocks += [
+            f"{recording.model} version {recording.version}{f' on {label}' if label else ', routing'}{process}: its decisions "
+            f"are no longer recorded, until the model is loaded anew: {reason}"
+            for label, reason in recording.unrecorded.items()
+        ]
     for (model, version), count in met.items():
         processes = max(each.recording.processes for each in answers if each.recording.model == model)
         if count < processes:
@@ -348,12 +353,16 @@ def _fate(life: dict[str, Any]) -> str:
 
 
 def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """All that is known, but the single requests that were in time. backend: None, of what routing refused."""
+    """All that is known, but the single requests that were in time. backend: None, of what routing refused.
+
+    unrecorded: of the model's backends, as a `ModelRecording` has it.
+    """
     return [
         {
             "model": each.recording.model,
             "version": each.recording.version,
             "process": each.recording.process,
+            "unrecorded": each.recording.unrecorded,
             "backend": lane.diagnosis.settings.label,
             "slo_ms": lane.diagnosis.settings.slo_ns / 1e6 if lane.diagnosis.settings.slo_ns else None,
             "seconds": (lane.diagnosis.history.end_ns - lane.diagnosis.history.begin_ns) / 1e9,
@@ -396,6 +405,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "model": each.recording.model,
             "version": each.recording.version,
             "process": each.recording.process,
+            "unrecorded": each.recording.unrecorded,
             "backend": None,
             "requests": each.routing.routed,
             "decisions": each.routing.decisions,

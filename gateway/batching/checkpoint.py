@@ -77,7 +77,9 @@ def _one_of(kind: str) -> np.ndarray:
 def request_like(
     arrival_ns: int, rows: int, deadline_ns: int | None, priority: int, shape_key: Hashable, own: str, widths: Widths | None
 ) -> InferRequest:
-    """A request that is batched as the one of which this was kept. Its tensors take no memory."""
+    """A request that is batched as the one of which this was kept. Its tensors take no memory. Raises: ValueError."""
+    if not isinstance(own, str):
+        raise ValueError(f"a request whose own id is {own!r}, expected text")
     inputs = {name: np.broadcast_to(_one_of(kind), tuple(shape)) for name, shape, kind in widths or ()}
     return InferRequest("", "", own, inputs, rows, arrival_ns, deadline_ns=deadline_ns, priority=priority, shape_key=shape_key)
 

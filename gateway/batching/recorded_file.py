@@ -1,6 +1,7 @@
 """How recordings are told to others: one msgpack object, with the format first. As GET /v2/models/MODEL/why gives it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +29,8 @@ class ModelRecording(msgspec.Struct, kw_only=True):
     """Of one model in one process. now_ns, unix_s: the same moment by the process's clock and by everybody's.
 
     process: a name that no other process has; processes: how many serve the model side by side. routing: for `replay_routing`;
-    None, where there is one backend.
+    None, where there is one backend. unrecorded: backends whose decisions are recorded no more, and why; under an empty name
+    the routing.
     """
 
     model: str
@@ -39,6 +41,7 @@ class ModelRecording(msgspec.Struct, kw_only=True):
     unix_s: float
     lanes: list[LaneRecording]
     routing: dict[str, Any] | None = None
+    unrecorded: dict[str, str] = {}
 
 
 class _File(msgspec.Struct):
@@ -62,6 +65,7 @@ def packed(
     now_ns: int,
     unix_s: float,
     routing: Ring | None = None,
+    unrecorded: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """What a process has recorded of one model."""
     recording = {
@@ -73,6 +77,7 @@ def packed(
         "unix_s": unix_s,
         "lanes": [ring.dump() for ring in rings],
         "routing": routing.dump() if routing is not None else None,
+        "unrecorded": dict(unrecorded),
     }
     return msgspec.msgpack.encode({"format": FORMAT, "gateway": __version__, "recordings": [recording]})
 

@@ -415,9 +415,9 @@ def ring_of(batcher: Batcher) -> Ring | None:
     return batcher.ring if isinstance(batcher, RecordedBatcher) else None
 
 
-def given_up(batcher: Batcher) -> str:
-    """Why a batcher's decisions are recorded no more; empty: they are, or never were."""
-    return batcher.given_up if isinstance(batcher, RecordedBatcher) else ""
+def given_up(decides: object) -> str:
+    """Why the decisions of a batcher or a router are recorded no more; empty: they are, or never were."""
+    return decides.given_up if isinstance(decides, Recorded) else ""
 
 
 def _always() -> bool:

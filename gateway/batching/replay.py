@@ -115,6 +115,11 @@ class History:
     end_ns: int = 0
     batcher: RecordedBatcher | None = None
 
+    @property
+    def kept(self) -> list[PastRequest]:
+        """The requests but for those that another backend has taken over."""
+        return [request for request in self.requests if request.fate != "handed over"]
+
 
 def replay(recorded: dict[str, Any]) -> History:
     """recorded: what `Ring.dump` gave, packed and read again. Raises: ValueError, if it is something else."""

@@ -96,7 +96,8 @@ class Dispatcher:
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent, sent.part)
         except (Unavailable, BackendFailed) as exc:
-            if not self.fall_back(sent, now_ns, refused=isinstance(exc, Unavailable)):
+            refused, busy = isinstance(exc, Unavailable), isinstance(exc, Overloaded)
+            if not self.fall_back(sent, now_ns, refused=refused, busy=busy):
                 raise
         else:
             self._sent_to(route.candidate, route.reason, now_ns)
@@ -155,16 +156,16 @@ class Dispatcher:
 
     # what a request's life asks
 
-    def fall_back(self, sent: "_Sent", now_ns: int, *, refused: bool = False) -> bool:
+    def fall_back(self, sent: "_Sent", now_ns: int, *, refused: bool = False, busy: bool = False) -> bool:
         """Submit a request that its first lane did not serve to another, if there is one that can.
 
-        refused: that lane has not had it, so that the other becomes its first.
+        refused: that lane has not had it, so that the other becomes its first. busy: it has too much to do, and no fault.
         """
         request, failed = sent.request, sent.candidate
         if request in self._second or now_ns > deadline_of(request, self._slo_ns):
             return False
         request.plain = False  # it does not come there as it arrived
-        candidate = self._place_elsewhere(sent, now_ns)
+        candidate = self._place_elsewhere(sent, now_ns, [failed] if busy else [])
         if candidate is None:
             return False
         sent.candidate = candidate
@@ -174,10 +175,13 @@ class Dispatcher:
         self._sent_to(candidate, "fallback", now_ns)
         return True
 
-    def _place_elsewhere(self, sent: "_Sent", now_ns: int) -> Candidate | None:
-        """Submit a request to the first that takes it of those that may stand in for its lane, as the router ranks them."""
+    def _place_elsewhere(self, sent: "_Sent", now_ns: int, full: list[Candidate]) -> Candidate | None:
+        """Submit a request to the first that takes it of those that may stand in for its lane, as the router ranks them.
+
+        full: who is known to have no room.
+        """
         request, failed = sent.request, sent.candidate
-        full = [
+        full += [
             candidate
             for candidate, lane in self._lanes.items()
             if candidate.label in failed.equivalents and not lane.batcher.has_room(request)
@@ -421,7 +425,7 @@ class _Sent:
         """Have another lane take it before its lane gives it up, whose end is the next to come."""
         if self.failed is not None or self._begun:
             return False
-        self._moved = self._dispatcher.fall_back(self, now_ns)
+        self._moved = self._dispatcher.fall_back(self, now_ns, busy=True)
         return self._moved
 
     def __call__(self, outcome: InferResponse | GatewayError | None) -> None:
@@ -447,7 +451,8 @@ class _Sent:
             dispatcher.ended(self.request)
         if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
             blamed = isinstance(outcome, BackendFailed)
-            if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns()):
+            busy = isinstance(outcome, Overloaded)
+            if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), busy=busy):
                 self._blamed = blamed
                 return True
             if blamed:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gateway.batching.recorded_file import packed
-from gateway.batching.recording import given_up, ring_of
+from gateway.batching.recording import ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection
 from gateway.engine.descriptions import (
@@ -200,6 +200,7 @@ class Repository:
             now_ns=self._clock.now_ns(),
             unix_s=time.time(),
             routing=served.dispatcher.ring if served.dispatcher is not None else None,
+            unrecorded=served.unrecorded,
         )
 
     # state
@@ -485,8 +486,9 @@ def _not_ready(served: ServedModel, ready: list[str]) -> NotReady:
 
 
 def _unrecorded(served: ServedModel) -> Unsupported:
-    reason = next(filter(None, (given_up(lane.batcher) for lane in served.lanes)), "")
-    if reason:
+    reasons = served.unrecorded
+    if reasons:
+        reason = next(iter(reasons.values()))
         return Unsupported(f"model '{served.name}': its decisions are no longer recorded, until it is loaded anew: {reason}")
     return Unsupported(f"model '{served.name}': its decisions are not recorded: to have them, set batching.record_mib above 0")
 

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import KW_ONLY, dataclass, field
 
 from backends.base import ModelSpec
+from gateway.batching.recording import given_up
 from gateway.config import ModelSection, Ragged
 from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane import Lane
@@ -37,6 +38,14 @@ class ServedModel:
     def all_lanes(self) -> tuple[Lane, ...]:
         """Wherever a request of it may be."""
         return self.lanes + self.leaving
+
+    @property
+    def unrecorded(self) -> dict[str, str]:
+        """Backends whose decisions are recorded no more, and why; under an empty name the routing."""
+        found = {lane.name.rsplit("/", 1)[1]: given_up(lane.batcher) for lane in self.lanes}
+        if self.dispatcher is not None:
+            found[""] = given_up(self.dispatcher.router)
+        return {label: reason for label, reason in found.items() if reason}
 
     @property
     def version(self) -> str:

@@ -19,7 +19,7 @@ from gateway.types import InferRequest
 class RoutingEvent(IntEnum):
     """The first of each event's values. Candidates are called by their labels. What follows:
 
-    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, None or who failed it and who is full, what was seen,
+    ROUTED    now_ns, arrival_ns, deadline_ns, rows, own id, None or who failed it and, behind it, who is full, what was seen,
               candidate, reason, eta_ns
     COPIED    now_ns, arrival_ns, deadline_ns, rows, what was seen, the copies: (candidate, why, expected_ns)
     SENT      candidate, why, expected_ns, now_ns

@@ -77,7 +77,11 @@ class Router:
     def route(
         self, request: InferRequest, now_ns: int, *, failed: Candidate | None = None, full: Sequence[Candidate] = ()
     ) -> Route:
-        """Where the request goes. failed: who could not serve it; only its equivalents are asked then, save the full ones."""
+        """Where the request goes. failed: who could not serve it; only its equivalents are asked then.
+
+        full: who has no room for it, and is passed over; with `failed`, if that had too much to do. While a regular one is up
+        that could serve the request, a full one too, it is no canary's.
+        """
         if now_ns >= self._look_at_ns:
             self._find_copies_due(request, now_ns)
         deadline_ns = deadline_of(request, self._slo_ns)
@@ -87,7 +91,10 @@ class Router:
                 return route
         usable = [candidate for candidate in self._order if candidate.lane.available and not candidate.health.ejected]
         if failed is not None:
-            usable = [candidate for candidate in usable if candidate.label in failed.equivalents and candidate not in full]
+            fit = [candidate for candidate in usable if candidate.label in failed.equivalents or candidate in full]
+            usable = [candidate for candidate in fit if candidate not in full]
+            if fit and not usable:
+                return Route(None, "down")
         if usable:
             route = self._policy.choose(usable, request, now_ns, deadline_ns)
             if route.reason in ("fastest", "late", "unknown"):
@@ -95,8 +102,8 @@ class Router:
             return route
         left = [candidate for candidate in self._serving if candidate.lane.available]
         if failed is not None:
-            fit = failed.equivalents
-            left = [each for each in left if each.label in fit and each not in full and not each.health.ejected]
+            stand_ins = failed.equivalents
+            left = [each for each in left if each.label in stand_ins and each not in full and not each.health.ejected]
         if not left:
             return Route(None, "down")
         return msgspec.structs.replace(self._policy.choose(left, request, now_ns, deadline_ns), reason="panic")

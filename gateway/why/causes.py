@@ -135,6 +135,7 @@ class _Faults:
 
     def __init__(self, history: History, settings: LaneSettings, typical: Typical, learned: Callable[[], ServiceModel]) -> None:
         self._history = history
+        self._requests = history.kept
         self._settings = settings
         self._typical = typical
         self._learned = learned
@@ -147,10 +148,10 @@ class _Faults:
         self._slow = {id(batch): Cause.COLD_START if id(batch) in cold else Cause.STALL for batch in stalled}
         self._without: dict[Cause, set[int]] = {}
         self._padded_ns = [batch.closed_ns for batch in history.batches if batch.padded_rows > batch.rows]
-        arrived = sorted((request.arrival_ns, at) for at, request in enumerate(history.requests))
+        arrived = sorted((request.arrival_ns, at) for at, request in enumerate(self._requests))
         self._arrivals_ns = [arrival_ns for arrival_ns, _ in arrived]
         self._arrived = [at for _, at in arrived]  # places of the requests, in that order
-        self._place = {id(request): at for at, request in enumerate(history.requests)}
+        self._place = {id(request): at for at, request in enumerate(self._requests)}
 
     def own(self, request: PastRequest) -> Cause | None:
         """What its own times say; None: it waited for others."""
@@ -232,10 +233,10 @@ class _Faults:
             settings = replace(settings, policy="adaptive", max_rows=settings.model_rows)
         pace = pace_of(history.batches, self._typical, delayed, without_padding=without is Cause.PADDING)
         batcher = batcher_like(settings, self._learned())
-        outcome = simulate(batcher, history.requests, pace, workers, history.end_ns)
+        outcome = simulate(batcher, self._requests, pace, workers, history.end_ns)
         found = {
             at
-            for at, (request, ended_ns) in enumerate(zip(history.requests, outcome.ended_ns, strict=True))
+            for at, (request, ended_ns) in enumerate(zip(self._requests, outcome.ended_ns, strict=True))
             if ended_ns is None or ended_ns > request.limit_ns
         }
         self._without[without] = found

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from gateway.batching.checkpoint import thaw
 from gateway.batching.queue import NEVER
@@ -16,6 +16,10 @@ from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
 from gateway.why.unserved import cause_of, limit_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
+
+_BROKEN: Final = (  # what a file that is damaged may raise wherever it is looked into
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +42,29 @@ class Answer:
 
 def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
-    begun = [lane for lane in recording.lanes if lane.segments]
     try:
-        histories = [replay(lane.recorded()) for lane in begun]
-        _follow(histories)
-        learned = [partial(_learned, lane) for lane in begun]
-        diagnosed = [
-            (diagnose(history, lane.settings, knew), knew)
-            for history, lane, knew in zip(histories, begun, learned, strict=True)
-        ]
-        routing = replay_routing(recording.routing) if recording.routing else None
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
-        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({exc}): save it again") from exc
+        return _answer(recording, cases)
+    except _BROKEN as exc:
+        reason = str(exc).partition("\n")[0] or type(exc).__name__
+        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({reason}): save it again") from exc
+
+
+def _answer(recording: ModelRecording, cases: bool) -> Answer:
+    begun = [lane for lane in recording.lanes if lane.segments]
+    histories = [replay(lane.recorded()) for lane in begun]
+    _follow(histories)
+    learned = [partial(_learned, lane) for lane in begun]
+    diagnosed = [
+        (diagnose(history, lane.settings, knew), knew) for history, lane, knew in zip(histories, begun, learned, strict=True)
+    ]
+    routing = replay_routing(recording.routing) if recording.routing else None
     lanes = []
     for diagnosis, knew in diagnosed:
         if not diagnosis.history.requests:
             continue
         others = [other for other, _ in diagnosed if other is not diagnosis]
         found = [as_it_was(diagnosis)]
-        if cases and diagnosis.history.difference is None:
+        if cases and diagnosis.history.difference is None and diagnosis.history.kept:
             found += what_ifs(diagnosis, knew, others)
         lanes.append(LaneAnswer(diagnosis, tuple(found)))
     unserved: tuple[tuple[Unserved, Cause], ...] = ()
@@ -103,11 +111,16 @@ def told(answers: Sequence[Answer]) -> str:
         recording = each.recording
         process = f", process {recording.process}" if recording.processes > 1 else ""
         routed = each.routing.routed if each.routing is not None else 0
-        if not each.lanes and not routed:
+        if not each.lanes and not routed and not recording.unrecorded:
             blocks.append(f"{recording.model} version {recording.version}{process}: no request has come")
         if each.routing is not None and each.routing.routed:
             blocks.append(_routing_block(each, each.routing, process))
         blocks += [_block(recording, lane, process) for lane in each.lanes]
+        blocks += [
+            f"{recording.model} version {recording.version}{f' on {label}' if label else ', routing'}{process}: its decisions "
+            f"are no longer recorded, until the model is loaded anew: {reason}"
+            for label, reason in recording.unrecorded.items()
+        ]
     for (model, version), count in met.items():
         processes = max(each.recording.processes for each in answers if each.recording.model == model)
         if count < processes:
@@ -136,11 +149,14 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
         )
     if not history.from_start:
         lines.append("what came before had no room: batching.record_mib is for more")
+    kept = len(history.kept)
+    if kept < len(history.requests):
+        lines.append(f"handed over to others: {len(history.requests) - kept}, which count for them alone")
     count = len(diagnosis.misses)
     if not count:
         lines.append("nothing was late or refused")
     else:
-        lines.append(f"late or refused: {count} ({count / len(history.requests):.1%})")
+        lines.append(f"late or refused: {count} ({count / kept:.1%})")
         rows = [("cause", "requests", "share", "when", "what to do")]
         for cause, number in diagnosis.by_cause.most_common():
             of_it = [miss for miss in diagnosis.misses if miss.cause is cause]
@@ -152,7 +168,7 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
             name = f" (request {worst.request.own_id!r})" if worst.request.own_id else ""
             lines.append(f"answered late: {len(late)}, by {(worst.late_ns or 0) / 1e6:.1f} ms at most{name}")
     if diagnosis.failed:
-        lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / len(history.requests):.1%}): the server's log says why")
+        lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / kept:.1%}): the server's log says why")
     if len(lane.cases) > 1:
         lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
         head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")
@@ -212,9 +228,11 @@ def of_request(answers: Iterable[Answer], own_id: str) -> list[dict[str, Any]]:
     for each in answers:
         for lane in each.lanes:
             causes = {id(miss.request): miss for miss in lane.diagnosis.misses}
-            for at, request in enumerate(lane.diagnosis.history.requests):
+            history = lane.diagnosis.history
+            kept = {id(request): at for at, request in enumerate(history.kept)}
+            for request in history.requests:
                 if _same(request.own_id, own_id):
-                    found.append(_life(each.recording, lane, at, request, causes.get(id(request))))
+                    found.append(_life(each.recording, lane, kept.get(id(request)), request, causes.get(id(request))))
         found += [_refused(each, refused, cause) for refused, cause in each.unserved if _same(refused.own_id, own_id)]
     return found
 
@@ -248,7 +266,11 @@ def _refused(answer: Answer, refused: Unserved, cause: Cause) -> dict[str, Any]:
     }
 
 
-def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastRequest, miss: Miss | None) -> dict[str, Any]:
+def _life(
+    recording: ModelRecording, lane: LaneAnswer, at: int | None, request: PastRequest, miss: Miss | None
+) -> dict[str, Any]:
+    """at: its place among the requests that the backend kept; None: it did not."""
+
     def ms(when_ns: int | None) -> float | None:
         return None if when_ns is None else round((when_ns - request.arrival_ns) / 1e6, 3)
 
@@ -256,7 +278,7 @@ def _life(recording: ModelRecording, lane: LaneAnswer, at: int, request: PastReq
     limit_ns = None if request.limit_ns == NEVER else request.limit_ns
     served = {}
     for case in lane.cases:
-        if case.ended_ns and request.fate != "failed":
+        if case.ended_ns and at is not None and request.fate != "failed":
             ended_ns = case.ended_ns[at]
             served[case.name] = {
                 "ended_ms": ms(ended_ns),
@@ -331,16 +353,21 @@ def _fate(life: dict[str, Any]) -> str:
 
 
 def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """All that is known, but the single requests that were in time. backend: None, of what routing refused."""
+    """All that is known, but the single requests that were in time. backend: None, of what routing refused.
+
+    unrecorded: of the model's backends, as a `ModelRecording` has it.
+    """
     return [
         {
             "model": each.recording.model,
             "version": each.recording.version,
             "process": each.recording.process,
+            "unrecorded": each.recording.unrecorded,
             "backend": lane.diagnosis.settings.label,
             "slo_ms": lane.diagnosis.settings.slo_ns / 1e6 if lane.diagnosis.settings.slo_ns else None,
             "seconds": (lane.diagnosis.history.end_ns - lane.diagnosis.history.begin_ns) / 1e9,
             "requests": len(lane.diagnosis.history.requests),
+            "handed_over": len(lane.diagnosis.history.requests) - len(lane.diagnosis.history.kept),
             "decisions": lane.diagnosis.history.decisions,
             "same": lane.diagnosis.history.difference is None,
             "difference": str(lane.diagnosis.history.difference) if lane.diagnosis.history.difference else None,
@@ -378,6 +405,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "model": each.recording.model,
             "version": each.recording.version,
             "process": each.recording.process,
+            "unrecorded": each.recording.unrecorded,
             "backend": None,
             "requests": each.routing.routed,
             "decisions": each.routing.decisions,

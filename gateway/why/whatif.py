@@ -25,7 +25,7 @@ class WhatIf:
 
     in_time: share of them. goodput_rps: answered in time, per second. p99_ms: of the answered; None: none was. usd_per_hour: of
     all sessions; usd_per_million: the same, for a million answers in time; None: no price is known, or none was in time.
-    ended_ns: of each request; empty for what was not simulated.
+    ended_ns: of each request; empty for what was not simulated. Of requests that another backend has taken over nothing counts.
     """
 
     name: str
@@ -40,15 +40,13 @@ class WhatIf:
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
-    gone = ("cancelled", "handed over", "failed")
-    good = sum(not missed(request, history.end_ns) and request.fate not in gone for request in history.requests)
+    kept, gone = history.kept, ("cancelled", "failed")
+    good = sum(not missed(request, history.end_ns) and request.fate not in gone for request in kept)
     latencies_ns = [
-        request.ended_ns - request.arrival_ns
-        for request in history.requests
-        if request.fate == "answered" and request.ended_ns is not None
+        request.ended_ns - request.arrival_ns for request in kept if request.fate == "answered" and request.ended_ns is not None
     ]
     seconds = max(history.end_ns - history.begin_ns, 1) / 1e9
-    return _told("as it was", good, len(history.requests), latencies_ns, seconds, _usd_per_hour(diagnosis))
+    return _told("as it was", good, len(kept), latencies_ns, seconds, _usd_per_hour(diagnosis))
 
 
 def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: Sequence[Diagnosis] = ()) -> list[WhatIf]:
@@ -57,6 +55,7 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     learned: what was known when the recording began; a copy each time. others: the model's other backends.
     """
     settings, history = diagnosis.settings, diagnosis.history
+    kept = history.kept
     workers: Sequence[tuple[int, int]] = history.workers or [(0, max(1, settings.sessions))]
     more = [(when_ns, alive + 1 if alive else 0) for when_ns, alive in workers]
     usd = _usd_per_hour(diagnosis)
@@ -83,8 +82,8 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
             continue
         slow = [batch for batch in source.history.batches if has_stalled(batch, source.typical)]
         pace = pace_of(source.history.batches, source.typical, slow if source is diagnosis else ())
-        outcome = simulate(batcher_like(changed, knows), history.requests, pace, live, history.end_ns)
-        found.append(_of(name, outcome, history.requests, usd_per_hour))
+        outcome = simulate(batcher_like(changed, knows), kept, pace, live, history.end_ns)
+        found.append(_of(name, outcome, kept, usd_per_hour))
     return found
 
 

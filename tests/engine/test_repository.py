@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from backends.base import ModelSpec
+from gateway.batching.recorded_file import unpacked
 from gateway.clock import LoopClock
 from gateway.config import Backend, ModelSection, parse_config
 from gateway.engine.lane_opener import LaneOpener
@@ -22,6 +23,7 @@ from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, Code, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest, InferResponse
+from gateway.why.report import answer, as_json, told
 
 MODELS = """
 models:
@@ -178,6 +180,31 @@ def test_a_failed_load_is_told_and_makes_the_server_not_ready(tmp_path: Path) ->
         assert not repository.ready()
 
     with_repository(tmp_path, main)
+
+
+def test_a_backend_that_is_recorded_no_more_is_told_beside_those_that_are(tmp_path: Path) -> None:
+    two = """
+models:
+  - name: m
+    backends: [{kind: synthetic, name: a}, {kind: synthetic, name: b}]
+"""
+
+    async def main(repository: Repository) -> None:
+        _, lane = repository.model("m").lanes
+        lane.batcher._give_up(ValueError("too much"))  # type: ignore[attr-defined]  # what a state without room comes to
+        (recording,) = unpacked(repository.why("m"), "here")
+        assert recording.unrecorded == {"b": "ValueError: too much"}
+        found = [answer(recording, "here")]
+        until = "its decisions are no longer recorded, until the model is loaded anew: ValueError: too much"
+        assert told(found) == f"m version 1 on b: {until}"
+        await infer(repository)
+        repository.model("m").dispatcher.router._give_up(ValueError("too much"))  # type: ignore[union-attr]
+        (recording,) = unpacked(repository.why("m"), "here")
+        found = [answer(recording, "here")]
+        assert told(found).endswith(f"m version 1 on b: {until}\n\nm version 1, routing: {until}")
+        assert [each["unrecorded"].keys() for each in as_json(found)] == [{"b", ""}]
+
+    with_repository(tmp_path, main, two)
 
 
 def test_load_takes_only_configured_names_and_no_parameters(tmp_path: Path) -> None:

@@ -242,6 +242,48 @@ def test_a_full_queue_sends_the_next_elsewhere_and_refuses_only_if_all_are_full(
     simulated((CHEAP, DEAR), main, slo_ms=None, routing={"policy": "round_robin"})
 
 
+@pytest.mark.parametrize("regular", [1, 2])
+def test_under_overload_a_canary_gets_its_share_and_nothing_else(regular: int) -> None:
+    async def main(fleet: Fleet) -> None:
+        sent = []
+        for _ in range(1000):
+            sent.append(asyncio.ensure_future(fleet.send()))
+            await asyncio.sleep(0.002)
+        outcomes = await asyncio.gather(*sent)
+        assert sum(isinstance(outcome, Overloaded) for outcome in outcomes) > 300
+        assert ran(fleet)[-1] <= 20
+        assert fleet.counted("gateway_routed_total", backend="canary1", reason="fallback") == 0
+
+    kinds = (Kind("slow", 0.0, 10.0, 0.1),) * regular + (Kind("canary", 5.0, 0.0, 0.3, options=(("canary_share", 0.02),)),)
+    simulated(kinds, main, slo_ms=200, queue_rows=6)
+
+
+def test_what_waits_behind_a_stalled_batch_is_no_canarys() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].factor = 100.0
+        sent = [asyncio.ensure_future(fleet.send())]
+        await asyncio.sleep(0.001)
+        sent += [asyncio.ensure_future(fleet.send()) for _ in range(5)]
+        await asyncio.gather(*sent)
+        assert ran(fleet)[1] == 0
+
+    simulated((CHEAP, Kind("canary", 1.0, 0.1, 1.0, options=(("canary_share", 0.01),))), main)
+
+
+def test_what_waits_at_the_last_regular_backend_goes_to_a_canary_once_it_is_ejected() -> None:
+    async def main(fleet: Fleet) -> None:
+        faults = [(LOST[0], True, 20 * MS)]
+        fleet.sessions[0].fault = lambda batch: faults.pop() if faults else None
+        sent = [asyncio.ensure_future(fleet.send())]
+        await asyncio.sleep(0.001)
+        sent += [asyncio.ensure_future(fleet.send()) for _ in range(3)]
+        assert [type(outcome) for outcome in await asyncio.gather(*sent)] == [InferResponse] * 4
+        assert fleet.counted("gateway_routed_total", backend="canary1", reason="fallback") == 4
+
+    canary = Kind("canary", 1.0, 0.1, 1.0, options=(("canary_share", 0.01),))
+    simulated((CHEAP, canary), main, slo_ms=None, routing={"ejection": {"consecutive_failures": 1}})
+
+
 THREE = (Kind("first", 100.0, 0.0, 0.1), Kind("next", 100.0, 0.0, 0.2), Kind("idle", 2.0, 0.0, 50.0))
 
 

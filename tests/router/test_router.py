@@ -607,6 +607,30 @@ def test_what_failed_at_a_canarys_side_is_no_request_for_the_canary() -> None:
     assert chosen(router, failed=stable) == ("canary", "panic")  # nothing else is left
 
 
+def test_a_canary_takes_over_nothing_while_a_regular_one_is_up_however_full() -> None:
+    mates = {"first": ("next", "canary"), "next": ("first", "canary")}
+    first, other = (candidate(label, 1, 1.0, equivalents=others) for label, others in mates.items())
+    canary, shadow = candidate("canary", 1, 0.01, canary_share=0.1), candidate("shadow", 1, 0.01, shadow_share=0.1)
+    router = router_of(first, other, canary, shadow)
+
+    def instead(*full: Candidate) -> str | None:
+        chosen = router.route(request(), 0, failed=first, full=full).candidate
+        return chosen.label if chosen else None
+
+    assert instead(first) == "next"
+    assert instead(first, other) is None
+    assert instead(other) is None  # it has failed the request, and the other is full
+    lane_of(other).available = False
+    assert instead(first) is None
+    assert instead() == "canary"  # the only one that may serve it has failed it
+    lane_of(first).available = False
+    assert instead(first) == "canary"
+    assert instead(first, canary) is None
+    lane_of(first).available = True
+    assert router.failed(first, 0, hung=True)
+    assert instead(first) == "canary"
+
+
 # more on shares
 
 

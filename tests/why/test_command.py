@@ -6,10 +6,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -142,6 +143,53 @@ def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pyte
     (tmp_path / "whole").write_bytes(data)
     assert main(["why", str(tmp_path / "whole"), "--model", "x"]) == 1
     assert "nothing is recorded of model 'x'; models there: m" in capsys.readouterr().err
+
+
+Lane = dict[str, Any]
+
+
+def of_no_rows(lane: Lane) -> None:
+    _, _, _, names, values = lane["segments"][0]["state"]
+    values[names.index("_max_rows")] = 0
+
+
+def of_speed_unknown(lane: Lane) -> None:
+    _, _, _, names, values = lane["segments"][0]["state"][4][0]
+    values[names.index("service")][4][2] = 1e300
+
+
+def delayed_backwards(lane: Lane) -> None:
+    lane["settings"]["max_delay_ms"] = -1
+
+
+def of_no_policy(lane: Lane) -> None:
+    lane["settings"]["policy"] = "adaptife"
+
+
+def called_by_a_number(lane: Lane) -> None:
+    lane["segments"][0]["chunks"][0][0][9] = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (of_no_rows, "StopIteration"),
+        (of_speed_unknown, "has no attribute 'items'"),
+        (delayed_backwards, "1 validation error for Batching"),
+        (of_no_policy, "'adaptife'"),
+        (called_by_a_number, "a request whose own id is 0, expected text"),
+    ],
+)
+def test_a_recording_that_is_damaged_inside_says_so_in_a_line(
+    damage: Callable[[Lane], None], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))
+    damage(told["recordings"][0]["lanes"][0])
+    (tmp_path / "damaged").write_bytes(msgspec.msgpack.encode(told))
+    assert main(["why", str(tmp_path / "damaged"), "--request", "r1"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"m: a recording that is broken ({says}" in said or f"{says}): save it again" in said
 
 
 def test_of_one_model_what_was_saved_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,36 @@ def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
     assert missed == {"lost"}
     fates = [(life["backend"], life["fate"], life["cause"]) for life in of_request([found], "shed")]
     assert fates == [("first", "handed over", None), ("second", "answered", None)]
-    assert "late or refused: 1 (33.3%)" in told([found])
+    said = told([found])
+    assert "m version 1 on first: 3 requests" in said
+    assert "handed over to others: 1, which" in said
+    assert "late or refused: 1 (50.0%)" in said
+    assert found.lanes[0].cases[0].in_time == 0.5  # of the two that stayed
+
+
+def test_what_is_handed_over_counts_for_the_backend_that_took_it_alone() -> None:
+    first, second = lane("first", 1), lane("second", 8)
+    for at in range(10):
+        own, moved = (request(f"{what}{at}", S + at * 10 * MS) for what in ("own", "moved"))
+        first.add(own, own.arrival_ns)
+        with pytest.raises(Overloaded):
+            first.add(moved, moved.arrival_ns)
+        second.add(moved, moved.arrival_ns)
+        for batcher in (first, second):
+            (batch,) = batcher.step(own.arrival_ns, 1).batches
+            batcher.finished(batch, own.arrival_ns + 4 * MS, 4 * MS, True)
+    rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    for each in found.lanes:
+        assert {case.in_time for case in each.cases} == {1.0}
+        assert len({round(case.goodput_rps) for case in each.cases}) == 1
+    assert [(told["requests"], told["handed_over"]) for told in as_json([found])] == [(20, 10), (10, 0)]
+    lives = {life["backend"]: life for life in of_request([found], "moved3")}
+    assert lives["first"]["would_have"] == {}
+    (own,) = of_request([found], "own3")
+    for life in (lives["second"], own):
+        assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True}
 
 
 @pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])

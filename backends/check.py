@@ -28,7 +28,6 @@ from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.regular_file import ABSENT, special
 from backends.required import REMEDY
-from backends.script_arguments import WAY, nested, stated_arguments
 from backends.source import is_source
 
 # Seen without any library: NVIDIA's driver makes one for each GPU that this system (or container) may use.
@@ -124,6 +123,8 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
     if faults or not wanted.thorough:
         return
     if identify(wanted.file) == TORCHSCRIPT:
+        from backends.script_arguments import WAY, nested, stated_arguments
+
         names = [tensor.name for tensor in wanted.inputs]
         known = () if any(name is NOT_KNOWN for name in names) else names
         if refused := nested(stated_arguments(wanted.file), known):

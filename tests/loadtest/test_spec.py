@@ -120,6 +120,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"candidates": [{**CANDIDATE, "setings": {}}]},
         r"candidates\[0\]\.setings: unknown key; did you mean `settings`\?",
     ),
+    "gateway's name with a null byte": ({"gateway": "a\0b", "model": "m"}, r"gateway: .*cannot be read: embedded null byte"),
     "unknown setting": (
         {"candidates": [{**CANDIDATE, "settings": {"session": [1]}}]},
         r"candidates\[0\]: settings: session: 1: unknown key; did you mean `sessions`\?",

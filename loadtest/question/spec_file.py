@@ -18,6 +18,7 @@ from gateway.documents.reader import Document, read
 from gateway.documents.validation import FaultPlace, faults_of, value_fault
 from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
+from loadtest.load.payload_limits import MOST_SIZE
 from loadtest.results import Protocol
 
 
@@ -29,7 +30,7 @@ class PayloadSpec(_Section):
     """What is sent; as in `loadtest run`."""
 
     protocol: Protocol = "rest-binary"
-    rows: int = Field(default=1, ge=1)
+    rows: int = Field(default=1, ge=1, le=MOST_SIZE)
     length: str = "16"
     values: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -160,7 +161,7 @@ class SpecFile(_Section):
     agreement: AgreementSpec = AgreementSpec()
     candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
     budget: BudgetSpec = BudgetSpec()
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=1 << 62)
 
     @property
     def basis(self) -> PriceBasis:

@@ -125,6 +125,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"candidates": [{**CANDIDATE, "settings": {"session": [1]}}]},
         r"candidates\[0\]: settings: session: 1: unknown key; did you mean `sessions`\?",
     ),
+    "setting without values": (
+        {"candidates": [{**CANDIDATE, "settings": {"session": [], "sessions": [1]}}]},
+        r"^s\.yaml: candidates\[0\]\.settings\.session: \[\]: expected a list of at least 1; add one$",
+    ),
     "setting out of range": (
         {"candidates": [{**CANDIDATE, "settings": {"sessions": [0]}}]},
         r"candidates\[0\]: settings: sessions: 0: expected a whole number from 1 to 256",

@@ -438,10 +438,11 @@ def test_the_brackets_of_the_two_cheapest_are_closed_and_no_other() -> None:
 def test_nothing_is_sought_above_what_the_generator_can_offer() -> None:
     asked = asking(1.0)
     assert load(asked, known(asked, 1700, (500.0,), ceiling_rps=300.0)).rps == pytest.approx(0.8 * 300)
-    ended = load(asked, known(asked, 1700, (500.0,), run("c0", 300, "pass"), ceiling_rps=300.0))
-    assert (ended.purpose, ended.rps) == ("recovery", 240)  # an overload would be none
-    just = known(asked, 1700, (500.0,), run("c0", 240, "pass"), run("c0", 245, "fail", MISSED), ceiling_rps=300.0)
-    assert load(asked, just).purpose == "recovery"  # 300/s are no more than a peak that is kept to 0.8
+    for proven in ([run("c0", 300, "pass")], [run("c0", 240, "pass"), run("c0", 245, "fail", MISSED)]):
+        # 300/s are no more than a peak that is kept to 0.8: an overload would be none, and nothing to recover from.
+        ended = asked_next(asked, known(asked, 1700, (500.0,), *proven, ceiling_rps=300.0))
+        assert isinstance(ended, SearchOutcome)
+        assert (ended.winner, ended.verified) == ("c0", None)
     sought = load(asked, known(asked, 1700, (500.0,), run("c0", 295, "pass"), ceiling_rps=300.0))
     assert (sought.purpose, sought.rps) == ("peak", 300)
 
@@ -512,6 +513,15 @@ def test_what_was_verified_is_not_verified_again_unless_another_rate_is_claimed(
     invalid = [after[0], replace(after[1], valid=False)]
     assert load(asked, known(asked, 1700, (500.0,), *runs, *invalid)).purpose == "overload"
     assert load(asked, known(asked, 1700, (500.0,), *runs, after[0])).purpose == "overload"
+
+
+def test_recovery_is_seen_behind_an_overload_and_where_the_slo_held() -> None:
+    asked = asking(1.0)
+    runs = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]
+    overload, missed = run("c0", 735, "fail", MISSED, "overload"), run("c0", 392, "undecided", MISSED, "recovery")
+    for after in ([overload, missed], [run("c0", 392, "pass", purpose="recovery")]):
+        outcome = answered(asked, known(asked, 1700, (500.0,), *runs, *after))
+        assert (outcome.winner, outcome.verified, outcome.notes) == ("c0", None, ())
 
 
 def test_what_overload_did_is_told_once_in_words() -> None:

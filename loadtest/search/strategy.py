@@ -30,7 +30,7 @@ from loadtest.search.events import (
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import counted
+from loadtest.wording import counted, rate
 
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
@@ -280,7 +280,7 @@ class _Search:
         if standing.invalid_runs:
             return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
         if standing.evidence:
-            return f"misses the SLO at {min(run.rps for run in standing.evidence):.4g}/s, the lowest rate that was tried"
+            return f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was tried"
         if standing.estimated_rps and not self._question.suffices(standing.entrant, standing.estimated_rps):
             return f"too few can be had: {counted(standing.entrant.max_count or 0, 'instance')}"
         worth = self._known.cost(winner) / self._known.cost(standing) if winner else 1.0

@@ -558,6 +558,13 @@ def test_without_a_winner_the_nearest_tells_what_it_would_take() -> None:
     assert [standing.out for standing in untried.standings] == ["the budget ended before it was tried"] * 2
 
 
+def test_a_rate_is_told_without_an_exponent() -> None:
+    asked = asking(1.0, 1.0)
+    failed = [run("c1", 19_218, "fail", MISSED, purpose) for purpose in ("round", "peak")]
+    outcome = answered(asked, known(asked, 10, (500.0, 500.0), run("c0", 460), *failed))
+    assert outcome.standings[1].out == "misses the SLO at 19,218/s, the lowest rate that was tried"
+
+
 def test_why_each_of_the_others_is_not_ranked() -> None:
     asked = asking(1.0, 1.3, 1.4, 1.0)
     events = known(
@@ -574,7 +581,7 @@ def test_why_each_of_the_others_is_not_ranked() -> None:
         "",
         "predicted at 77% of the best per dollar",
         "predicted at 71% of the best per dollar",
-        "misses the SLO at 70/s, the lowest rate that was tried",
+        "misses the SLO at 70.0/s, the lowest rate that was tried",
     ]
 
 

@@ -188,8 +188,8 @@ class _GrpcConnection(Dialled):
             status = headers.get(b":status", b"200")
             self._failed(stream, _http_status(status) if status != b"200" else MALFORMED, "no gRPC status")
         else:
-            number = int(code) if 0 < int(code) <= _LAST_CODE else _UNKNOWN
-            self._failed(stream, GRPC + number, unquote(headers.get(b"grpc-message", b"").decode()))
+            message = headers.get(b"grpc-message", b"").decode(errors="replace")
+            self._failed(stream, GRPC + _number(code, 1, _LAST_CODE, _UNKNOWN), unquote(message))
 
     def data_ended(self, stream: int) -> None:
         self._failed(stream, MALFORMED, "the answer ended without a gRPC status")
@@ -229,5 +229,10 @@ class _GrpcConnection(Dialled):
 
 
 def _http_status(text: bytes) -> int:
-    status = int(text)
-    return status if 100 <= status <= 999 else MALFORMED
+    return _number(text, 100, 999, MALFORMED)
+
+
+def _number(text: bytes, least: int, most: int, otherwise: int) -> int:
+    """Also where it is none, which is a fault of one answer, and not of the connection."""
+    number = int(text) if text.isdigit() and len(text) <= 3 else -1
+    return number if least <= number <= most else otherwise

@@ -80,7 +80,7 @@ class GrpcClient(Client["_GrpcConnection"]):
         self._connect()
 
     def expire(self, indices: Container[int]) -> None:
-        for connection in self._in_turn:
+        for connection in list(self.connections):
             connection.cancel(indices)
         super().expire(indices)
 
@@ -92,7 +92,7 @@ class GrpcClient(Client["_GrpcConnection"]):
         self.room(connection)
 
     def _not_joined(self, status: int, message: str) -> None:
-        if self.connections:
+        if self._staying:
             return  # they will have room
         waiting, self._waiting = self._waiting, deque()
         for index in waiting:
@@ -103,6 +103,14 @@ class GrpcClient(Client["_GrpcConnection"]):
     def room(self, connection: "_GrpcConnection") -> None:
         while self._waiting and connection.has_room:
             connection.send(self._waiting.popleft())
+
+    def leaves(self, connection: "_GrpcConnection") -> None:
+        """It takes no more requests; another may be opened in its place, as the server wants it."""
+        if connection in self._in_turn:
+            self._in_turn.remove(connection)
+            self.leaving.add(connection)
+        if self._waiting:
+            self._connect()
 
     def lost(self, connection: "_GrpcConnection") -> None:
         if connection in self._in_turn:
@@ -199,6 +207,7 @@ class _GrpcConnection(Dialled):
 
     def going_away(self, last: int) -> None:
         self._going_away = True
+        self._client.leaves(self)
         for stream in [stream for stream in self.indices if stream > last]:
             self._failed(stream, RESET, "the server is going away")
         if not self.indices:

@@ -200,6 +200,46 @@ def headers(stream: int, *fields: tuple[bytes, bytes]) -> bytes:
 
 
 SETTINGS = frame(4, 0, 0)
+GO_AWAY = frame(7, 0, 0, struct.pack(">II", 2**31 - 1, 0))
+
+
+def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
+    opened: list[asyncio.Transport] = []
+
+    def begin(transport: asyncio.Transport) -> None:
+        opened.append(transport)
+        transport.write(SETTINGS)
+
+    class Leaves(Peer):
+        """Each owes an answer for ever, as one to a request that takes long."""
+
+        made = staticmethod(begin)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Leaves) as port:
+            client = client_of("grpc", port, sent)
+            assert isinstance(client, GrpcClient)
+            await client.open(4)
+            old = list(client.connections)
+            for index in range(4):
+                client.send(index)
+            await until(lambda: len(opened) == 4)
+            for transport in opened:
+                transport.write(GO_AWAY)
+            await until(lambda: not any(connection.has_room for connection in old))
+            client.send(4)
+            await until(lambda: any(4 in connection.indices.values() for connection in client.connections))
+            await until(lambda: len(opened) == 5)
+            assert (len(opened), len(client.connections), client.most_connections) == (5, 5, 4)
+            client.expire(range(4))  # what they owe is given up: so they end
+            await until(lambda: len(client.connections) == 1)
+            assert (sent.done, sent.faults) == ([], [])
+            await client.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [

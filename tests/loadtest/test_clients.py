@@ -273,6 +273,23 @@ def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tupl
     run(scenario)
 
 
+def test_headers_that_never_end_are_no_answer() -> None:
+    class Endless(Peer):
+        came = staticmethod(lambda transport: transport.write(b"HTTP/1.1 200 OK\r\n" + b"X: %b\r\n" % (b"a" * 1000) * 2000))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Endless) as port:
+            client = client_of("http", port, sent)
+            client.send(0)
+            async with asyncio.timeout(5):
+                assert await sent.until(1) == [(0, MALFORMED)]
+            assert list(client.error_samples.values()) == ["its headers are longer than 1 MiB"]
+            await client.close()
+
+    run(scenario)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 def test_closing_does_not_wait_for_a_connection_whose_end_is_never_told(kind: str) -> None:

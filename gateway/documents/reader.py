@@ -117,7 +117,7 @@ def read(path: str | Path) -> Document:
             source = str(path)
             with Path(path).open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # ValueError: no path may have a null byte
         raise ConfigFaults([_unreadable(Path(path), exc)]) from exc
     if len(data) > _MOST_BYTES:
         raise ConfigFaults([Fault(source, found=f"longer than {_MOST_BYTES >> 20} MiB", expected="a configuration in YAML")])
@@ -250,13 +250,14 @@ def _twice(root: yaml.Node, source: str) -> Iterator[Fault]:
                 rest.append((value, (*location, key.value)))
 
 
-def _unreadable(path: Path, exc: OSError) -> Fault:
+def _unreadable(path: Path, exc: OSError | ValueError) -> Fault:
     remedy = ""
     if isinstance(exc, FileNotFoundError):
         beside = [file.name for file in path.absolute().parent.glob("*.y*ml")] if path.absolute().parent.is_dir() else []
         near = nearest(path.name, beside)
         remedy = f"did you mean `{path.with_name(near)}`?" if near else f"it was looked for at {path.absolute()}"
-    found = {FileNotFoundError: "no such file", IsADirectoryError: "a directory"}.get(type(exc), exc.strerror or str(exc))
+    known: dict[type[Exception], str] = {FileNotFoundError: "no such file", IsADirectoryError: "a directory"}
+    found = known.get(type(exc)) or getattr(exc, "strerror", None) or str(exc)
     return Fault(str(path), found=f"cannot be read: {found}", expected="a configuration in YAML", remedy=remedy)
 
 

@@ -58,7 +58,8 @@ class Client(ABC, Generic[C]):
         on_fault: Callable[[BaseException], None],
         on_locked: Callable[[int, str], None],
     ) -> None:
-        """connections: the most at once. on_done: gets the index and its status, once per `send`, never inside it.
+        """connections: the most at once that take requests. on_done: gets the index and its status, once per `send`, never
+        inside it.
 
         on_fault: gets what went wrong in here. on_locked: why the server does not let us in, whatever we send: 401 or 403 with
         its words, or 0 with what TLS failed of.
@@ -72,6 +73,7 @@ class Client(ABC, Generic[C]):
         self.error_samples: dict[str, str] = {}
         self.start_ns = 0  # of the run; set before the first send
         self.connections: dict[C, None] = {}  # a set in the order in which they were opened
+        self.leaving: set[C] = set()  # those that take no more requests, and end with the answers that they owe
         self.most_connections = 0
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting: deque[int] = deque()
@@ -123,10 +125,14 @@ class Client(ABC, Generic[C]):
         """One could not be opened."""
 
     def _connect(self) -> None:
-        if not self._closed and len(self.connections) + len(self._connecting) < self._cap:
+        if not self._closed and self._staying + len(self._connecting) < self._cap:
             task = asyncio.ensure_future(self._open_one())
             self._connecting.add(task)
             task.add_done_callback(self._attempted)
+
+    @property
+    def _staying(self) -> int:
+        return len(self.connections) - len(self.leaving)
 
     def _attempted(self, attempt: "asyncio.Task[None]") -> None:
         self._connecting.discard(attempt)
@@ -143,7 +149,7 @@ class Client(ABC, Generic[C]):
                 self._not_joined(RESET, CLOSED)
                 return
             self.connections[connection] = None
-            self.most_connections = max(self.most_connections, len(self.connections))
+            self.most_connections = max(self.most_connections, self._staying)
             self._joined(connection)
         except Exception as exc:  # of a task nobody would see it
             self.on_fault(exc)
@@ -152,6 +158,7 @@ class Client(ABC, Generic[C]):
 
     def lost(self, connection: C) -> None:
         self.connections.pop(connection, None)
+        self.leaving.discard(connection)
         if self._closed and not self.connections:
             self._all_lost.set()
         elif self._waiting:

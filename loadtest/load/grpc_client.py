@@ -80,7 +80,7 @@ class GrpcClient(Client["_GrpcConnection"]):
         self._connect()
 
     def expire(self, indices: Container[int]) -> None:
-        for connection in self._in_turn:
+        for connection in list(self.connections):
             connection.cancel(indices)
         super().expire(indices)
 
@@ -92,7 +92,7 @@ class GrpcClient(Client["_GrpcConnection"]):
         self.room(connection)
 
     def _not_joined(self, status: int, message: str) -> None:
-        if self.connections:
+        if self._staying:
             return  # they will have room
         waiting, self._waiting = self._waiting, deque()
         for index in waiting:
@@ -103,6 +103,14 @@ class GrpcClient(Client["_GrpcConnection"]):
     def room(self, connection: "_GrpcConnection") -> None:
         while self._waiting and connection.has_room:
             connection.send(self._waiting.popleft())
+
+    def leaves(self, connection: "_GrpcConnection") -> None:
+        """It takes no more requests; another may be opened in its place, as the server wants it."""
+        if connection in self._in_turn:
+            self._in_turn.remove(connection)
+            self.leaving.add(connection)
+        if self._waiting:
+            self._connect()
 
     def lost(self, connection: "_GrpcConnection") -> None:
         if connection in self._in_turn:
@@ -188,8 +196,8 @@ class _GrpcConnection(Dialled):
             status = headers.get(b":status", b"200")
             self._failed(stream, _http_status(status) if status != b"200" else MALFORMED, "no gRPC status")
         else:
-            number = int(code) if 0 < int(code) <= _LAST_CODE else _UNKNOWN
-            self._failed(stream, GRPC + number, unquote(headers.get(b"grpc-message", b"").decode()))
+            message = headers.get(b"grpc-message", b"").decode(errors="replace")
+            self._failed(stream, GRPC + _number(code, 1, _LAST_CODE, _UNKNOWN), unquote(message))
 
     def data_ended(self, stream: int) -> None:
         self._failed(stream, MALFORMED, "the answer ended without a gRPC status")
@@ -199,6 +207,7 @@ class _GrpcConnection(Dialled):
 
     def going_away(self, last: int) -> None:
         self._going_away = True
+        self._client.leaves(self)
         for stream in [stream for stream in self.indices if stream > last]:
             self._failed(stream, RESET, "the server is going away")
         if not self.indices:
@@ -229,5 +238,10 @@ class _GrpcConnection(Dialled):
 
 
 def _http_status(text: bytes) -> int:
-    status = int(text)
-    return status if 100 <= status <= 999 else MALFORMED
+    return _number(text, 100, 999, MALFORMED)
+
+
+def _number(text: bytes, least: int, most: int, otherwise: int) -> int:
+    """Also where it is none, which is a fault of one answer, and not of the connection."""
+    number = int(text) if text.isdigit() and len(text) <= 3 else -1
+    return number if least <= number <= most else otherwise

@@ -7,12 +7,15 @@ opened, up to the cap. A connection that could not be opened fails the request a
 import asyncio
 import time
 from collections.abc import Callable, Container, Sequence
+from typing import Final
 
 import httptools
 
 from loadtest.load.client import CLOSED, Client, Dialled
 from loadtest.load.dialler import Dialler
 from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
+
+_MOST_HEAD_BYTES: Final = 1 << 20  # as of an answer over HTTP/2
 
 
 class HttpClient(Client["_HttpConnection"]):
@@ -119,9 +122,14 @@ class _HttpConnection(Dialled):
         except httptools.HttpParserCallbackError as exc:  # raised by what the parser called, not by what it read
             self._client.on_fault(exc.__context__ or exc)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            message = str(exc)
-            self.abort()
-            self._end(lambda index: self._client.fail(index, MALFORMED, message))
+            self._broken(str(exc))
+        else:
+            if self._in_head and len(self._head) > _MOST_HEAD_BYTES:
+                self._broken(f"its headers are longer than {_MOST_HEAD_BYTES >> 20} MiB")
+
+    def _broken(self, message: str) -> None:
+        self.abort()
+        self._end(lambda index: self._client.fail(index, MALFORMED, message))
 
     # What httptools calls while it parses.
 

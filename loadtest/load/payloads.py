@@ -22,6 +22,7 @@ from backends.base import Tensors
 from backends.datatypes import NUMPY
 from gateway.wire.tensors import tensor_to_bytes
 from loadtest.errors import UsageError
+from loadtest.load.payload_limits import check_bytes, check_size, range_of, shape_of, values_of
 from loadtest.load.target import Address
 from loadtest.results import LoadSpec
 
@@ -89,8 +90,9 @@ def synthetic(spec: LoadSpec, inputs: Sequence[dict[str, Any]]) -> list[tuple[Te
     """
     if not inputs:
         raise UsageError(f"model {spec.model!r} states no inputs in its metadata: give requests with --payload")
-    rows, length = _range("--rows", spec.rows), _range("--length", spec.length)
-    values = _values(spec.values, {str(tensor["name"]) for tensor in inputs})
+    rows, length = range_of("--rows", spec.rows), range_of("--length", spec.length)
+    values = values_of("--values", spec.values, {str(tensor["name"]) for tensor in inputs})
+    check_size("--rows", rows[1], length[1], inputs)
     rng = np.random.default_rng([spec.seed, _PAYLOAD_STREAM])
     made: list[tuple[Tensors, dict[str, str]]] = []
     used_bytes = 0
@@ -98,15 +100,19 @@ def synthetic(spec: LoadSpec, inputs: Sequence[dict[str, Any]]) -> list[tuple[Te
         row_count, long = int(rng.integers(rows[0], rows[1] + 1)), int(rng.integers(length[0], length[1] + 1))
         arrays: Tensors = {}
         for tensor in inputs:
-            sizes = [int(size) for size in tensor["shape"]]
-            shape = [size if size >= 0 else row_count if axis == 0 else long for axis, size in enumerate(sizes)]
-            name = str(tensor["name"])
+            name, shape = str(tensor["name"]), shape_of(tensor, row_count, long)
             arrays[name] = _fill(name, str(tensor["datatype"]), shape, values.get(name), rng)
         made.append((arrays, {str(tensor["name"]): str(tensor["datatype"]) for tensor in inputs}))
         used_bytes += sum(array.nbytes for array in arrays.values())
         if used_bytes > _POOL_BYTES:
             break
     return made
+
+
+def check_joined(option: str, rows: int, requests: Iterable[Request]) -> None:
+    """Raises: UsageError, if one of these is too large once it is joined to so many rows. option: as messages name it."""
+    of_row = (sum(array.nbytes for array in each.inputs.values()) // each.rows for each in requests if each.rows)
+    check_bytes(f"{option} {rows}: joined", rows * max(of_row, default=0))
 
 
 def _fill(
@@ -123,6 +129,10 @@ def _fill(
     if dtype.kind in "iub":
         low, high = (0, 1) if dtype.kind == "b" else (1, 1) if "mask" in name else (0, 0) if "type" in name else (1, 99)
         low, high = (int(limits[0]), int(limits[1])) if limits else (low, high)
+        held = np.iinfo(np.int64 if dtype.kind == "b" else dtype)
+        least, most = int(held.min), min(int(held.max), np.iinfo(np.int64).max)
+        if not least <= low <= high <= most:
+            raise UsageError(f"--values {name}={low}:{high}: expected {least} to {most}, as it is of {datatype}")
         return rng.integers(low, high + 1, shape).astype(dtype)
     if limits:
         return rng.uniform(*limits, shape).astype(dtype)
@@ -191,12 +201,13 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
 
     `spec.rows` above 1 joins requests to so many rows; `spec.lengths` leaves others out. Raises: UsageError.
     """
-    least, most = _range("--rows", spec.rows)
+    least, most = range_of("--rows", spec.rows)
     if most > 1 or spec.lengths:
         pad, requests = _paddings(spec.pad), read_requests(spec.payloads)
         if spec.lengths:
-            shortest, longest = _range("lengths", spec.lengths)
+            shortest, longest = range_of("lengths", spec.lengths)
             requests = [request for request in requests if shortest <= length_of(request, pad) <= longest]
+        check_joined("--rows", most, requests)
         return _encoded(spec, address, model, joined(requests, least, most, pad, seed=spec.seed))
     made: list[bytes] = []
     for path in paths_of(spec.payloads):
@@ -335,7 +346,7 @@ def _contents(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             body = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as exc:
+    except (OSError, ValueError) as exc:  # ValueError: no path may have a null byte
         raise UsageError(f"payload {path}: cannot be read: {exc}") from exc
     if len(body) > _MAX_FILE_BYTES:
         raise UsageError(f"payload {path}: over {_MAX_FILE_BYTES >> 20} MiB")
@@ -440,30 +451,3 @@ def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: di
         f"Content-Length: {len(body)}",
     ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-def _range(option: str, text: str) -> tuple[int, int]:
-    low, _, high = text.partition("-")
-    try:
-        limits = int(low), int(high or low)
-    except ValueError:
-        raise UsageError(f'{option} {text!r}: expected a number or a range such as "1-8"') from None
-    if not 1 <= limits[0] <= limits[1]:
-        raise UsageError(f"{option} {text!r}: expected at least 1, and the smaller number first")
-    return limits
-
-
-def _values(texts: Iterable[str], names: set[str]) -> dict[str, tuple[float, float]]:
-    limits: dict[str, tuple[float, float]] = {}
-    for text in texts:
-        name, _, span = text.partition("=")
-        low, _, high = span.partition(":")
-        try:
-            limits[name] = float(low), float(high)
-        except ValueError:
-            raise UsageError(f"--values {text!r}: expected NAME=LOW:HIGH") from None
-        if name not in names:
-            raise UsageError(f"--values {text!r}: the model has no input {name!r}, only {', '.join(sorted(names))}")
-        if limits[name][0] > limits[name][1]:
-            raise UsageError(f"--values {text!r}: LOW is above HIGH")
-    return limits

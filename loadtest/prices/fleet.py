@@ -7,6 +7,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from loadtest.prices.costs import autoscaling_invocations_per_minute
+from loadtest.wording import rate
 
 HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
 
@@ -51,9 +52,9 @@ def cheapest_fleet(
     if not options:
         raise NoFleet("no candidate meets the SLO: there is nothing to build a fleet of")
     price = np.array([option.usd_per_hour for option in options])
-    rate = np.array([option.max_rps * headroom for option in options])
+    carried = np.array([option.max_rps * headroom for option in options])
     # No optimal fleet has more of one kind than would carry everything alone; this bound also keeps the search small.
-    alone = np.maximum(np.ceil(target_rps / rate), min_instances)
+    alone = np.maximum(np.ceil(target_rps / carried), min_instances)
     upper = np.array(
         [alone[i] if option.max_count is None else min(alone[i], option.max_count) for i, option in enumerate(options)]
     )
@@ -62,12 +63,12 @@ def cheapest_fleet(
         integrality=np.ones(len(options)),
         bounds=Bounds(0, upper),
         # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
-        constraints=[LinearConstraint(rate / target_rps, lb=1), LinearConstraint(np.ones(len(options)), lb=min_instances)],
+        constraints=[LinearConstraint(carried / target_rps, lb=1), LinearConstraint(np.ones(len(options)), lb=min_instances)],
         options={"time_limit": 10.0},
     )
     if found.x is None:
-        most = float(rate @ upper)
-        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {most:.4g}/s; raise `max_count`")
+        most = float(carried @ upper)
+        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {rate(most)}; raise `max_count`")
     counts = {option.name: round(n) for option, n in zip(options, found.x, strict=True) if round(n)}
     by_name = {option.name: option for option in options}
     return Fleet(

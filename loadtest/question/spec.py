@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import config_of, located, parse_config
-from gateway.documents.faults import ConfigFaults
+from gateway.documents.faults import ConfigFaults, shown
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
 from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
-from loadtest.load.payloads import distinct, read_requests
+from loadtest.load.payload_limits import check_size, range_of, values_of
+from loadtest.load.payloads import check_joined, distinct, read_requests
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
 from loadtest.question.preflight import Refusals
@@ -38,6 +39,7 @@ from loadtest.search.events import EXPECTED
 from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
 
 MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
+_LENGTH = PayloadSpec.model_fields["length"].default
 _ANY_SLO = SloSpec.parse("p99<1s")
 _AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 
@@ -163,6 +165,8 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
     names = [candidate.name for candidate in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         faults.append(f"{source}: candidates: listed twice: {', '.join(twice)}")
+    if "payload" not in bad:
+        faults += [f"{source}: {line}" for line in _of_payload(file.payload, (model or {}).get("inputs") or ())]
     if isinstance(file.launcher, UrlLauncher) and file.payload.protocol == "grpc":
         faults.append(f"{source}: payload.protocol: grpc: servers that run already are asked over REST")
     if isinstance(file.launcher, SageMakerLauncher):
@@ -194,6 +198,20 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         agreement_test=agreement_test,
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
+
+
+def _of_payload(payload: PayloadSpec, inputs: Sequence[dict[str, Any]]) -> list[str]:
+    """What requests cannot be made of. inputs: that the model declares."""
+    faults: list[str] = []
+    if payload.files:
+        unused = {"values": list(payload.values), "length": payload.length if payload.length != _LENGTH else ""}
+        why = "requests of payload.files are sent as they are: leave one of them out"
+        return [f"payload.{key}: {shown(value)}: {why}" for key, value in unused.items() if value]
+    length = collect(faults, "", partial(range_of, "payload.length:", payload.length))
+    collect(faults, "", partial(values_of, "payload.values:", payload.values, [str(each["name"]) for each in inputs]))
+    if length is not None:
+        collect(faults, "", partial(check_size, "payload.rows:", payload.rows, length[1], inputs))
+    return faults
 
 
 def _of_endpoints(file: SpecFile, model: dict[str, Any] | None) -> Iterator[str]:
@@ -310,6 +328,7 @@ def _agreement_test(
     for name in statistics.values():
         collect(faults, f"{source}: agreement.statistic", partial(compare_of, name))
     sent = collect(faults, source, partial(read_requests, file.payload.files)) if file.payload.files else []
+    collect(faults, source, partial(check_joined, "payload.rows:", file.payload.rows, sent or ()))
     if batched and (odd := next((request for request in sent or () if request.rows != 1), None)):
         faults.append(
             f"{source}: payload.files: {odd.source}: expected requests of one row, got {odd.rows}: payload.rows joins them"

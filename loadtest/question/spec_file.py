@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.config import located_backend
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import FaultPlace, faults_of, value_fault
+from gateway.documents.validation import FaultPlace, faults_of, value_fault, without_short_lists
 from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
+from loadtest.load.payload_limits import MOST_SIZE
 from loadtest.results import Protocol
 
 
@@ -29,7 +30,7 @@ class PayloadSpec(_Section):
     """What is sent; as in `loadtest run`."""
 
     protocol: Protocol = "rest-binary"
-    rows: int = Field(default=1, ge=1)
+    rows: int = Field(default=1, ge=1, le=MOST_SIZE)
     length: str = "16"
     values: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -132,7 +133,7 @@ class CandidateSpec(_Section):
 
     instances: tuple[str, ...] = ()
     backend: str | dict[str, Any] | None = None
-    settings: dict[str, tuple[Any, ...]] = {}
+    settings: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     url: str | None = None
     usd_per_hour: float | None = Field(default=None, gt=0)
     price_source: str | None = None
@@ -160,7 +161,7 @@ class SpecFile(_Section):
     agreement: AgreementSpec = AgreementSpec()
     candidates: tuple[CandidateSpec, ...] = Field(min_length=1)
     budget: BudgetSpec = BudgetSpec()
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=1 << 62)
 
     @property
     def basis(self) -> PriceBasis:
@@ -198,9 +199,7 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
     no_slo = document.fault(("slo",), "missing", expected="what is asked", remedy="add `slo: p99<50ms`", value=False)
     for fault in faults_of(errors, SpecFile, document):
         faults.append(str(no_slo if fault.path == "slo" and fault.found == "missing" else fault))
-    # pydantic also calls a list too short if its items are at fault.
-    at_fault = [error["loc"] for error in errors if error["type"] != "too_short"]
-    told = [e for e in errors if e["type"] != "too_short" or all(loc[: len(e["loc"])] != e["loc"] for loc in at_fault)]
+    at_fault = [error["loc"] for error in without_short_lists(errors)]
     mended = copy.deepcopy(document.value)
     for error in errors:
         _drop(mended, error["loc"])
@@ -209,7 +208,6 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
     if not mended.get("candidates"):
         mended["candidates"] = [{}]
     bad = {str(loc[0]) for loc in at_fault if loc[0] != "candidates" or len(loc) == 1}
-    bad |= {"candidates"} if any(error["type"] == "too_short" for error in told) else set()
     incomplete = {loc[1] for loc in at_fault if loc[0] == "candidates" and len(loc) > 1 and isinstance(loc[1], int)}
     return SpecFile.model_validate(mended), bad, incomplete
 

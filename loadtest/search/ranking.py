@@ -62,11 +62,13 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
 
     Blocks of each run are drawn with replacement and attainment made to fall with the rate. Where between two measured rates
     it crosses `required` is not known (the curve bends sharply at the knee), so any place in log(rate) is as likely.
-    Where nothing brackets it, the estimate is spread by the usual error of predictions.
+    Where nothing brackets it, the estimate is spread by the usual error of predictions, and never below a rate that it held.
     """
     runs = sorted(standing.evidence, key=lambda run: run.rps)
+    drift = np.exp(random.normal(0, RUN_SPREAD, draws))
+    likely = standing.estimated_rps * np.exp(random.normal(0, PREDICTION_SPREAD, draws))
     if len(runs) < 2:
-        return np.asarray(standing.estimated_rps * np.exp(random.normal(0, PREDICTION_SPREAD, draws)))
+        return np.asarray(drift * np.maximum(likely, standing.held_rps))
     rates = np.log([run.rps for run in runs])
     shares = np.empty((draws, len(runs)))
     for column, run in enumerate(runs):
@@ -77,9 +79,12 @@ def sample_peaks(standing: Standing, required: float, random: np.random.Generato
         # What of several objectives was missed is scattered over the blocks as all misses are.
         shares[:, column] = 1 - missed * ((1 - run.share(required)) / seen if seen else 1.0)
     weight = [run.requests for run in runs]
-    places, drift = random.random(draws), random.normal(0, RUN_SPREAD, draws)
-    found = [_crossing(rates, falling(row, weight), required, place) for row, place in zip(shares, places, strict=True)]
-    return np.exp(drift + found)
+    places = random.random(draws)
+    found = [
+        _crossing(rates, falling(row, weight), required, place, math.log(above))
+        for row, place, above in zip(shares, places, np.maximum(likely, runs[-1].rps), strict=True)
+    ]
+    return np.asarray(drift * np.exp(found))
 
 
 def _probability_cheapest(question: Question, winner: Standing, possible: Sequence[Standing], seed: int) -> float:
@@ -93,11 +98,11 @@ def _probability_cheapest(question: Question, winner: Standing, possible: Sequen
     return (cheapest + 1) / (DRAWS + 2)  # the rule of succession
 
 
-def _crossing(log_rates: np.ndarray, shares: np.ndarray, required: float, place: float) -> float:
-    """log(rate) at which falling shares cross `required`; place: where in the bracket, 0 to 1."""
+def _crossing(log_rates: np.ndarray, shares: np.ndarray, required: float, place: float, beyond: float) -> float:
+    """log(rate) at which falling shares cross `required`; place: where in the bracket, 0 to 1; beyond: where all rates hold."""
     above = np.flatnonzero(shares >= required)
     if len(above) == len(shares):
-        return float(log_rates[-1])
+        return beyond
     if not len(above):
         return float(log_rates[0] + math.log(max(0.5, float(shares[0]) / required)))
     left = above[-1]

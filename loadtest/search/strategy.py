@@ -30,7 +30,7 @@ from loadtest.search.events import (
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import counted
+from loadtest.wording import counted, rate
 
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
@@ -207,12 +207,12 @@ class _Search:
         known, peak_rps = self._known, winner.claimed_rps
         half_s = (known.left_seconds() - known.start_seconds(winner)) / 2
         seconds = min(max(verify_seconds(self._question), min(60.0, 0.4 * known.left_seconds())), half_s)
-        if winner.ceiling_rps > peak_rps / SAFE and (
-            load := load_of(known, winner, OVERLOAD * peak_rps, seconds, "overload", decide=False)
-        ):
+        if winner.ceiling_rps <= peak_rps / SAFE:
+            return  # the load generator cannot overload it
+        if load := load_of(known, winner, OVERLOAD * peak_rps, seconds, "overload", decide=False):
             yield from self._ask(load)
-        if load := load_of(known, winner, SAFE * peak_rps, seconds, "recovery"):
-            yield from self._ask(load)
+            if load := load_of(known, winner, SAFE * peak_rps, seconds, "recovery"):
+                yield from self._ask(load)
 
     def _verified(self, winner: Standing) -> bool | None:
         """Whether it serves its claimed rate after an overload; None if that was not seen."""
@@ -220,13 +220,16 @@ class _Search:
         if died := next((run.failure for run in after if run.failure), ""):
             self._note(f"under overload {winner.entrant.name} failed: {died}")
             return False
-        if not after or after[-1].purpose != "recovery" or not after[-1].valid:
+        if [run.purpose for run in after[-2:]] != ["overload", "recovery"] or not after[-1].valid:
             return None
-        if not math.isclose(after[-1].rps, min(SAFE * winner.claimed_rps, winner.ceiling_rps)):
+        last = after[-1]
+        if not math.isclose(last.rps, min(SAFE * winner.claimed_rps, winner.ceiling_rps)):
             return None  # another rate was claimed then
-        if after[-1].verdict == "fail":
+        if last.verdict == "fail":
             self._note(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
-        return after[-1].verdict != "fail"
+            return False
+        # One that was too short to decide, and missed the SLO in what was seen, tells neither.
+        return True if last.verdict == "pass" or last.share(self._question.required) >= self._question.required else None
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -277,7 +280,7 @@ class _Search:
         if standing.invalid_runs:
             return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
         if standing.evidence:
-            return f"misses the SLO at {min(run.rps for run in standing.evidence):.4g}/s, the lowest rate that was tried"
+            return f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was tried"
         if standing.estimated_rps and not self._question.suffices(standing.entrant, standing.estimated_rps):
             return f"too few can be had: {counted(standing.entrant.max_count or 0, 'instance')}"
         worth = self._known.cost(winner) / self._known.cost(standing) if winner else 1.0

@@ -72,7 +72,7 @@ def summarise(
     grid = Grid.of(spec, schedule.duration_ns, rate_rps).until(ended.elapsed_ns)
     everything = LoggedRequests.read(log, indices, grid)
     evaluable = everything.where(everything.evaluable(spec.slo))
-    warmup_block, steady = _warmup(spec, schedule, grid, everything.where(everything.ended))
+    warmup_block, steady = _warmup(spec, grid, everything.where(everything.ended), stationary=schedule.stationary)
     start_ns = warmup_block * grid.block_ns
     window_s = max(ended.elapsed_ns - start_ns, 1) / 1e9
 
@@ -179,7 +179,8 @@ def decided(
     marked = disturbance.marked(
         spec.slo, logged, Delays.of(recording, logged.intended, logged.done) if recording is not None else None
     )
-    counts = logged.intended >= spec.warmup_s * 1e9 if spec.warmup_s is not None else _settled(logged)
+    warmup_block, _ = _warmup(spec, replace(grid, blocks=blocks), logged, stationary=True)
+    counts = logged.block >= warmup_block
     logged, marked = logged.where(counts), marked[counts]
     if len(np.unique(logged.block)) < MIN_BLOCKS:
         return False
@@ -192,21 +193,16 @@ def decided(
     return found != "undecided" and disturbance.bears(spec.slo, logged, marked, found, confidence)
 
 
-def _settled(logged: LoggedRequests) -> np.ndarray:
-    cut, _ = _mser5(logged)
-    return np.arange(len(logged.block)) >= cut
-
-
 def _mser5(logged: LoggedRequests) -> tuple[int, bool]:
     # On the logarithm: a change of level counts, whatever the level, and single long waits do not look like one.
     return mser5(np.log(np.maximum(logged.latency, 1)), MOST_WARMUP)
 
 
-def _warmup(spec: LoadSpec, schedule: Schedule, grid: Grid, ended: LoggedRequests) -> tuple[int, bool]:
+def _warmup(spec: LoadSpec, grid: Grid, ended: LoggedRequests, *, stationary: bool) -> tuple[int, bool]:
     """The first block that counts, and whether the rest looks steady."""
     if spec.warmup_s is not None:
         return min(int(np.ceil(spec.warmup_s * 1e9 / grid.block_ns)), grid.blocks - 1), True
-    if not schedule.stationary or len(ended.block) == 0:
+    if not stationary or len(ended.block) == 0:
         return 0, True
     cut, steady = _mser5(ended)
     if cut == 0:

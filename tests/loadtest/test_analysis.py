@@ -505,8 +505,14 @@ def test_a_sequential_test_without_a_warm_up_finds_it() -> None:
     noise = np.random.default_rng(0).lognormal(0, 0.1, 3000)
     slow = {row: (300 if row < 350 else 10) * noise[row] for row in range(3000)}
     spec, blocks = replace(SPEC, warmup_s=None), Grid(S, S, 30)
-    assert not decided(spec, log_of(intended, took_ms=slow), blocks, 22, 0.95)  # of which three are warm-up
+    assert not decided(spec, log_of(intended, took_ms=slow), blocks, 23, 0.95)  # of which four are warm-up, the last in part
     assert decided(spec, log_of(intended, took_ms=slow), blocks, 24, 0.95)
+
+
+def test_a_sequential_test_counts_the_blocks_that_the_result_does() -> None:
+    spec, log = replace(SPEC, warmup_s=2.5), log_of((np.arange(3000) * 10 * MS).astype(np.int64))
+    assert not decided(spec, log, Grid(S, S, 30), 22, 0.95)  # the third is warm-up in part
+    assert decided(spec, log, Grid(S, S, 30), 23, 0.95)
 
 
 def test_a_run_that_will_hardly_pass_may_end_undecided() -> None:

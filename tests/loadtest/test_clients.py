@@ -15,7 +15,7 @@ import uvloop
 from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
-from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
+from loadtest.load.request_log import GRPC, MALFORMED, OK, RESET, RequestLog
 
 REQUESTS = 100
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -179,6 +179,113 @@ def test_closing_ends_although_dialling_was_given_up_the_moment_it_was_done(kind
                 async with asyncio.timeout(5):
                     await client.close()
                 assert sent.faults == []
+
+    run(scenario)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # of what no event tells
+            await asyncio.sleep(0)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def headers(stream: int, *fields: tuple[bytes, bytes]) -> bytes:
+    """The only ones of an answer, as they are."""
+    block = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
+    return frame(1, 5, stream, block)
+
+
+SETTINGS = frame(4, 0, 0)
+GO_AWAY = frame(7, 0, 0, struct.pack(">II", 2**31 - 1, 0))
+
+
+def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
+    opened: list[asyncio.Transport] = []
+
+    def begin(transport: asyncio.Transport) -> None:
+        opened.append(transport)
+        transport.write(SETTINGS)
+
+    class Leaves(Peer):
+        """Each owes an answer for ever, as one to a request that takes long."""
+
+        made = staticmethod(begin)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Leaves) as port:
+            client = client_of("grpc", port, sent)
+            assert isinstance(client, GrpcClient)
+            await client.open(4)
+            old = list(client.connections)
+            for index in range(4):
+                client.send(index)
+            await until(lambda: len(opened) == 4)
+            for transport in opened:
+                transport.write(GO_AWAY)
+            await until(lambda: not any(connection.has_room for connection in old))
+            client.send(4)
+            await until(lambda: any(4 in connection.indices.values() for connection in client.connections))
+            await until(lambda: len(opened) == 5)
+            assert (len(opened), len(client.connections), client.most_connections) == (5, 5, 4)
+            client.expire(range(4))  # what they owe is given up: so they end
+            await until(lambda: len(client.connections) == 1)
+            assert (sent.done, sent.faults) == ([], [])
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ([(b"grpc-status", b"abc")], GRPC + 2),
+        ([(b"grpc-status", b"9" * 100)], GRPC + 2),
+        ([(b"grpc-status", b"13"), (b"grpc-message", b"\xff\xfe caf\xe9")], GRPC + 13),
+        ([(b":status", b"abc")], MALFORMED),
+    ],
+)
+def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tuple[bytes, bytes]], status: int) -> None:
+    begun: list[asyncio.Transport] = []
+
+    class Odd(Peer):
+        made = staticmethod(lambda transport: (begun.append(transport), transport.write(SETTINGS)))  # type: ignore[func-returns-value]
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Odd) as port:
+            client = client_of("grpc", port, sent)
+            assert isinstance(client, GrpcClient)
+            await client.open(4)
+            for index in range(8):  # two on each
+                client.send(index)
+            await until(lambda: len(begun) == 4)
+            for transport in begun:
+                transport.write(headers(1, *fields) + headers(3, (b"grpc-status", b"0")))
+            done = await sent.until(8)
+            assert sorted(status for _, status in done) == sorted([OK] * 4 + [status] * 4)
+            await client.close()
+
+    run(scenario)
+
+
+def test_headers_that_never_end_are_no_answer() -> None:
+    class Endless(Peer):
+        came = staticmethod(lambda transport: transport.write(b"HTTP/1.1 200 OK\r\n" + b"X: %b\r\n" % (b"a" * 1000) * 2000))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Endless) as port:
+            client = client_of("http", port, sent)
+            client.send(0)
+            async with asyncio.timeout(5):
+                assert await sent.until(1) == [(0, MALFORMED)]
+            assert list(client.error_samples.values()) == ["its headers are longer than 1 MiB"]
+            await client.close()
 
     run(scenario)
 

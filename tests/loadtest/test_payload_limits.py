@@ -90,12 +90,33 @@ def test_numbers_fill_their_range_up_to_both_ends() -> None:
         ({"values": ("image=1",)}, "'image=1': expected NAME=LOW:HIGH"),
         ({"values": ("picture=1:2",)}, "the model has no input 'picture', only attention_mask, flag"),
         ({"values": ("image=2:1",)}, "'image=2:1': LOW is above HIGH"),
+        ({"values": ("image=nan:1",)}, "--values 'image=nan:1': expected finite numbers"),
+        ({"values": ("image=-inf:inf",)}, "--values 'image=-inf:inf': expected finite numbers"),
+        ({"values": ("image=-1e308:1e308",)}, "--values 'image=-1e308:1e308': expected finite numbers"),
+        ({"values": ("input_ids=0:1e19",)}, "--values input_ids=0:10000000000000000000: expected -9223372036854775808 to"),
+        ({"rows": str(10**21)}, f"--rows '{10**21}': expected at most 268435456"),
+        ({"rows": "1-100000000"}, "--rows 100000000: with a length of 16, a request has "),
+        ({"length": str(10**21)}, f"--length '{10**21}': expected at most 268435456"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         synthetic(replace(SPEC, **change), INPUTS)
     assert message in str(refused.value)
+
+
+def test_values_are_of_the_inputs_datatype() -> None:
+    of_bytes: list[dict[str, Any]] = [{"name": "x", "datatype": "UINT8", "shape": [-1, 4]}]
+    assert len(synthetic(replace(SPEC, values=("x=0:255",)), of_bytes)) == 64
+    with pytest.raises(UsageError, match=r"--values x=0:256: expected 0 to 255, as it is of UINT8"):
+        synthetic(replace(SPEC, values=("x=0:256",)), of_bytes)
+
+
+@pytest.mark.parametrize("rows", [10**9, 100_000_000])
+def test_requests_of_files_are_joined_to_no_more_than_can_be_sent(tmp_path: Path, rows: int) -> None:
+    text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}'
+    with pytest.raises(UsageError, match=rf"--rows '?{rows}'?: .*expected at most (256|268435456)$"):
+        sent(replace(SPEC, rows=str(rows)), saved(tmp_path, "a.json", text))
 
 
 def test_a_model_whose_inputs_are_unknown_needs_payload_files() -> None:

@@ -120,7 +120,10 @@ def peaks(*runs: Measured, draws: int = 2000, **more: Any) -> np.ndarray:
     return np.log(found)
 
 
-@pytest.mark.parametrize("runs", [(), (run("a", 450, "pass", ALL),)])
+HELD = run("a", 400, "pass", ALL), run("a", 420, "pass", ALL)
+
+
+@pytest.mark.parametrize("runs", [(), HELD[1:], HELD])
 def test_what_nothing_brackets_is_spread_by_the_usual_error_of_predictions(runs: tuple[Measured, ...]) -> None:
     found = peaks(*runs)
     assert found.mean() == pytest.approx(math.log(500), abs=0.01)
@@ -147,9 +150,24 @@ def test_the_order_of_runs_does_not_matter() -> None:
 
 
 def test_another_run_may_differ_by_two_percent_though_the_blocks_are_alike() -> None:
-    held = peaks(run("a", 400, "pass", ALL), run("a", 420, "pass", ALL), run("a", 450, "pass", ALL))
-    assert held.mean() == pytest.approx(math.log(450), abs=0.005)
+    held = peaks(*bracket("a", 450, 451))
+    assert held.mean() == pytest.approx(math.log(450.5), abs=0.005)
     assert held.std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_two_that_held_whatever_was_tried_are_as_likely_the_cheapest() -> None:
+    a = standing("a", 1.0, run("a", 450, "pass", ALL), run("a", 420, "pass", ALL))
+    once, twice = run("b", 450, "pass", ALL), run("b", 400, "pass", ALL)
+    for b in (standing("b", 1.0, once), standing("b", 1.0, once, twice)):
+        assert probability(a, b) == pytest.approx(0.5, abs=0.05)
+        assert probability(a, b, winner="b") == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("runs", [HELD[1:], HELD])
+def test_who_held_more_than_was_predicted_peaks_no_lower(runs: tuple[Measured, ...]) -> None:
+    found = peaks(*runs, predicted=300.0)
+    assert found.min() > math.log(420) - 0.1  # five times what runs differ by
+    assert np.mean(found > math.log(420)) > 0.5
 
 
 def test_who_held_nowhere_peaks_below_by_what_was_missed() -> None:

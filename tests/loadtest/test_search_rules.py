@@ -438,10 +438,11 @@ def test_the_brackets_of_the_two_cheapest_are_closed_and_no_other() -> None:
 def test_nothing_is_sought_above_what_the_generator_can_offer() -> None:
     asked = asking(1.0)
     assert load(asked, known(asked, 1700, (500.0,), ceiling_rps=300.0)).rps == pytest.approx(0.8 * 300)
-    ended = load(asked, known(asked, 1700, (500.0,), run("c0", 300, "pass"), ceiling_rps=300.0))
-    assert (ended.purpose, ended.rps) == ("recovery", 240)  # an overload would be none
-    just = known(asked, 1700, (500.0,), run("c0", 240, "pass"), run("c0", 245, "fail", MISSED), ceiling_rps=300.0)
-    assert load(asked, just).purpose == "recovery"  # 300/s are no more than a peak that is kept to 0.8
+    for proven in ([run("c0", 300, "pass")], [run("c0", 240, "pass"), run("c0", 245, "fail", MISSED)]):
+        # 300/s are no more than a peak that is kept to 0.8: an overload would be none, and nothing to recover from.
+        ended = asked_next(asked, known(asked, 1700, (500.0,), *proven, ceiling_rps=300.0))
+        assert isinstance(ended, SearchOutcome)
+        assert (ended.winner, ended.verified) == ("c0", None)
     sought = load(asked, known(asked, 1700, (500.0,), run("c0", 295, "pass"), ceiling_rps=300.0))
     assert (sought.purpose, sought.rps) == ("peak", 300)
 
@@ -514,6 +515,15 @@ def test_what_was_verified_is_not_verified_again_unless_another_rate_is_claimed(
     assert load(asked, known(asked, 1700, (500.0,), *runs, after[0])).purpose == "overload"
 
 
+def test_recovery_is_seen_behind_an_overload_and_where_the_slo_held() -> None:
+    asked = asking(1.0)
+    runs = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]
+    overload, missed = run("c0", 735, "fail", MISSED, "overload"), run("c0", 392, "undecided", MISSED, "recovery")
+    for after in ([overload, missed], [run("c0", 392, "pass", purpose="recovery")]):
+        outcome = answered(asked, known(asked, 1700, (500.0,), *runs, *after))
+        assert (outcome.winner, outcome.verified, outcome.notes) == ("c0", None, ())
+
+
 def test_what_overload_did_is_told_once_in_words() -> None:
     asked = asking(1.0)
     runs = [run("c0", 490, "pass"), run("c0", 500, "fail", MISSED)]
@@ -548,6 +558,13 @@ def test_without_a_winner_the_nearest_tells_what_it_would_take() -> None:
     assert [standing.out for standing in untried.standings] == ["the budget ended before it was tried"] * 2
 
 
+def test_a_rate_is_told_without_an_exponent() -> None:
+    asked = asking(1.0, 1.0)
+    failed = [run("c1", 19_218, "fail", MISSED, purpose) for purpose in ("round", "peak")]
+    outcome = answered(asked, known(asked, 10, (500.0, 500.0), run("c0", 460), *failed))
+    assert outcome.standings[1].out == "misses the SLO at 19,218/s, the lowest rate that was tried"
+
+
 def test_why_each_of_the_others_is_not_ranked() -> None:
     asked = asking(1.0, 1.3, 1.4, 1.0)
     events = known(
@@ -564,7 +581,7 @@ def test_why_each_of_the_others_is_not_ranked() -> None:
         "",
         "predicted at 77% of the best per dollar",
         "predicted at 71% of the best per dollar",
-        "misses the SLO at 70/s, the lowest rate that was tried",
+        "misses the SLO at 70.0/s, the lowest rate that was tried",
     ]
 
 

@@ -120,9 +120,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"candidates": [{**CANDIDATE, "setings": {}}]},
         r"candidates\[0\]\.setings: unknown key; did you mean `settings`\?",
     ),
+    "gateway's name with a null byte": ({"gateway": "a\0b", "model": "m"}, r"gateway: .*cannot be read: embedded null byte"),
     "unknown setting": (
         {"candidates": [{**CANDIDATE, "settings": {"session": [1]}}]},
         r"candidates\[0\]: settings: session: 1: unknown key; did you mean `sessions`\?",
+    ),
+    "setting without values": (
+        {"candidates": [{**CANDIDATE, "settings": {"session": [], "sessions": [1]}}]},
+        r"^s\.yaml: candidates\[0\]\.settings\.session: \[\]: expected a list of at least 1; add one$",
     ),
     "setting out of range": (
         {"candidates": [{**CANDIDATE, "settings": {"sessions": [0]}}]},

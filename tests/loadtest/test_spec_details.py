@@ -65,7 +65,8 @@ def test_what_is_not_said_has_its_documented_value(catalogue: Catalogue) -> None
 @pytest.mark.parametrize(
     ("keys", "good", "bad"),
     [
-        (lambda value: {"payload": {"rows": value}}, [1, 2], [0, -1]),
+        (lambda value: {"payload": {"rows": value}}, [1, 2], [0, -1, 10**30]),
+        (lambda value: {"seed": value}, [0, 7, 1 << 62], [-1, 10**30]),
         (lambda value: {"budget": {"minutes": value}}, [0.1, 1440], [0, 1441]),
         (lambda value: {"budget": {"usd": value}}, [0, 0.5], [-0.1]),
         (lambda value: {"target_rps": value}, [0.5], [0, -1]),
@@ -86,16 +87,46 @@ def test_a_value_has_its_bounds(catalogue: Catalogue, keys: Any, good: list[floa
         assert "expected" in fault
 
 
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ({"length": "x"}, "payload.length: 'x': expected a number or a range such as \"1-8\""),
+        ({"length": "4-2"}, "payload.length: '4-2': expected at least 1, and the smaller number first"),
+        ({"values": ["x"]}, "payload.values: 'x': expected NAME=LOW:HIGH"),
+        ({"values": ["x=0:nan"]}, "payload.values: 'x=0:nan': expected finite numbers, and a finite one between them"),
+        ({"values": ["y=0:1"]}, "payload.values: 'y=0:1': the model has no input 'y', only x"),
+        ({"rows": 10**8}, "payload.rows: 100000000: with a length of 16, a request has 1525 MiB, expected at most 256"),
+    ],
+)
+def test_requests_that_cannot_be_made_are_told_before_anything_is_started(
+    catalogue: Catalogue, payload: dict[str, Any], told: str
+) -> None:
+    assert faults_of(catalogue, payload=payload) == [f"s: {told}"]
+    assert parsed(catalogue, payload={"length": "1-8", "values": ["x=0:1"], "rows": 8}).candidates
+
+
+def test_requests_of_files_are_taken_as_they_are(catalogue: Catalogue, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}')
+    why = "requests of payload.files are sent as they are: leave one of them out"
+    payload = {"files": [str(path)], "values": ["x=0:1"], "length": "8", "rows": 10**8}
+    values, length, rows = faults_of(catalogue, payload=payload)
+    assert values.endswith(f"payload.values: ['x=0:1']: {why}"), values
+    assert length.endswith(f"payload.length: '8': {why}"), length
+    assert rows.endswith("payload.rows: 100000000: joined, a request has 1525 MiB, expected at most 256"), rows
+    assert faults_of(catalogue, payload={"files": ["a\0b.json"]})[0].endswith("cannot be read: embedded null byte")
+
+
 def test_keys_and_values_reach_the_candidates(catalogue: Catalogue) -> None:
     spec = parsed(
         catalogue,
         seed=7,
         target_rps=50,
         budget={"minutes": 3, "usd": 2},
-        payload={"protocol": "rest-json", "rows": 2, "length": "8", "values": ["x=1"]},
+        payload={"protocol": "rest-json", "rows": 2, "length": "8", "values": ["x=1:2"]},
     )
     assert (spec.source, spec.model, spec.seed, spec.target_rps, spec.budget.usd) == ("s", "adder", 7, 50, 2)
-    assert (spec.payload.rows, spec.payload.values) == (2, ("x=1",))
+    assert (spec.payload.rows, spec.payload.values) == (2, ("x=1:2",))
     found = only(
         catalogue,
         settings={"sessions": [2], "max_rows": [4], "policy": ["greedy"], "max_delay_ms": [3], "row_ms": [2]},

@@ -1,0 +1,69 @@
+"""How large a request may be, and what may be in it: of those that are made, before they are."""
+
+from collections.abc import Collection, Iterable, Mapping
+from math import isfinite, prod
+from typing import Any, Final
+
+from backends.datatypes import NUMPY
+from loadtest.errors import UsageError
+
+_MOST_BYTES: Final = 256 << 20  # of a request
+MOST_SIZE: Final = _MOST_BYTES  # of a dimension: no value has less than a byte
+_WORD_BYTES: Final = 64  # of memory, of one of BYTES
+
+
+def range_of(option: str, text: str) -> tuple[int, int]:
+    """How few and how many, of rows or of a length. option: as messages name it. Raises: UsageError."""
+    low, _, high = text.partition("-")
+    try:
+        limits = int(low), int(high or low)
+    except ValueError:
+        raise UsageError(f'{option} {text!r}: expected a number or a range such as "1-8"') from None
+    if not 1 <= limits[0] <= limits[1]:
+        raise UsageError(f"{option} {text!r}: expected at least 1, and the smaller number first")
+    if limits[1] > MOST_SIZE:
+        raise UsageError(f"{option} {text!r}: expected at most {MOST_SIZE}")
+    return limits
+
+
+def values_of(option: str, texts: Iterable[str], names: Collection[str]) -> dict[str, tuple[float, float]]:
+    """Input -> least and most of its values. names: the model's inputs; empty: not known yet. Raises: UsageError."""
+    limits: dict[str, tuple[float, float]] = {}
+    for text in texts:
+        name, _, span = text.partition("=")
+        low, _, high = span.partition(":")
+        try:
+            limits[name] = float(low), float(high)
+        except ValueError:
+            raise UsageError(f"{option} {text!r}: expected NAME=LOW:HIGH") from None
+        if names and name not in names:
+            raise UsageError(f"{option} {text!r}: the model has no input {name!r}, only {', '.join(sorted(names))}")
+        if not isfinite(limits[name][1] - limits[name][0]):
+            raise UsageError(f"{option} {text!r}: expected finite numbers, and a finite one between them")
+        if limits[name][0] > limits[name][1]:
+            raise UsageError(f"{option} {text!r}: LOW is above HIGH")
+    return limits
+
+
+def check_size(option: str, rows: int, length: int, inputs: Iterable[Mapping[str, Any]]) -> None:
+    """Raises: UsageError, if a request of so many rows of that length is too large to be made. inputs: v2 metadata. option: of
+    rows, as messages name it.
+    """
+    made_bytes = 0
+    for tensor in inputs:
+        dtype = NUMPY.get(str(tensor["datatype"]))
+        each = _WORD_BYTES if dtype is None or dtype.kind == "O" else dtype.itemsize
+        made_bytes += each * prod(shape_of(tensor, rows, length))
+    check_bytes(f"{option} {rows}: with a length of {length}", made_bytes)
+
+
+def check_bytes(what: str, made_bytes: int) -> None:
+    """Raises: UsageError, if a request has too many. what: was asked."""
+    if made_bytes > _MOST_BYTES:
+        raise UsageError(f"{what}, a request has {made_bytes >> 20} MiB, expected at most {_MOST_BYTES >> 20}")
+
+
+def shape_of(tensor: Mapping[str, Any], rows: int, length: int) -> list[int]:
+    """tensor: of v2 metadata. -1 in the first place becomes rows, elsewhere length."""
+    sizes = [int(size) for size in tensor["shape"]]
+    return [size if size >= 0 else rows if axis == 0 else length for axis, size in enumerate(sizes)]

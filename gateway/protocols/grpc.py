@@ -44,8 +44,8 @@ from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_by
 if TYPE_CHECKING:
     from gateway.config import Ragged
 
-ReadRegion = Callable[[RegionRef], Buffer]
-WriteRegion = Callable[[RegionRef, Buffer], None]
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 STATUS: Final[dict[Code, CallStatus]] = {
     Code.INVALID_ARGUMENT: CallStatus.INVALID_ARGUMENT,
@@ -140,7 +140,7 @@ class GrpcCodec:
         """
         model, spec = self.model, self.spec
         raw = message.raw_input_contents if raw is None else raw
-        inputs = _inputs(message, raw, model, spec, read_region, in_haste=self._in_haste)
+        inputs = _inputs(message, raw, model, spec, read_region, arrival_ns, in_haste=self._in_haste)
         parameters: dict[str, ParameterValue] = {}
         priority = 0
         deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
@@ -194,7 +194,7 @@ class GrpcCodec:
                 check_written(array, in_haste=self._in_haste, region=wish is not None and wish.region is not None)
             raw = tensor_to_bytes(array)
             if wish is not None and wish.region is not None:
-                write_region(wish.region, raw)
+                write_region(wish.region, raw, request.arrival_ns)
                 raw = b""
             message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
             if len(raw) > _LONG_RAW_BYTES and long is None:
@@ -343,6 +343,7 @@ def _inputs(
     model: str,
     spec: ModelSpec,
     read_region: ReadRegion,
+    arrival_ns: int,
     *,
     in_haste: bool,
 ) -> Tensors:
@@ -362,7 +363,7 @@ def _inputs(
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
                 )
             check_region(name, datatype, shape, region.byte_size, in_haste=in_haste)
-            inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
+            inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region, arrival_ns))
         elif not given:
             inputs[name] = _typed(tensor, model, name, datatype, shape)
         elif tensor.HasField("contents"):

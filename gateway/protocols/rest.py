@@ -59,8 +59,8 @@ from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_by
 if TYPE_CHECKING:
     from gateway.config import Ragged
 
-ReadRegion = Callable[[RegionRef], Buffer]
-WriteRegion = Callable[[RegionRef, Buffer], None]
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
@@ -219,7 +219,7 @@ class RestCodec:
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
                 check_region(name, entry.datatype, shape, ref.byte_size, in_haste=self._in_haste)
-                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref))
+                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref, arrival_ns))
         if at != len(tail):
             raise InvalidArgument(
                 f"unexpected additional input data for model '{self.model}': {len(tail) - at} bytes after those of its inputs"
@@ -355,7 +355,7 @@ class RestCodec:
             head += _shape_text(array.shape)
             if output is not None and output.region is not None:
                 check_written(array, in_haste=self._in_haste, region=True)
-                write_region(output.region, tensor_to_bytes(array))
+                write_region(output.region, tensor_to_bytes(array), request.arrival_ns)
                 entries.append(head + b"]}")
             elif output is not None and output.binary:
                 if array.size > _MANY or array.dtype.hasobject:

@@ -47,7 +47,7 @@ TWO = model(
 )
 
 
-def no_region(ref: RegionRef) -> Buffer:
+def no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise AssertionError("no region was asked for")
 
 
@@ -507,11 +507,11 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
 
 
 def test_inputs_come_from_and_outputs_go_to_regions() -> None:
-    asked: list[RegionRef] = []
-    written: list[tuple[RegionRef, bytes]] = []
+    asked: list[tuple[RegionRef, int]] = []
+    written: list[tuple[RegionRef, bytes, int]] = []
 
-    def read(ref: RegionRef) -> Buffer:
-        asked.append(ref)
+    def read(ref: RegionRef, asked_ns: int) -> Buffer:
+        asked.append((ref, asked_ns))
         return struct.pack("<4f", 1, 2, 3, 4)
 
     where = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
@@ -519,13 +519,13 @@ def test_inputs_come_from_and_outputs_go_to_regions() -> None:
         inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {**where, "shared_memory_offset": 8}}],
         outputs=[{"name": "O0", "parameters": {**where, "binary_data": False}}],
     )
-    request = decode(IDENTITY, body, read_region=read)
-    assert asked == [RegionRef("r", 8, 16)]
+    request = decode(IDENTITY, body, read_region=read, arrival_ns=7)
+    assert asked == [(RegionRef("r", 8, 16), 7)]
     answer = InferResponse("m", "1", "", {"O0": request.inputs["IN"]})
-    parts, head = IDENTITY.encode(request, answer, lambda ref, buffer: written.append((ref, bytes(buffer))))
+    parts, head = IDENTITY.encode(request, answer, lambda ref, buffer, asked_ns: written.append((ref, bytes(buffer), asked_ns)))
     assert json.loads(b"".join(parts))["outputs"] == [{"name": "O0", "datatype": "FP32", "shape": [1, 4]}]
     assert head is None
-    assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4))]
+    assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4), 7)]
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def encode(
     return b"".join(parts), head
 
 
-def no_write(ref: RegionRef, buffer: Buffer) -> None:
+def no_write(ref: RegionRef, buffer: Buffer, asked_ns: int) -> None:
     raise AssertionError("no region was asked for")
 
 

@@ -36,6 +36,7 @@ from gateway.protocols.tensors import (
     natural,
     out_of_range,
     shape_key,
+    want_once,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.grpc_headers import CallStatus
@@ -405,9 +406,14 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
 
 
 def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
+    """What is asked of each output; in the model's order, and each once, as Triton answers."""
     check_outputs(spec, model, (tensor.name for tensor in tensors))
-    # A repeated output is answered once, as in Triton.
-    return tuple({tensor.name: _output(tensor) for tensor in tensors}.values())
+    if len(tensors) == 1:
+        return (_output(tensors[0]),)
+    wanted: dict[str, OutputRequest] = {}
+    for tensor in tensors:
+        want_once(wanted, _output(tensor))
+    return tuple([wanted[name] for name in spec.output_by_name if name in wanted])
 
 
 def _output(tensor: Any) -> OutputRequest:

@@ -52,6 +52,7 @@ from gateway.protocols.tensors import (
     deadline_after,
     natural,
     shape_key,
+    want_once,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_bytes
@@ -313,7 +314,7 @@ class RestCodec:
                 spec = self.spec.output_by_name[name]
                 if spec.datatype in WITHOUT_JSON:
                     raise no_json_output(spec)
-            wanted[name] = output
+            want_once(wanted, output)
         asked = tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
         return self._all_binary if asked == self._all_binary else asked
 

@@ -144,9 +144,17 @@ def test_numeric_inputs_are_views_of_the_message() -> None:
     assert not array.flags.writeable
 
 
-def test_outputs_are_answered_once_and_in_the_order_asked_for() -> None:
+def test_outputs_are_answered_once_and_in_the_models_order() -> None:
     request = read(pair(outputs=[Wish(name="OUTPUT1"), Wish(name="OUTPUT0"), Wish(name="OUTPUT1")]))
-    assert request.outputs == (OutputRequest("OUTPUT1"), OutputRequest("OUTPUT0"))
+    assert request.outputs == (OutputRequest("OUTPUT0"), OutputRequest("OUTPUT1"))
+
+
+def test_an_output_asked_for_in_two_ways_is_refused() -> None:
+    regions = [Wish(name="OUTPUT1", parameters=shared(shared_memory_region=r, shared_memory_byte_size=16)) for r in "ab"]
+    for twice in (regions, [regions[0], Wish(name="OUTPUT1")], [Wish(name="OUTPUT1"), regions[0]]):
+        with pytest.raises(InvalidArgument, match="output 'OUTPUT1' is asked for twice, in two ways: expected once"):
+            read(pair(outputs=twice))
+    assert len(read(pair(outputs=[regions[0], regions[0]])).outputs) == 1
 
 
 def test_the_clients_outputs_and_parameters_are_understood() -> None:
@@ -169,8 +177,8 @@ def test_the_clients_outputs_and_parameters_are_understood() -> None:
     message.raw_input_contents.extend([RAW, RAW])
     request = read(message)
     assert request.outputs == (
-        OutputRequest("OUTPUT1", region=RegionRef("r", 32, 16)),
         OutputRequest("OUTPUT0", classification=2),
+        OutputRequest("OUTPUT1", region=RegionRef("r", 32, 16)),
     )
     assert request.priority == 2
     assert request.deadline_ns == 1_000 + 7_000

@@ -321,7 +321,7 @@ def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:
         {"name": "B", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]},
     ]
     wanted = [
-        {"name": "D"},
+        {"name": "D", "parameters": {"binary_data": True}},
         {"name": "C", "parameters": {"classification": 2}},
         {"name": "D", "parameters": {"binary_data": True}},
     ]
@@ -332,6 +332,11 @@ def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:
     default = as_json(inputs=inputs, outputs=[{"name": "C", "parameters": {"binary_data": False}}, {"name": "D"}],
                       parameters={"binary_data_output": True})  # fmt: skip
     assert decode(TWO, default).outputs == (OutputRequest("C"), OutputRequest("D", binary=True))
+    where = [{"shared_memory_region": region, "shared_memory_byte_size": 16} for region in "ab"]
+    for ways in (where, [where[0], {}], [{"binary_data": True}, {"binary_data": False}]):
+        twice = [{"name": "D", "parameters": way} for way in ways]
+        with pytest.raises(InvalidArgument, match="output 'D' is asked for twice, in two ways: expected once"):
+            decode(TWO, as_json(inputs=inputs, outputs=twice))
 
 
 def test_an_output_without_json_form_is_refused_before_the_queue() -> None:

@@ -158,6 +158,9 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         text = bytes(message)
+        unmarked = text.removeprefix(codecs.BOM_UTF8)  # as some editors write it, and Triton reads it
+        if len(unmarked) < len(text) and not unmarked.startswith(codecs.BOM_UTF8):
+            return parse(unmarked, decoder, loose)
         if b"NaN" not in text and b"Infinity" not in text:
             raise InvalidArgument(f"failed to parse the request JSON: {_half_character(text) or exc}") from exc
     try:

@@ -145,6 +145,15 @@ def test_rows_get_predictions_and_columns_outputs(served: Served, model: str, as
     assert (at.status, at.json()) == (200, answered)
 
 
+def test_a_byte_order_mark_before_the_json_is_passed_over(served: Served) -> None:
+    for path in ("/invocations", "/v1/models/echo:predict"):
+        for body in ({"instances": [ROW]}, {"instances": [{"INPUT0": ROW}]}):
+            answer = ask(
+                served, "POST", path, "\ufeff".encode() + json.dumps(body).encode(), X_Amzn_SageMaker_Target_Model="echo"
+            )
+            assert (answer.status, answer.json()) == (200, {"predictions": [ROW]})
+
+
 def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
     answer = invoke(served, "echo", b'{"instances": [[NaN, Infinity, -Infinity, 1]]}')
     assert answer.body == b'{"predictions":[[NaN,Infinity,-Infinity,1.0]]}'

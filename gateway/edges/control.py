@@ -1,6 +1,7 @@
 """What is no inference over HTTP: small JSON bodies, and answers that come once something is done."""
 
 import asyncio
+import codecs
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
@@ -28,7 +29,7 @@ def read_json(body: Buffer, kind: type[_Struct]) -> _Struct:
     if len(body) > LONG_BYTES:
         raise TooLarge(f"request body of {len(body)} bytes: expected at most {LONG_BYTES} bytes of what is no inference")
     try:
-        return msgspec.json.decode(bytes(body) or b"{}", type=kind)
+        return msgspec.json.decode(bytes(body).removeprefix(codecs.BOM_UTF8) or b"{}", type=kind)
     except (ValueError, RecursionError) as exc:
         raise InvalidArgument(f"failed to parse the request JSON: {exc}") from exc
 

@@ -44,7 +44,7 @@ class Codec(Protocol[Reply_co]):
     """Reads the requests for one model version and writes its answers."""
 
     def encode(
-        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
+        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer, int], None]
     ) -> Reply_co:
         """Raises: InvalidArgument, and what write_region raises; TakesLong, in haste."""
         ...
@@ -151,7 +151,7 @@ class Inference(ABC, Generic[C, Reply]):
         """The model that is asked. Raises: GatewayError."""
 
     @abstractmethod
-    def decode(self, codec: C, read_region: Callable[[RegionRef], Buffer]) -> InferRequest | Callable[[], None]:
+    def decode(self, codec: C, read_region: Callable[[RegionRef, int], Buffer]) -> InferRequest | Callable[[], None]:
         """What it is asked. Raises: GatewayError.
 
         Where that takes long, it is told to `decoded` later, and this returns what gives up finding out.

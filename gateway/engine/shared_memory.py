@@ -5,6 +5,9 @@ is one small JSON file in a directory they share, created and removed atomically
 process keeps the regions it has used open; a registration that was taken back or renewed is seen by its file's identity. One
 whose name is not used again is looked for whenever others are opened, or descriptors, and memory without a name, would pile up.
 
+A name may be another client's region by the time that a request is read or its answer written, so each use says when the
+request came, and gets no region that was registered since.
+
 Bytes are copied out and in with pread and pwrite instead of being mapped: a client that truncates its segment while a model
 reads the mapping would kill the process (SIGBUS). The copy of a batch's rows would be made anyway.
 """
@@ -37,12 +40,19 @@ _LOOKED_AT: Final = 16  # files of regions that are open, for each further one
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One registration, as the client stated it. key: the name of the POSIX shared memory object."""
+    """One registration, as the client stated it. key: the name of the POSIX shared memory object.
+
+    registered_ns: `time.monotonic_ns`, which all processes of a node share.
+    """
 
     name: str
     key: str
     offset: int
     byte_size: int
+    registered_ns: int = 0
+
+    def stated(self) -> dict[str, object]:
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class SharedMemoryRegions:
         """
         self._require_enabled()
         path = self._path(name)
-        region = Region(name, key, offset, byte_size)
+        region = Region(name, key, offset, byte_size, time.monotonic_ns())
         os.close(_open_segment(region))
         if not path.exists() and sum(1 for _ in self.directory.glob("*.json")) >= _MOST_REGIONS:
             raise InvalidArgument(f"unable to register shared memory region '{name}': {_MOST_REGIONS} are registered already")
@@ -89,6 +99,8 @@ class SharedMemoryRegions:
         draft = self.directory / f"{path.stem}.{os.getpid()}.draft"
         try:
             draft.write_text(json.dumps(asdict(region)), encoding="utf-8")
+            # The file's own time is that of the last tick, some ms ago, and its number may be that of one just taken back.
+            os.utime(draft, ns=(time.time_ns(), time.time_ns()))
             os.link(draft, path)
         except FileExistsError:
             raise AlreadyExists(f"shared memory region '{name}' already in manager") from None
@@ -115,23 +127,23 @@ class SharedMemoryRegions:
             self._require_enabled()
             path = self._path(name)
             try:
-                return [asdict(_read(path))]
+                return [_read(path).stated()]
             except FileNotFoundError:
                 raise NotFound(f"Unable to find system shared memory region: '{name}'") from None
         regions = []
         for path in self.directory.glob("*.json"):
             try:
-                regions.append(asdict(_read(path)))
+                regions.append(_read(path).stated())
             except FileNotFoundError:
                 continue  # taken back between the listing and the read
         return sorted(regions, key=lambda region: str(region["name"]))
 
-    def read(self, ref: RegionRef) -> memoryview:
-        """Copy a slice of a region.
+    def read(self, ref: RegionRef, asked_ns: int) -> memoryview:
+        """Copy a slice of a region. asked_ns: when the request came, as `time.monotonic_ns`.
 
         Raises: NotFound (region), InvalidArgument (outside of the region or of the object), InternalError (the system's fault).
         """
-        use, at = self._resolve(ref)
+        use, at = self._resolve(ref, asked_ns)
         copy = memoryview(np.empty(ref.byte_size, np.uint8))  # type: ignore[arg-type]  # an ndarray is a buffer
         left = copy
         while left:
@@ -147,13 +159,13 @@ class SharedMemoryRegions:
             left = left[got:]
         return copy
 
-    def write(self, ref: RegionRef, buffer: Buffer) -> None:
-        """Copy a buffer to the start of a slice of a region.
+    def write(self, ref: RegionRef, buffer: Buffer, asked_ns: int) -> None:
+        """Copy a buffer to the start of a slice of a region. asked_ns: as `read` takes it.
 
         Raises: NotFound (region), InvalidArgument (slice outside of the region, or the buffer is longer than the slice),
         InternalError (the system's fault: memory is full).
         """
-        use, at = self._resolve(ref)
+        use, at = self._resolve(ref, asked_ns)
         data = memoryview(buffer)
         if not data.nbytes:
             return
@@ -203,7 +215,7 @@ class SharedMemoryRegions:
         # A client's name may hold any character; its digest is a file name.
         return self.directory / f"{hashlib.sha256(name.encode()).hexdigest()}.json"
 
-    def _resolve(self, ref: RegionRef) -> tuple[_Open, int]:
+    def _resolve(self, ref: RegionRef, asked_ns: int) -> tuple[_Open, int]:
         """The open region and where in its object the slice starts."""
         self._require_enabled()
         if self._clock() >= self._young_until_s:
@@ -224,6 +236,10 @@ class SharedMemoryRegions:
             raise NotFound(f"Unable to find shared memory region: '{ref.region}'") from None
         except OSError as exc:
             raise InternalError(f"shared memory region '{ref.region}' (server.run_dir): {exc.strerror}") from exc
+        if use.region.registered_ns > asked_ns:
+            raise NotFound(
+                f"shared memory region '{ref.region}' was registered after the request came: the one that it was for is gone"
+            )
         if ref.offset < 0 or ref.byte_size < 0 or ref.offset + ref.byte_size > use.region.byte_size:
             raise InvalidArgument(
                 f"Invalid offset + byte size for shared memory region: '{ref.region}': {ref.offset} + {ref.byte_size} is "

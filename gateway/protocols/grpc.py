@@ -36,6 +36,7 @@ from gateway.protocols.tensors import (
     natural,
     out_of_range,
     shape_key,
+    want_once,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.grpc_headers import CallStatus
@@ -44,8 +45,8 @@ from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_by
 if TYPE_CHECKING:
     from gateway.config import Ragged
 
-ReadRegion = Callable[[RegionRef], Buffer]
-WriteRegion = Callable[[RegionRef, Buffer], None]
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 STATUS: Final[dict[Code, CallStatus]] = {
     Code.INVALID_ARGUMENT: CallStatus.INVALID_ARGUMENT,
@@ -140,7 +141,7 @@ class GrpcCodec:
         """
         model, spec = self.model, self.spec
         raw = message.raw_input_contents if raw is None else raw
-        inputs = _inputs(message, raw, model, spec, read_region, in_haste=self._in_haste)
+        inputs = _inputs(message, raw, model, spec, read_region, arrival_ns, in_haste=self._in_haste)
         parameters: dict[str, ParameterValue] = {}
         priority = 0
         deadline_ns = None if remaining_s is None else deadline_after(arrival_ns, remaining_s * 1e6)
@@ -194,7 +195,7 @@ class GrpcCodec:
                 check_written(array, in_haste=self._in_haste, region=wish is not None and wish.region is not None)
             raw = tensor_to_bytes(array)
             if wish is not None and wish.region is not None:
-                write_region(wish.region, raw)
+                write_region(wish.region, raw, request.arrival_ns)
                 raw = b""
             message.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
             if len(raw) > _LONG_RAW_BYTES and long is None:
@@ -343,6 +344,7 @@ def _inputs(
     model: str,
     spec: ModelSpec,
     read_region: ReadRegion,
+    arrival_ns: int,
     *,
     in_haste: bool,
 ) -> Tensors:
@@ -362,7 +364,7 @@ def _inputs(
                     f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
                 )
             check_region(name, datatype, shape, region.byte_size, in_haste=in_haste)
-            inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region))
+            inputs[name] = tensor_from_bytes(name, datatype, shape, read_region(region, arrival_ns))
         elif not given:
             inputs[name] = _typed(tensor, model, name, datatype, shape)
         elif tensor.HasField("contents"):
@@ -404,9 +406,14 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
 
 
 def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
+    """What is asked of each output; in the model's order, and each once, as Triton answers."""
     check_outputs(spec, model, (tensor.name for tensor in tensors))
-    # A repeated output is answered once, as in Triton.
-    return tuple({tensor.name: _output(tensor) for tensor in tensors}.values())
+    if len(tensors) == 1:
+        return (_output(tensors[0]),)
+    wanted: dict[str, OutputRequest] = {}
+    for tensor in tensors:
+        want_once(wanted, _output(tensor))
+    return tuple([wanted[name] for name in spec.output_by_name if name in wanted])
 
 
 def _output(tensor: Any) -> OutputRequest:

@@ -64,14 +64,15 @@ _data_decoders: Final[dict[tuple[type, int], msgspec.json.Decoder[Any]]] = {}
 
 
 def lists_from_json(
-    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None
+    name: str, datatype: str, data: Any, json_depth: int, check: Callable[[int], object] | None = None, *, halves: bool = False
 ) -> tuple[list[Any], int]:
     """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
 
     data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements before they are
-    read, which takes some 30 times their bytes; of text it is not called. Raises: InvalidArgument, and what check raises.
+    read, which takes some 30 times their bytes; of text it is not called. halves: FP16 and BF16 are
+    read, as floats. Raises: InvalidArgument, and what check raises.
     """
-    kind = _KINDS.get(datatype)
+    kind = float if halves and datatype in WITHOUT_JSON else _KINDS.get(datatype)
     if kind is None:
         raise InvalidArgument(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input '{name}'"
@@ -158,6 +159,9 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
         raise InvalidArgument("malformed inference request: the JSON is nested too deep") from None
     except ValueError as exc:
         text = bytes(message)
+        unmarked = text.removeprefix(codecs.BOM_UTF8)  # as some editors write it, and Triton reads it
+        if len(unmarked) < len(text) and not unmarked.startswith(codecs.BOM_UTF8):
+            return parse(unmarked, decoder, loose)
         if b"NaN" not in text and b"Infinity" not in text:
             raise InvalidArgument(f"failed to parse the request JSON: {_half_character(text) or exc}") from exc
     try:

@@ -20,7 +20,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, shortened
 from gateway.protocols.json_data import gathered, nested_to_json, read_float, tensor_of_elements
-from gateway.protocols.smallest import WITHOUT_JSON, needed_inputs
+from gateway.protocols.smallest import needed_inputs
 from gateway.protocols.tensors import TakesLong, cast, check_input, check_raw, check_texts, check_written, filled
 from gateway.turns import SLICE, pause
 from gateway.wire.tensors import Buffer, joined, shaped, tensor_from_bytes, tensor_to_bytes
@@ -102,7 +102,7 @@ def from_csv(spec: ModelSpec, model: str, body: Buffer, *, titled: bool) -> Tens
             inputs[name] = tensor_of_elements(name, datatype, shape, values)
         else:
             made = shaped(name, np.array(values, np.float64), shape)
-            inputs[name] = cast(name, datatype, cast(name, "FP32", made) if datatype in WITHOUT_JSON else made)
+            inputs[name] = cast(name, datatype, made)
     return inputs
 
 

@@ -36,7 +36,7 @@ class RawCodec:
         return request_of(self.spec, self.model, self.version, body, headers, arrival_ns)
 
     def encode(
-        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer], None]
+        self, request: InferRequest, response: InferResponse, write_region: Callable[[RegionRef, Buffer, int], None]
     ) -> tuple[bytes, str]:
         """As `answer_of`."""
         return answer_of(response)

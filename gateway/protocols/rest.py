@@ -52,6 +52,7 @@ from gateway.protocols.tensors import (
     deadline_after,
     natural,
     shape_key,
+    want_once,
 )
 from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue, RegionRef
 from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_bytes
@@ -59,8 +60,8 @@ from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_by
 if TYPE_CHECKING:
     from gateway.config import Ragged
 
-ReadRegion = Callable[[RegionRef], Buffer]
-WriteRegion = Callable[[RegionRef, Buffer], None]
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
@@ -219,7 +220,7 @@ class RestCodec:
             else:
                 ref = _region(entry.parameters, f"input '{name}'")
                 check_region(name, entry.datatype, shape, ref.byte_size, in_haste=self._in_haste)
-                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref))
+                inputs[name] = tensor_from_bytes(name, entry.datatype, shape, read_region(ref, arrival_ns))
         if at != len(tail):
             raise InvalidArgument(
                 f"unexpected additional input data for model '{self.model}': {len(tail) - at} bytes after those of its inputs"
@@ -313,7 +314,7 @@ class RestCodec:
                 spec = self.spec.output_by_name[name]
                 if spec.datatype in WITHOUT_JSON:
                     raise no_json_output(spec)
-            wanted[name] = output
+            want_once(wanted, output)
         asked = tuple(sorted(wanted.values(), key=lambda output: self._order[output.name]))
         return self._all_binary if asked == self._all_binary else asked
 
@@ -355,7 +356,7 @@ class RestCodec:
             head += _shape_text(array.shape)
             if output is not None and output.region is not None:
                 check_written(array, in_haste=self._in_haste, region=True)
-                write_region(output.region, tensor_to_bytes(array))
+                write_region(output.region, tensor_to_bytes(array), request.arrival_ns)
                 entries.append(head + b"]}")
             elif output is not None and output.binary:
                 if array.size > _MANY or array.dtype.hasobject:

@@ -17,7 +17,7 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.turns import SLICE, pause
-from gateway.types import ParameterValue
+from gateway.types import OutputRequest, ParameterValue
 from gateway.wire.tensors import check_bytes
 
 if TYPE_CHECKING:
@@ -231,6 +231,12 @@ def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:
         if name not in spec.output_by_name:
             others = instead(name, spec.output_by_name, "its outputs")
             raise InvalidArgument(f"unexpected inference output '{shortened(name)}' for model '{model}'{others}")
+
+
+def want_once(wanted: dict[str, OutputRequest], output: OutputRequest) -> None:
+    """Add to what is wanted, by name. Raises: InvalidArgument, if the output is already, in another way or place."""
+    if wanted.setdefault(output.name, output) != output:
+        raise InvalidArgument(f"output '{output.name}' is asked for twice, in two ways: expected once")
 
 
 def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool, in_haste: bool = False) -> np.ndarray:

@@ -255,7 +255,7 @@ def _tensor(
         if flat and not all(isinstance(element, str) for element in flat):
             return shaped(name, _packed([_bytes(name, element) for element in flat]), shape)
     if datatype in WITHOUT_JSON:
-        return cast(name, datatype, tensor_of_elements(name, "FP32", shape, flat))
+        return cast(name, datatype, tensor_of_elements(name, "FP64", shape, flat))
     return tensor_of_elements(name, datatype, shape, flat)
 
 
@@ -266,7 +266,7 @@ def _elements(name: str, datatype: str, field: _Field, json_depth: int) -> tuple
     scalar = not depth_of(field)
     if scalar:
         field = msgspec.Raw(b"[%b]" % bytes(field)) if type(field) is msgspec.Raw else [field]
-    lists, depth = lists_from_json(name, "FP32" if datatype in WITHOUT_JSON else datatype, field, json_depth)
+    lists, depth = lists_from_json(name, datatype, field, json_depth, halves=True)
     sizes, flat = even_sizes(name, lists, depth)
     return sizes[1:] if scalar else sizes, flat
 

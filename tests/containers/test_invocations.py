@@ -145,6 +145,15 @@ def test_rows_get_predictions_and_columns_outputs(served: Served, model: str, as
     assert (at.status, at.json()) == (200, answered)
 
 
+def test_a_byte_order_mark_before_the_json_is_passed_over(served: Served) -> None:
+    for path in ("/invocations", "/v1/models/echo:predict"):
+        for body in ({"instances": [ROW]}, {"instances": [{"INPUT0": ROW}]}):
+            answer = ask(
+                served, "POST", path, "\ufeff".encode() + json.dumps(body).encode(), X_Amzn_SageMaker_Target_Model="echo"
+            )
+            assert (answer.status, answer.json()) == (200, {"predictions": [ROW]})
+
+
 def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
     answer = invoke(served, "echo", b'{"instances": [[NaN, Infinity, -Infinity, 1]]}')
     assert answer.body == b'{"predictions":[[NaN,Infinity,-Infinity,1.0]]}'
@@ -171,6 +180,9 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("pair", {"instances": [{"A": [1, 2], "B": 3}, {"A": [1, 2]}]}, "number 1"),
         ("pair", {"instances": [{"A": [1, 2]}]}, "missing 'B'"),
         ("half", {"instances": [[1e9, 1]]}, "FP16 cannot hold"),
+        ("half", {"instances": [[1, 1e39]]}, "element 1 is 1e+39, which FP16 cannot hold"),
+        ("brain", {"instances": [[1e39, 1]]}, "element 0 is 1e+39, which BF16 cannot hold"),
+        ("half", {"instances": [["1", 1]]}, "expected FP16 elements"),
         ("text", {"instances": [{"b64": "?"}]}, "b64"),
         ("text", {"instances": [{"b64": "aGk="}, 3]}, "expected text"),
         ("whole", {"instances": [[1, 2], [3, 4]]}, "expected a list with 1 instance, got 2"),
@@ -270,6 +282,7 @@ def test_an_npy_of_text_and_of_what_numpy_has_no_name_for(served: Served) -> Non
         ("echo", CSV, b"1,2,3,4\n1,2", "", "line 2 has 2 columns"),
         ("echo", CSV, b"1,2,3,4\n1,2,x,4", "", "line 2, column 3: got 'x', expected FP32"),
         ("echo", CSV, b"1,2,1e39,4", "", "FP32 cannot hold"),
+        ("half", CSV, b"1,1e39", "", "element 1 is 1e+39, which FP16 cannot hold"),
         ("echo", CSV, b"1,nan,-1e400,4", "", "line 1, column 3: got '-1e400', expected FP32"),
         ("brain", CSV, b"1,%b.5" % (b"9" * 400), "", "line 1, column 2"),
         ("echo", CSV, b"\xff", "", "no UTF-8"),

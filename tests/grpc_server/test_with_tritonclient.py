@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from gateway.edges.grpc_services import InferenceServicer
 from tests.file_limit import no_file_longer_than
 from tests.grpc_server.serving import CONTROLLED, MODELS, SLOW, Served, on_loop, serving
+from tests.shared_memory.anew import registered_anew_meanwhile
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +47,16 @@ def segment() -> Iterator[tuple[str, Path]]:
     key = f"/gateway-test-{uuid.uuid4().hex}"
     path = Path(f"/dev/shm{key}")
     path.write_bytes(ROW.tobytes() + bytes(48))
+    yield key, path
+    path.unlink()
+
+
+@pytest.fixture
+def other_segment() -> Iterator[tuple[str, Path]]:
+    """Key and path of a shared memory object of 64 zeros."""
+    key = f"/gateway-test-{uuid.uuid4().hex}"
+    path = Path(f"/dev/shm{key}")
+    path.write_bytes(bytes(64))
     yield key, path
     path.unlink()
 
@@ -184,6 +195,25 @@ async def test_shared_memory_in_and_out(segment: tuple[str, Path]) -> None:
         await client.unregister_system_shared_memory("r")
         assert not (await client.get_system_shared_memory_status()).regions
         assert (await refusal(client.infer("echo", [tensor])))[0] == "StatusCode.NOT_FOUND"
+
+
+@on_loop
+async def test_a_region_registered_anew_meanwhile_gets_no_answer(
+    segment: tuple[str, Path], other_segment: tuple[str, Path]
+) -> None:
+    (key, path), (other_key, other_path) = segment, other_segment
+    async with serving() as served, triton.InferenceServerClient(served.url) as client:
+        await client.register_system_shared_memory("r", key, 64)
+        output = triton.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("r", 16, 32)
+        with registered_anew_meanwhile(served.repository, "r", other_key, 64):
+            status, message = await refusal(client.infer("echo", [echo_input()], outputs=[output]))
+            assert status == "StatusCode.NOT_FOUND"
+            assert "'r' was registered after the request came" in message
+        assert other_path.read_bytes() == bytes(64)
+        assert path.read_bytes() == ROW.tobytes() + bytes(48)
+        await client.infer("echo", [echo_input()], outputs=[output])
+        assert other_path.read_bytes()[32:48] == ROW.tobytes()
 
 
 @on_loop

@@ -144,7 +144,7 @@ def _decoded(spec: ModelSpec, decode: Any) -> InferRequest | None:
     return request
 
 
-def _no_region(ref: RegionRef) -> Buffer:
+def _no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise NotFound(f"Unable to find shared memory region: '{ref.region}'")
 
 

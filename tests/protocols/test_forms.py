@@ -109,11 +109,11 @@ def test_a_body_with_odd_bytes_is_read_or_refused(spec: ModelSpec, kind: str, bo
             if not odd:
                 break
         try:
-            request = codec.decode(bytes(odd), Form(kind), answer, 0, lambda ref: b"")
+            request = codec.decode(bytes(odd), Form(kind), answer, 0, lambda ref, asked_ns: b"")
             assert isinstance(request, InferRequest)
             read += 1
             outputs = {names[name]: array for name, array in request.inputs.items()}
-            codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: None)
+            codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data, asked_ns: None)
         except InvalidArgument:
             assert trial or answer in ("npy", "raw")  # which not every model has an answer for
     assert read
@@ -122,7 +122,7 @@ def test_a_body_with_odd_bytes_is_read_or_refused(spec: ModelSpec, kind: str, bo
 @pytest.mark.parametrize("answer", ["", "csv"])
 @pytest.mark.parametrize(("spec", "kind", "body"), SENT)
 def test_a_request_of_any_form_can_stand_in_a_recording(spec: ModelSpec, kind: str, body: bytes, answer: str) -> None:
-    request = FormCodec("m", "1", spec, None, 8).decode(body, Form(kind), answer, 7, lambda ref: b"")
+    request = FormCodec("m", "1", spec, None, 8).decode(body, Form(kind), answer, 7, lambda ref, asked_ns: b"")
     kept, _ = thaw(freeze([request]))
     assert (kept[0].rows, kept[0].arrival_ns) == (request.rows, 7)
 
@@ -145,7 +145,7 @@ def test_rows_read_at_once_are_those_read_part_by_part(datatype: str, max_rows: 
 
     def read(body: bytes) -> str:
         try:
-            request = codec.decode(body, Form("json"), "", 0, lambda ref: b"")
+            request = codec.decode(body, Form("json"), "", 0, lambda ref, asked_ns: b"")
         except InvalidArgument as exc:
             return exc.message
         (array,) = request.inputs.values()
@@ -178,21 +178,21 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
     image = ModelSpec("", (TensorSpec("x", "BYTES", (1,)),), (TensorSpec("y", "BYTES", (1,)),), 0)
     raw = FormCodec("m", "1", image, None, 8, in_haste=True)
     with pytest.raises(TakesLong):
-        raw.decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref: b"")
-    asked = raw.at_leisure().decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref: b"")
+        raw.decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref, asked_ns: b"")
+    asked = raw.at_leisure().decode(bytes(5_000_000), Form("raw"), "raw", 0, lambda ref, asked_ns: b"")
     with pytest.raises(TakesLong):
-        raw.encode(asked, InferResponse("m", "1", "", {"y": asked.inputs["x"]}), lambda ref, data: None)
+        raw.encode(asked, InferResponse("m", "1", "", {"y": asked.inputs["x"]}), lambda ref, data, asked_ns: None)
 
     codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
     array = np.ones((1 << 19, 3))
     with pytest.raises(TakesLong):
-        codec.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
+        codec.decode(npy(array), Form("npy"), "", 0, lambda ref, asked_ns: b"")
     at_leisure = codec.at_leisure()
-    request = at_leisure.decode(npy(array), Form("npy"), "", 0, lambda ref: b"")
+    request = at_leisure.decode(npy(array), Form("npy"), "", 0, lambda ref, asked_ns: b"")
     response = InferResponse("m", "1", "", {"y": request.inputs["x"]})
     with pytest.raises(TakesLong):
-        codec.encode(request, response, lambda ref, data: None)
-    assert sum(map(len, at_leisure.encode(request, response, lambda ref, data: None).parts)) > 6 << 20
+        codec.encode(request, response, lambda ref, data, asked_ns: None)
+    assert sum(map(len, at_leisure.encode(request, response, lambda ref, data, asked_ns: None).parts)) > 6 << 20
     assert codec.parses_long(b"1" * (1 << 17), Form("csv"))
     assert not codec.parses_long(b"1" * (1 << 17), Form("json"))
     assert not codec.parses_long(b"1" * (1 << 24), Form("raw"))
@@ -224,14 +224,14 @@ ANY = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (), 64)
 def test_an_npy_that_is_none_is_refused(spec: ModelSpec, body: bytes, told: str) -> None:
     codec = FormCodec("m", "1", spec, None, 32)
     with pytest.raises(InvalidArgument, match=told):
-        codec.decode(body, Form("npy"), "", 0, lambda ref: b"")
+        codec.decode(body, Form("npy"), "", 0, lambda ref, asked_ns: b"")
 
 
 def test_an_npy_is_read_in_any_order_of_bytes_and_axes() -> None:
     codec = FormCodec("m", "1", ANY, None, 32)
     array = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
     for body in (npy(array), npy_of("'<f4'", "(True, 1)", bytes(4))):
-        read = codec.decode(body, Form("npy"), "", 0, lambda ref: b"").inputs["x"]
+        read = codec.decode(body, Form("npy"), "", 0, lambda ref, asked_ns: b"").inputs["x"]
         assert read.tolist() in (array.tolist(), [[0.0]])
 
 
@@ -239,7 +239,7 @@ def test_an_npy_is_read_in_any_order_of_bytes_and_axes() -> None:
 def test_csv_of_whole_numbers_is_not_rounded(field: bytes) -> None:
     codec = FormCodec("m", "1", ModelSpec("", (TensorSpec("x", "INT64", (-1, 1)),), (), 64), None, 32)
     with pytest.raises(InvalidArgument, match=r"line 2, column 1: got .*, expected INT64"):
-        codec.decode(b"1.0\n" + field, Form("csv"), "", 0, lambda ref: b"")
+        codec.decode(b"1.0\n" + field, Form("csv"), "", 0, lambda ref, asked_ns: b"")
 
 
 def texts(count: int, length: int) -> np.ndarray:
@@ -259,8 +259,11 @@ def pieces(outputs: dict[str, np.ndarray], answer: str) -> list[bytes]:
         TensorSpec(name, "BYTES" if array.dtype.hasobject else "FP32", (-1,) * array.ndim) for name, array in outputs.items()
     ]
     codec = FormCodec("m", "1", ModelSpec("", FLOATS.inputs, tuple(specs), 64), None, 8)
-    request = codec.decode(b'{"instances": [[1, 2, 3]]}', Form("json"), answer, 0, lambda ref: b"")
-    return [bytes(part) for part in codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: None).parts]
+    request = codec.decode(b'{"instances": [[1, 2, 3]]}', Form("json"), answer, 0, lambda ref, asked_ns: b"")
+    return [
+        bytes(part)
+        for part in codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data, asked_ns: None).parts
+    ]
 
 
 @pytest.mark.slow
@@ -303,10 +306,10 @@ def test_a_long_table_is_made_in_pieces(outputs: dict[str, np.ndarray]) -> None:
 def test_a_field_of_csv_may_be_as_long_as_a_body() -> None:
     words = "a,b " * 100_000
     codec = FormCodec("m", "1", TEXT, None, 32)
-    read = codec.decode(f'"{words}"\nc'.encode(), Form("csv"), "", 0, lambda ref: b"").inputs["x"]
+    read = codec.decode(f'"{words}"\nc'.encode(), Form("csv"), "", 0, lambda ref, asked_ns: b"").inputs["x"]
     assert read.tolist() == [[words.encode()], [b"c"]]
     codec = FormCodec("m", "1", ANY, None, 32)
-    read = codec.decode(b"0." + b"25" * 100_000, Form("csv"), "", 0, lambda ref: b"").inputs["x"]
+    read = codec.decode(b"0." + b"25" * 100_000, Form("csv"), "", 0, lambda ref, asked_ns: b"").inputs["x"]
     assert read.tolist() == [[np.float32("0.252525252525")]]
     with pytest.raises(InvalidArgument, match=r"line 1, column 2: got '9{40}', expected FP32"):
-        codec.decode(b"1," + b"9" * 200_000, Form("csv"), "", 0, lambda ref: b"")
+        codec.decode(b"1," + b"9" * 200_000, Form("csv"), "", 0, lambda ref, asked_ns: b"")

@@ -31,7 +31,7 @@ def refusal(codec: GenerateCodec, body: bytes | None = None, **fields: Any) -> s
     return str(caught.value)
 
 
-def no_region(ref: RegionRef, data: Any) -> None:
+def no_region(ref: RegionRef, data: Any, asked_ns: int) -> None:
     raise AssertionError("no region was asked for")
 
 

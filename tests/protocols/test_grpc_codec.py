@@ -42,7 +42,7 @@ def identity(datatype: str, *, max_rows: int = 8) -> ModelSpec:
     )
 
 
-def no_region(ref: RegionRef) -> Buffer:
+def no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise NotFound(f"Unable to find shared memory region: '{ref.region}'")
 
 
@@ -52,7 +52,7 @@ def read(message: pb.ModelInferRequest, spec: ModelSpec = ADD_SUB, **options: An
 
 
 def write(response: InferResponse, request: InferRequest, spec: ModelSpec = ADD_SUB) -> pb.ModelInferResponse:
-    reply = GrpcCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer: None)
+    reply = GrpcCodec("m", "1", spec, None).encode(request, response, lambda ref, buffer, asked_ns: None)
     assert not isinstance(reply, LongReply)
     return reply.message() if isinstance(reply, ShortReply) else reply
 
@@ -144,9 +144,17 @@ def test_numeric_inputs_are_views_of_the_message() -> None:
     assert not array.flags.writeable
 
 
-def test_outputs_are_answered_once_and_in_the_order_asked_for() -> None:
+def test_outputs_are_answered_once_and_in_the_models_order() -> None:
     request = read(pair(outputs=[Wish(name="OUTPUT1"), Wish(name="OUTPUT0"), Wish(name="OUTPUT1")]))
-    assert request.outputs == (OutputRequest("OUTPUT1"), OutputRequest("OUTPUT0"))
+    assert request.outputs == (OutputRequest("OUTPUT0"), OutputRequest("OUTPUT1"))
+
+
+def test_an_output_asked_for_in_two_ways_is_refused() -> None:
+    regions = [Wish(name="OUTPUT1", parameters=shared(shared_memory_region=r, shared_memory_byte_size=16)) for r in "ab"]
+    for twice in (regions, [regions[0], Wish(name="OUTPUT1")], [Wish(name="OUTPUT1"), regions[0]]):
+        with pytest.raises(InvalidArgument, match="output 'OUTPUT1' is asked for twice, in two ways: expected once"):
+            read(pair(outputs=twice))
+    assert len(read(pair(outputs=[regions[0], regions[0]])).outputs) == 1
 
 
 def test_the_clients_outputs_and_parameters_are_understood() -> None:
@@ -169,8 +177,8 @@ def test_the_clients_outputs_and_parameters_are_understood() -> None:
     message.raw_input_contents.extend([RAW, RAW])
     request = read(message)
     assert request.outputs == (
-        OutputRequest("OUTPUT1", region=RegionRef("r", 32, 16)),
         OutputRequest("OUTPUT0", classification=2),
+        OutputRequest("OUTPUT1", region=RegionRef("r", 32, 16)),
     )
     assert request.priority == 2
     assert request.deadline_ns == 1_000 + 7_000
@@ -209,14 +217,14 @@ def test_shared_memory_inputs_take_no_raw_entry() -> None:
     message = pair(raw_input_contents=[RAW])
     for key, value in shared.items():
         message.inputs[0].parameters[key].CopyFrom(value)
-    seen: list[RegionRef] = []
+    seen: list[tuple[RegionRef, int]] = []
 
-    def read_region(ref: RegionRef) -> Buffer:
-        seen.append(ref)
+    def read_region(ref: RegionRef, asked_ns: int) -> Buffer:
+        seen.append((ref, asked_ns))
         return bytes(16)
 
     request = read(message, read_region=read_region)
-    assert seen == [RegionRef("r", 8, 16)]
+    assert seen == [(RegionRef("r", 8, 16), 1_000)]
     assert request.inputs["INPUT0"].tolist() == [[0, 0, 0, 0]]
     assert request.inputs["INPUT1"].tolist() == [ROW.tolist()]
 
@@ -400,12 +408,12 @@ def test_classes_are_in_the_order_of_their_scores(datatype: str, scores: list[fl
 
 
 def test_an_output_for_a_region_leaves_an_empty_raw_entry() -> None:
-    request = InferRequest("m", "1", "", {}, 1, 0, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
-    written: list[tuple[RegionRef, bytes]] = []
+    request = InferRequest("m", "1", "", {}, 1, 7, outputs=(OutputRequest("OUTPUT0", region=RegionRef("r", 8, 16)),))
+    written: list[tuple[RegionRef, bytes, int]] = []
     response = InferResponse("m", "1", "", {"OUTPUT0": ROW[None], "OUTPUT1": ROW[None]})
     codec = GrpcCodec("m", "1", ADD_SUB, None)
-    message = codec.encode(request, response, lambda ref, buffer: written.append((ref, bytes(buffer))))
-    assert written == [(RegionRef("r", 8, 16), RAW)]
+    message = codec.encode(request, response, lambda ref, buffer, asked_ns: written.append((ref, bytes(buffer), asked_ns)))
+    assert written == [(RegionRef("r", 8, 16), RAW, 7)]
     assert list(message.raw_output_contents) == [b"", RAW]
 
 
@@ -490,7 +498,7 @@ specs = st.one_of(
 @given(messages, specs)
 def test_any_message_is_a_request_or_an_error_of_ours(message: pb.ModelInferRequest, spec: ModelSpec) -> None:
     with contextlib.suppress(GatewayError):
-        request = read(message, spec, read_region=lambda ref: bytes(max(0, min(ref.byte_size, 64))))
+        request = read(message, spec, read_region=lambda ref, asked_ns: bytes(max(0, min(ref.byte_size, 64))))
         for name, array in request.inputs.items():
             assert array.dtype == NUMPY[spec.input_by_name[name].datatype]
             assert spec.max_rows == 0 or array.shape[0] == request.rows

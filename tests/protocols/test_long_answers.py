@@ -32,7 +32,9 @@ Encode = Callable[..., Any]
 def encoded(codec: Any, outputs: dict[str, np.ndarray], *asked: OutputRequest) -> Any:
     written: list[tuple[RegionRef, bytes]] = []
     request = InferRequest("m", "1", "", {}, 1, 0, asked, parameters={})
-    reply = codec.encode(request, InferResponse("m", "1", "", outputs), lambda ref, data: written.append((ref, bytes(data))))
+    reply = codec.encode(
+        request, InferResponse("m", "1", "", outputs), lambda ref, data, asked_ns: written.append((ref, bytes(data)))
+    )
     return reply, written
 
 

@@ -32,7 +32,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return bodies
 
 
-def no_region(ref: RegionRef) -> Buffer:
+def no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise AssertionError("no region was asked for")
 
 

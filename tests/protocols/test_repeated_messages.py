@@ -18,7 +18,7 @@ SPEC = ModelSpec(
 CODEC = GrpcCodec("m", "1", SPEC, None)
 
 
-def no_region(ref: RegionRef) -> Buffer:
+def no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise AssertionError("no region was asked for")
 
 

@@ -47,7 +47,7 @@ TWO = model(
 )
 
 
-def no_region(ref: RegionRef) -> Buffer:
+def no_region(ref: RegionRef, asked_ns: int) -> Buffer:
     raise AssertionError("no region was asked for")
 
 
@@ -321,7 +321,7 @@ def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:
         {"name": "B", "datatype": "INT32", "shape": [1, 2], "data": [1, 2]},
     ]
     wanted = [
-        {"name": "D"},
+        {"name": "D", "parameters": {"binary_data": True}},
         {"name": "C", "parameters": {"classification": 2}},
         {"name": "D", "parameters": {"binary_data": True}},
     ]
@@ -332,6 +332,11 @@ def test_outputs_are_asked_for_once_and_in_the_models_order() -> None:
     default = as_json(inputs=inputs, outputs=[{"name": "C", "parameters": {"binary_data": False}}, {"name": "D"}],
                       parameters={"binary_data_output": True})  # fmt: skip
     assert decode(TWO, default).outputs == (OutputRequest("C"), OutputRequest("D", binary=True))
+    where = [{"shared_memory_region": region, "shared_memory_byte_size": 16} for region in "ab"]
+    for ways in (where, [where[0], {}], [{"binary_data": True}, {"binary_data": False}]):
+        twice = [{"name": "D", "parameters": way} for way in ways]
+        with pytest.raises(InvalidArgument, match="output 'D' is asked for twice, in two ways: expected once"):
+            decode(TWO, as_json(inputs=inputs, outputs=twice))
 
 
 def test_an_output_without_json_form_is_refused_before_the_queue() -> None:
@@ -503,15 +508,26 @@ def test_many_texts_and_long_regions_take_long_in_haste() -> None:
         hasty("BYTES", 300_000, bytes(1_200_000), binary_data_size=1_200_000)
 
 
+def test_a_byte_order_mark_before_the_json_is_passed_over() -> None:
+    mark, body = codecs.BOM_UTF8, one([1, 2, 3, 4])
+    expected = decode(IDENTITY, body).inputs["IN"].tolist()
+    for _ in range(2):  # the second is known again
+        assert decode(IDENTITY, mark + body).inputs["IN"].tolist() == expected
+    assert np.isnan(decode(IDENTITY, mark + one([1, 2, 3, float("nan")])).inputs["IN"]).any()
+    for wrong in (mark, mark + mark + body, mark + b"{", mark * 100_000):
+        with pytest.raises(InvalidArgument, match="failed to parse the request JSON"):
+            decode(IDENTITY, wrong)
+
+
 # shared memory
 
 
 def test_inputs_come_from_and_outputs_go_to_regions() -> None:
-    asked: list[RegionRef] = []
-    written: list[tuple[RegionRef, bytes]] = []
+    asked: list[tuple[RegionRef, int]] = []
+    written: list[tuple[RegionRef, bytes, int]] = []
 
-    def read(ref: RegionRef) -> Buffer:
-        asked.append(ref)
+    def read(ref: RegionRef, asked_ns: int) -> Buffer:
+        asked.append((ref, asked_ns))
         return struct.pack("<4f", 1, 2, 3, 4)
 
     where = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
@@ -519,13 +535,13 @@ def test_inputs_come_from_and_outputs_go_to_regions() -> None:
         inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 4], "parameters": {**where, "shared_memory_offset": 8}}],
         outputs=[{"name": "O0", "parameters": {**where, "binary_data": False}}],
     )
-    request = decode(IDENTITY, body, read_region=read)
-    assert asked == [RegionRef("r", 8, 16)]
+    request = decode(IDENTITY, body, read_region=read, arrival_ns=7)
+    assert asked == [(RegionRef("r", 8, 16), 7)]
     answer = InferResponse("m", "1", "", {"O0": request.inputs["IN"]})
-    parts, head = IDENTITY.encode(request, answer, lambda ref, buffer: written.append((ref, bytes(buffer))))
+    parts, head = IDENTITY.encode(request, answer, lambda ref, buffer, asked_ns: written.append((ref, bytes(buffer), asked_ns)))
     assert json.loads(b"".join(parts))["outputs"] == [{"name": "O0", "datatype": "FP32", "shape": [1, 4]}]
     assert head is None
-    assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4))]
+    assert written == [(RegionRef("r", 0, 16), struct.pack("<4f", 1, 2, 3, 4), 7)]
 
 
 @pytest.mark.parametrize(
@@ -552,7 +568,7 @@ def encode(
     return b"".join(parts), head
 
 
-def no_write(ref: RegionRef, buffer: Buffer) -> None:
+def no_write(ref: RegionRef, buffer: Buffer, asked_ns: int) -> None:
     raise AssertionError("no region was asked for")
 
 
@@ -779,13 +795,6 @@ def test_what_looks_like_half_a_character_is_text(beside: bytes) -> None:
     text = rb"\\ud800\ud83d\ude00\u00e9\ud7ff"
     body = b'{"id":"%b","inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}' % (text, beside)
     assert decode(IDENTITY, body).id == "\\ud800\N{GRINNING FACE}\xe9\ud7ff"
-
-
-def test_a_mark_of_byte_order_is_no_json_beside_a_nan_either() -> None:
-    body = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,4],"data":[%b,1,1,1]}]}'
-    for first in (b"NaN", b"1"):
-        with pytest.raises(InvalidArgument, match="failed to parse"):
-            decode(IDENTITY, codecs.BOM_UTF8 + body % first)
 
 
 def test_a_whole_character_in_two_escapes_is_text_also_beside_a_nan() -> None:

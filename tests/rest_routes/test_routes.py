@@ -433,6 +433,13 @@ def test_a_bad_registration_is_explained(served: Served, body: dict[str, Any], w
     assert word in answer.error
 
 
+def test_a_byte_order_mark_before_the_json_is_passed_over(served: Served) -> None:
+    answer = ask(served, "POST", "/v2/repository/index", "\ufeff".encode() + b'{"ready": true}')
+    assert answer.status == 200
+    answer = ask(served, "POST", "/v2/models/echo/generate", "\ufeff".encode() + b'{"INPUT0": [1, 2, 3, 4]}')
+    assert (answer.status, answer.json()["OUTPUT0"]) == (200, [1, 2, 3, 4])
+
+
 def test_an_unknown_region_is_404(served: Served) -> None:
     answer = ask(served, "GET", "/v2/systemsharedmemory/region/r/status")
     assert (answer.status, answer.error) == (404, "Unable to find system shared memory region: 'r'")

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 from backends.datatypes import NUMPY
 from tests.file_limit import no_file_longer_than
 from tests.rest_routes.serving import Served, serving
+from tests.shared_memory.anew import registered_anew_meanwhile
 
 EVERY_DATATYPE = "models:\n" + "".join(
     f"""
@@ -180,6 +181,30 @@ def test_system_shared_memory(client: triton.InferenceServerClient) -> None:
         assert client.get_system_shared_memory_status() == []
     finally:
         shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_a_region_registered_anew_meanwhile_gets_no_answer(served: Served, client: triton.InferenceServerClient) -> None:
+    keys = [f"/gateway-rest-{uuid.uuid4().hex}" for _ in range(2)]
+    handles = [shared_memory.create_shared_memory_region("r", key, 32) for key in keys]
+    try:
+        for handle in handles:
+            shared_memory.set_shared_memory_region(handle, [np.zeros_like(ROWS)])
+        client.register_system_shared_memory("r", keys[0], 32)
+        output = triton.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("r", 32)
+        with registered_anew_meanwhile(served.repository, "r", keys[1], 32):
+            for _ in range(2):  # the second is known again
+                with pytest.raises(InferenceServerException, match="'r' was registered after the request came") as caught:
+                    client.infer("echo", [rows_input()], outputs=[output])
+                assert caught.value.status() == "404"
+        for handle in handles:
+            assert not shared_memory.get_contents_as_numpy(handle, np.float32, [8]).any()
+        client.infer("echo", [rows_input()], outputs=[output])
+        np.testing.assert_array_equal(shared_memory.get_contents_as_numpy(handles[1], np.float32, [2, 4]), ROWS)
+    finally:
+        client.unregister_system_shared_memory("r")
+        for handle in handles:
+            shared_memory.destroy_shared_memory_region(handle)
 
 
 def test_requests_side_by_side(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.errors import AlreadyExists, InternalError, InvalidArgument, NotFound, Unsupported
 from gateway.types import RegionRef
 from tests.file_limit import no_file_longer_than
+
+now = time.monotonic_ns
 
 
 @pytest.fixture
@@ -51,8 +54,8 @@ def test_a_registered_slice_is_read_and_written_at_its_offset(
 ) -> None:
     key = segment(b"0123456789abcdef")
     regions.register("r", key, 4, 8)
-    assert bytes(regions.read(RegionRef("r", 2, 3))) == b"678"
-    regions.write(RegionRef("r", 0, 8), b"WXYZ")
+    assert bytes(regions.read(RegionRef("r", 2, 3), now())) == b"678"
+    regions.write(RegionRef("r", 0, 8), b"WXYZ", now())
     assert Path(f"/dev/shm{key}").read_bytes() == b"0123WXYZ89abcdef"
 
 
@@ -60,7 +63,7 @@ def test_a_registration_through_one_process_holds_in_the_others(
     regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
 ) -> None:
     regions.register("r", segment(b"first..."), 0, 8)
-    assert bytes(neighbour.read(RegionRef("r", 0, 5))) == b"first"
+    assert bytes(neighbour.read(RegionRef("r", 0, 5), now())) == b"first"
     assert neighbour.status() == regions.status()
 
 
@@ -71,9 +74,9 @@ def test_registrations_in_use_are_kept_young_for_those_who_clear_tmp(tmp_path: P
         regions.register(name, segment(b"first..."), 0, 8)
     for path in regions.directory.iterdir():
         os.utime(path, (0, 0))
-    regions.read(RegionRef("used", 0, 5))
+    regions.read(RegionRef("used", 0, 5), now())
     now_s = 3600.0
-    regions.read(RegionRef("used", 0, 5))
+    regions.read(RegionRef("used", 0, 5), now())
     assert [path.stat().st_mtime for path in regions.directory.iterdir()] == [0, 0]  # which is of their identity
     assert all(path.stat().st_atime for path in regions.directory.iterdir())
     regions.close()
@@ -83,10 +86,10 @@ def test_a_region_taken_back_through_one_process_is_gone_in_the_others(
     regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
 ) -> None:
     regions.register("r", segment(b"first..."), 0, 8)
-    neighbour.read(RegionRef("r", 0, 5))
+    neighbour.read(RegionRef("r", 0, 5), now())
     regions.unregister("r")
     with pytest.raises(NotFound, match="Unable to find shared memory region: 'r'"):
-        neighbour.read(RegionRef("r", 0, 5))
+        neighbour.read(RegionRef("r", 0, 5), now())
 
 
 def held(keys: list[str]) -> int:
@@ -104,7 +107,7 @@ def test_regions_taken_back_through_another_process_do_not_stay_open(
     keys = [segment(b"first...") for _ in range(40)]
     for number, key in enumerate(keys):
         regions.register(f"r{number}", key, 0, 8)
-        neighbour.read(RegionRef(f"r{number}", 0, 5))
+        neighbour.read(RegionRef(f"r{number}", 0, 5), now())
         regions.unregister(f"r{number}")
         os.unlink(f"/dev/shm{key}")
         assert held(keys) == 1
@@ -116,25 +119,55 @@ def test_of_many_open_regions_a_sixteenth_may_be_taken_back_before_it_is_closed(
     kept = segment(b"kept....")
     for number in range(160):
         regions.register(f"kept{number}", kept, 0, 8)
-        neighbour.read(RegionRef(f"kept{number}", 0, 5))
+        neighbour.read(RegionRef(f"kept{number}", 0, 5), now())
     keys = [segment(b"first...") for _ in range(40)]
     for number, key in enumerate(keys):
         regions.register(f"r{number}", key, 0, 8)
-        neighbour.read(RegionRef(f"r{number}", 0, 5))
+        neighbour.read(RegionRef(f"r{number}", 0, 5), now())
         regions.unregister(f"r{number}")
         assert held(keys) <= 11
     assert held([kept]) == 160
-    assert bytes(neighbour.read(RegionRef("kept0", 0, 4))) == b"kept"
+    assert bytes(neighbour.read(RegionRef("kept0", 0, 4), now())) == b"kept"
 
 
 def test_a_renewed_registration_is_read_from_its_new_object(
     regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
 ) -> None:
     regions.register("r", segment(b"first..."), 0, 8)
-    neighbour.read(RegionRef("r", 0, 5))
+    neighbour.read(RegionRef("r", 0, 5), now())
     regions.unregister("r")
     regions.register("r", segment(b"second.."), 0, 8)
-    assert bytes(neighbour.read(RegionRef("r", 0, 6))) == b"second"
+    assert bytes(neighbour.read(RegionRef("r", 0, 6), now())) == b"second"
+
+
+def test_a_region_registered_after_a_request_came_is_neither_read_nor_written_for_it(
+    regions: SharedMemoryRegions, neighbour: SharedMemoryRegions, segment: Callable[[bytes], str]
+) -> None:
+    key = segment(b"second..")
+    regions.register("r", segment(b"first..."), 0, 8)
+    asked_ns = now()
+    neighbour.write(RegionRef("r", 0, 8), b"answer", asked_ns)
+    regions.unregister("r")
+    regions.register("r", key, 0, 8)
+    for each in (regions, neighbour):
+        with pytest.raises(NotFound, match="'r' was registered after the request came"):
+            each.write(RegionRef("r", 0, 8), b"answer", asked_ns)
+        with pytest.raises(NotFound, match="'r' was registered after the request came"):
+            each.read(RegionRef("r", 0, 8), asked_ns)
+        assert bytes(each.read(RegionRef("r", 0, 8), now())) == b"second.."
+
+
+def test_registrations_within_a_tick_of_the_file_system_are_told_apart(
+    regions: SharedMemoryRegions, segment: Callable[[bytes], str], tmp_path: Path
+) -> None:
+    key = segment(b"first...")
+    times = set()
+    for _ in range(20):
+        regions.register("r", key, 0, 8)
+        (file,) = (tmp_path / "regions").iterdir()
+        times.add(file.stat().st_mtime_ns)
+        regions.unregister("r")
+    assert len(times) == 20
 
 
 def test_status_lists_regions_by_name(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
@@ -204,15 +237,15 @@ def test_a_slice_outside_of_its_region_is_refused(
 ) -> None:
     regions.register("r", segment(bytes(16)), 0, 8)
     with pytest.raises(InvalidArgument, match="Invalid offset"):
-        regions.read(RegionRef("r", offset, byte_size))
+        regions.read(RegionRef("r", offset, byte_size), now())
     with pytest.raises(InvalidArgument, match="Invalid offset"):
-        regions.write(RegionRef("r", offset, byte_size), b"")
+        regions.write(RegionRef("r", offset, byte_size), b"", now())
 
 
 def test_results_longer_than_their_slice_are_refused(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
     regions.register("r", segment(bytes(16)), 0, 16)
     with pytest.raises(InvalidArgument, match="at least 5 bytes"):
-        regions.write(RegionRef("r", 0, 4), b"12345")
+        regions.write(RegionRef("r", 0, 4), b"12345", now())
 
 
 def test_an_object_truncated_after_its_registration_is_an_error_and_not_a_crash(
@@ -220,12 +253,12 @@ def test_an_object_truncated_after_its_registration_is_an_error_and_not_a_crash(
 ) -> None:
     key = segment(bytes(16))
     regions.register("r", key, 0, 16)
-    regions.read(RegionRef("r", 0, 16))
+    regions.read(RegionRef("r", 0, 16), now())
     os.truncate(f"/dev/shm{key}", 4)
     with pytest.raises(InvalidArgument, match="shorter than registered"):
-        regions.read(RegionRef("r", 0, 16))
+        regions.read(RegionRef("r", 0, 16), now())
     with pytest.raises(InvalidArgument, match="shorter than registered"):
-        regions.write(RegionRef("r", 8, 8), b"12345678")
+        regions.write(RegionRef("r", 8, 8), b"12345678", now())
 
 
 def test_a_region_for_which_there_is_no_room_is_an_error_of_that_write(
@@ -234,9 +267,9 @@ def test_a_region_for_which_there_is_no_room_is_an_error_of_that_write(
     key = segment(bytes(16))
     regions.register("r", key, 0, 16)
     with no_file_longer_than(8), pytest.raises(InternalError, match=f"'r': object '{key}' cannot be written: File too large"):
-        regions.write(RegionRef("r", 8, 8), b"12345678")
-    regions.write(RegionRef("r", 8, 8), b"12345678")
-    assert bytes(regions.read(RegionRef("r", 8, 8))) == b"12345678"
+        regions.write(RegionRef("r", 8, 8), b"12345678", now())
+    regions.write(RegionRef("r", 8, 8), b"12345678", now())
+    assert bytes(regions.read(RegionRef("r", 8, 8), now())) == b"12345678"
 
 
 def test_a_registration_that_cannot_be_kept_leaves_nothing_behind(
@@ -255,7 +288,11 @@ def test_a_registration_that_was_damaged_is_an_error_of_those_who_use_it(
     regions.register("r", segment(bytes(16)), 0, 16)
     (file,) = (tmp_path / "regions").iterdir()
     file.write_text('{"name": "r"')
-    for use in (lambda: regions.read(RegionRef("r", 0, 1)), lambda: regions.write(RegionRef("r", 0, 1), b"1"), regions.status):
+    for use in (
+        lambda: regions.read(RegionRef("r", 0, 1), now()),
+        lambda: regions.write(RegionRef("r", 0, 1), b"1", now()),
+        regions.status,
+    ):
         with pytest.raises(InternalError, match=r"server\.run_dir"):
             use()
     regions.unregister("r")
@@ -269,8 +306,8 @@ def test_a_name_that_cannot_be_registered_is_refused_everywhere(
     key = segment(bytes(16))
     uses = [
         lambda: regions.register(name, key, 0, 16),
-        lambda: regions.read(RegionRef(name, 0, 1)),
-        lambda: regions.write(RegionRef(name, 0, 1), b"1"),
+        lambda: regions.read(RegionRef(name, 0, 1), now()),
+        lambda: regions.write(RegionRef(name, 0, 1), b"1", now()),
         *([lambda: regions.status(name), lambda: regions.unregister(name)] if name else []),
     ]
     for use in uses:
@@ -290,14 +327,14 @@ def test_a_key_that_is_no_text_is_refused_in_words_that_are(regions: SharedMemor
 
 def test_an_output_without_elements_writes_nothing(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
     regions.register("r", segment(b"untouched"), 0, 9)
-    regions.write(RegionRef("r", 0, 4), memoryview(np.zeros((0, 4), np.float32)))
-    assert bytes(regions.read(RegionRef("r", 0, 9))) == b"untouched"
+    regions.write(RegionRef("r", 0, 4), memoryview(np.zeros((0, 4), np.float32)), now())
+    assert bytes(regions.read(RegionRef("r", 0, 9), now())) == b"untouched"
 
 
 def test_what_was_read_stays_when_the_client_writes_on(regions: SharedMemoryRegions, segment: Callable[[bytes], str]) -> None:
     key = segment(b"before..")
     regions.register("r", key, 0, 8)
-    view = regions.read(RegionRef("r", 0, 8))
+    view = regions.read(RegionRef("r", 0, 8), now())
     Path(f"/dev/shm{key}").write_bytes(b"after...")
     assert bytes(view) == b"before.."
 
@@ -307,6 +344,6 @@ def test_switched_off_everything_is_unsupported(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"server\.system_shared_memory"):
         regions.register("r", "/x", 0, 1)
     with pytest.raises(Unsupported):
-        regions.read(RegionRef("r", 0, 1))
+        regions.read(RegionRef("r", 0, 1), now())
     assert regions.status() == []
     assert not (tmp_path / "regions").exists()

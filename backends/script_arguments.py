@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 WAY: Final = "script a forward whose inputs are tensors"
 _NESTED: Final = ("Dict", "List", "Tuple")
@@ -28,6 +28,14 @@ def nested(arguments: Sequence[Argument], inputs: Iterable[str]) -> Argument | N
     inputs, names = list(inputs), [argument.name for argument in arguments]
     given = inputs if set(inputs) <= set(names) else names[: len(inputs)]
     return next((each for each in arguments if each.is_nested and (each.name in given or not each.has_default)), None)
+
+
+def script_arguments(module: Any) -> list[Argument]:
+    """Of the `forward` of a scripted module, without the module itself."""
+    return [
+        Argument(each.name, str(each.type), each.has_default_value(), each.type.kind() in ("DictType", "ListType", "TupleType"))
+        for each in module.forward.schema.arguments[1:]
+    ]
 
 
 def stated_arguments(path: Path) -> list[Argument]:

@@ -33,7 +33,6 @@ from backends.base import (
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
 from backends.regular_file import ABSENT, special
-from backends.script_arguments import WAY, Argument, nested
 from backends.source import is_source, made_from
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
@@ -136,21 +135,17 @@ def load_callable(
 
 def _check_inputs(path: Path, module: Any, inputs: Iterable[str]) -> None:
     """Raises: LoadFailed, if a scripted module takes tensors within something else."""
+    from backends.script_arguments import WAY, nested, script_arguments
+
     if refused := nested(script_arguments(module), inputs):
         raise LoadFailed(f"{path.absolute()}: input {refused.name!r} is {refused.type}, expected a tensor: {WAY}")
-
-
-def script_arguments(module: Any) -> list[Argument]:
-    """Of the `forward` of a scripted module, without the module itself."""
-    return [
-        Argument(each.name, str(each.type), each.has_default_value(), each.type.kind() in ("DictType", "ListType", "TupleType"))
-        for each in module.forward.schema.arguments[1:]
-    ]
 
 
 def parameters_of(call: Callable[..., Any]) -> list[str]:
     """The names of what `forward` of a module takes; empty where they are not known."""
     import torch
+
+    from backends.script_arguments import script_arguments
 
     forward = getattr(call, "forward", None)
     if isinstance(call, torch.jit.ScriptModule):

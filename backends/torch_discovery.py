@@ -14,9 +14,9 @@ from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, BackendError, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import Found, Run, from_example, from_shapes
-from backends.script_arguments import Argument
+from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
-from backends.torch import by_name, load_callable, parameters_of, script_arguments, unloadable
+from backends.torch import by_name, load_callable, parameters_of, unloadable
 from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
 
 _DATATYPES = {

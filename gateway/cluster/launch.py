@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,6 +42,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import control_name
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
+from gateway.cluster.leaving import end_silent
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
@@ -55,6 +56,9 @@ _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
+# After the drain: the ends of replicas that answer.
+_ENDED_S: Final = 1.0
+_SILENT_S: Final = 1.5
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
 
@@ -228,6 +232,12 @@ class _ApplicationWatch:
     def present(self) -> bool:
         return self._details() is not None
 
+    def details(self) -> dict[str, Any] | None:
+        """As Serve's controller tells them. None: there is no such application."""
+        client: Any = _get_global_client()
+        details: dict[str, Any] | None = client.get_serve_details()["applications"].get(self._application)
+        return details
+
     def ours(self) -> bool:
         """Whether this process has deployed what runs: also where another's, that was to replace it, has failed."""
         details = self._details()
@@ -235,8 +245,7 @@ class _ApplicationWatch:
 
     def _details(self) -> dict[str, Any] | None:
         """None: there is no such application, or it is being deleted."""
-        client: Any = _get_global_client()
-        details: dict[str, Any] | None = client.get_serve_details()["applications"].get(self._application)
+        details = self.details()
         return None if details is None or details["status"] == "DELETING" else details
 
     def _look_on(self) -> None:
@@ -370,7 +379,8 @@ def _deployed(
         if ingress is None and replaces:
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", name)
         elif ingress is not None or not own:
-            deleting = threading.Thread(target=_delete, args=(name, watch), name="delete", daemon=True)
+            drain_s = config.server.drain_timeout_s
+            deleting = threading.Thread(target=_delete, args=(name, watch, drain_s), name="delete", daemon=True)
             deleting.start()
             while deleting.is_alive() and not head.lost:
                 deleting.join(_LOOK_S)
@@ -378,22 +388,37 @@ def _deployed(
             _drain(ingress, config.server)
 
 
-def _delete(application: str, watch: _ApplicationWatch) -> None:
+def _delete(application: str, watch: _ApplicationWatch, drain_s: float) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second."""
     try:
         if not watch.ours():
             return
+        before = watch.details() or {"deployments": {}}
         serve.delete(application, _blocking=False)
-        until = time.monotonic() + _DELETED_S
-        while application in serve.status().applications:
-            if time.monotonic() > until:
+        drained = time.monotonic() + drain_s + _ENDED_S
+        until = drained + _DELETED_S
+        # Serve tells of the deletion a little later, and of no replicas from then on.
+        while (details := watch.details()) is not None and (
+            details["status"] == "DELETING" or deployer(details) == deployer(before)
+        ):
+            now = time.monotonic()
+            if now > until:
                 log.error("the application %s is still being deleted", application)
                 return
+            if now > drained:
+                end_silent(_replicas(before), _SILENT_S)
             time.sleep(_LOOK_S)
+        if details is not None:  # another's, by now
+            return
         with contextlib.suppress(ValueError):  # there is none: it had one ingress
             ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s could not be deleted", application)
+
+
+def _replicas(details: Mapping[str, Any]) -> set[str]:
+    """The names of their actors. details: of the application, as Serve's controller tells them."""
+    return {replica["actor_name"] for each in details["deployments"].values() for replica in each["replicas"]}
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
 
 from benchmarks.ports import free_port
 from gateway.cluster import application
@@ -70,6 +71,49 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         assert "joined" not in serve.status().applications  # and Serve still answers
     finally:
         end(process)
+
+
+def test_a_replica_that_is_frozen_holds_no_end_up(cluster: Cluster, tmp_path: Path) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    document["server"]["drain_timeout_s"] = 1.0
+    document["ray"] = {"address": cluster.address, "application": "frozen"}
+    process, _ = start(tmp_path / "gateway.yaml", document)
+    try:
+        application = _get_global_client().get_serve_details()["applications"]["frozen"]
+        (replica,) = application["deployments"]["m-1-synthetic"]["replicas"]
+        os.kill(replica["pid"], signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert f"replica {replica['actor_name']} has not answered for 1.5 s, and is to end: killing it" in told
+        assert "frozen" not in serve.status().applications
+    finally:
+        end(process)
+
+
+def test_who_is_followed_at_once_by_another_ends_when_that_deploys(cluster: Cluster, tmp_path: Path) -> None:
+    document = config(port=free_port(), fixed_ms=4000.0).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "followed"}
+    first, port = start(tmp_path / "first.yaml", document)
+    try:
+        asking = threading.Thread(target=request, args=(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16])))
+        asking.start()
+        time.sleep(0.5)  # it now runs in the replica, for some seconds more: so long the first is being deleted
+        first.send_signal(signal.SIGTERM)
+        document["models"][0]["backends"][0]["fixed_ms"] = 1.0
+        second, _ = start(tmp_path / "second.yaml", document)
+        try:
+            _, told = first.communicate(timeout=20)
+            assert first.returncode == 0
+            assert "still being deleted" not in told
+            assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(30) == 0
+            asking.join()
+        finally:
+            end(second)
+    finally:
+        end(first)
 
 
 FAILING = """

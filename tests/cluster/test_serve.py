@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,15 @@ pytestmark = [
 ]
 
 
-def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["subprocess.Popen[str]", int]:
-    """The process, and its HTTP port once it answers. environment: beside what is there."""
+def serving(path: Path, document: dict[str, Any], **environment: str) -> "subprocess.Popen[str]":
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
-    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["subprocess.Popen[str]", int]:
+    """The process, and its HTTP port once it answers. environment: beside what is there."""
+    process = serving(path, document, **environment)
     assert process.stdout is not None
     # Ray may have something to say as well, of a cluster that was there before.
     ready = next((line for line in process.stdout if line.startswith("gateway ready")), None)
@@ -189,6 +193,54 @@ def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_noth
         assert "loading" not in serve.status().applications
     finally:
         end(process)
+
+
+def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_replace_or_deletes_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.replace("sleep(3)", "sleep(100)"))
+    document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "upgraded"}
+    slow = [{"kind": "python", "model": "slow.py:Slow", "placement": "replicas"}]
+    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": slow}]}
+
+    def status() -> str:
+        return serve.status().applications["upgraded"].status.value
+
+    def upgrading() -> "subprocess.Popen[str]":
+        process = serving(tmp_path / "upgrade.yaml", upgrade)
+        until(lambda: "m-2-python" in serve.status().applications["upgraded"].deployments)
+        return process
+
+    first, port = start(tmp_path / "first.yaml", document)
+    second = upgrading()
+    try:
+        second.send_signal(signal.SIGINT)
+        _, told = second.communicate(timeout=30)
+        assert second.returncode == 0
+        assert "the application upgraded is left on the Ray cluster: what ran there before goes on answering" in told
+        until(lambda: status() == "RUNNING")
+        assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+        second = upgrading()
+        first.send_signal(signal.SIGTERM)
+        _, told = first.communicate(timeout=30)
+        assert first.returncode == 0
+        assert "the application upgraded was to be replaced, in vain: deployed again" in told
+        second.send_signal(signal.SIGINT)
+        _, told = second.communicate(timeout=30)
+        assert second.returncode == 0
+        assert "goes on answering" not in told
+        assert "upgraded" not in serve.status().applications
+    finally:
+        end(second)
+        end(first)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(

@@ -22,6 +22,7 @@ from gateway import __version__
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
 from gateway.cluster.control import SharedControl, control_name
+from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import Autoscaling, Backend, Config, ModelSection
@@ -57,7 +58,8 @@ _HEALTH_TIMEOUT_S: Final = 5.0  # three in a row, then Serve replaces the replic
 _DRAIN_LOOK_S: Final = 1.0
 _INGRESS_LOOK_S: Final = 0.1  # its own listeners answer what is in flight, when it is closed
 _SHUTDOWN_MARGIN_S: Final = 10.0
-# A replica is ended by nobody attending it (see `_backend`): Serve, which kills by time alone, must never come to that.
+# A replica is ended by nobody attending it (see `_backend`), or by not answering (`leaving`): Serve, which kills by time alone,
+# must never come to that.
 _NEVER_KILLED_S: Final = 30 * 86400.0
 # Ingresses hold their calls back by the slots they know of; `attend` calls count as well. This limit must never be met.
 _NEVER_FULL: Final = 100_000
@@ -94,7 +96,7 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
         name=INGRESS,
         num_replicas=server.ingresses,
         ray_actor_options=_actor_options(resources),
-        graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=2 * drain_s + _SHUTDOWN_MARGIN_S + SILENT_S,
         max_surge_percent=100 if surge else 0,
         graceful_shutdown_wait_loop_s=_INGRESS_LOOK_S,
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
@@ -126,6 +128,7 @@ class IngressReplica:
         self._backends = backends
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
+        self._leaving = Leaving()
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
             self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
@@ -175,6 +178,7 @@ class IngressReplica:
             clock=LoopClock(asyncio.get_running_loop()),
             ending=lambda: self._closed,
             keep_account=self._keeper.keep,
+            leaving=self._leaving.add,
         )
 
     async def reconfigure(self, told: dict[str, str]) -> None:
@@ -199,7 +203,11 @@ class IngressReplica:
         # Serve awaits what this returns, for graceful_shutdown_timeout_s; then the interpreter calls it as well.
         if self._closed or not hasattr(self, "_ingress"):  # or its directories were refused
             return None
-        return self.close()
+        return self._end()
+
+    async def _end(self) -> None:
+        await self.close()
+        await self._leaving.close()
 
     async def close(self) -> None:
         """Answer what is in flight and end. A second call does nothing."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,12 +36,15 @@ from ray._private.services import canonicalize_bootstrap_address
 from ray.core.generated import gcs_service_pb2 as messages
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import RayError
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve.api import RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import control_name
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
+from gateway.cluster.leaving import end_silent
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
@@ -55,6 +58,11 @@ _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
+# After the drain: the ends of replicas that answer.
+_ENDED_S: Final = 1.0
+_SILENT_S: Final = 1.5
+# Who gives up waits so long for whom it was to replace to deploy again.
+_TAKEN_BACK_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
 
@@ -96,7 +104,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
                 http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
                 tell(SERVING)
                 announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
-                watch.start()
+                watch.start(app)
                 while True:
                     signal.pause()
     except _StopAsked:
@@ -207,7 +215,11 @@ class _Head:
 
 
 class _ApplicationWatch:
-    """Over the application: others on the cluster may delete it, or deploy theirs in its place."""
+    """Over the application: others on the cluster may delete it, or deploy theirs in its place.
+
+    Another `gateway serve` whose application does not come to serve says so in the cluster's key-value store. The one that it
+    was to replace, as long as it lives, deploys its own again then.
+    """
 
     def __init__(self, application: str, tell: Callable[[str], None]) -> None:
         """tell: as in `run_on_ray`."""
@@ -216,17 +228,49 @@ class _ApplicationWatch:
         self._application = application
         self._tell = tell
         self._over = threading.Event()
+        self._deploying = threading.Lock()
+        self._app: serve.Application
 
-    def start(self) -> None:
-        """End as by a signal, once what runs under the name is not what this process has deployed."""
+    def start(self, app: serve.Application) -> None:
+        """End as by a signal, once what runs under the name is not what this process has deployed: app."""
+        self._app = app
         threading.Thread(target=self._look_on, name="watch the application", daemon=True).start()
 
     def forget(self) -> None:
         """What becomes of it from now on is meant to."""
         self._over.set()
+        with self._deploying:
+            pass
 
-    def present(self) -> bool:
-        return self._details() is not None
+    def deployer(self) -> str | None:
+        """Who has deployed it last; empty: no `gateway serve`. None: there is no application, or it is being deleted."""
+        details = self._details()
+        return None if details is None else deployer(details) or ""
+
+    def give_up(self) -> bool:
+        """Say that what this process has deployed will not serve. Gives whether another's is in its place, as it is soon."""
+        _internal_kv_put(_given_up(self.token), b"")
+        until = time.monotonic() + _TAKEN_BACK_S
+        while (by := self.deployer()) == self.token and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if by in (self.token, None):
+            _internal_kv_del(_given_up(self.token))
+            return False
+        return True
+
+    def _take_back(self, token: str) -> None:
+        with self._deploying:
+            if not self._over.is_set():
+                target = RunTarget(target=self._app, name=self._application, route_prefix=None)
+                serve.run_many([target], wait_for_applications_running=False)
+                _internal_kv_del(_given_up(token))
+                log.warning("the application %s was to be replaced, in vain: deployed again", self._application)
+
+    def details(self) -> dict[str, Any] | None:
+        """As Serve's controller tells them. None: there is no such application."""
+        client: Any = _get_global_client()
+        details: dict[str, Any] | None = client.get_serve_details()["applications"].get(self._application)
+        return details
 
     def ours(self) -> bool:
         """Whether this process has deployed what runs: also where another's, that was to replace it, has failed."""
@@ -235,8 +279,7 @@ class _ApplicationWatch:
 
     def _details(self) -> dict[str, Any] | None:
         """None: there is no such application, or it is being deleted."""
-        client: Any = _get_global_client()
-        details: dict[str, Any] | None = client.get_serve_details()["applications"].get(self._application)
+        details = self.details()
         return None if details is None or details["status"] == "DELETING" else details
 
     def _look_on(self) -> None:
@@ -254,13 +297,21 @@ class _ApplicationWatch:
         """Why this process has nothing left to do; empty: it has."""
         try:
             details = self._details()
+            by = None if details is None else deployer(details)
+            if by and by != self.token and _internal_kv_exists(_given_up(by)):
+                self._take_back(by)
+                return ""
         except Exception as exc:  # of a cluster that is lost, as `_Head` tells, or whose Serve is restarted
             log.debug("the application %s could not be looked at: %s", self._application, exc)
             return ""
         if details is None:
             return "was deleted by somebody else"
-        replaced = deployer(details) != self.token and details["status"] == "RUNNING"
+        replaced = by != self.token and details["status"] == "RUNNING"
         return "was replaced by another that somebody has deployed under its name" if replaced else ""
+
+
+def _given_up(token: str) -> str:
+    return f"gateway: {token} has given up"
 
 
 def _connected(address: str) -> socket.socket | None:
@@ -347,18 +398,19 @@ def _deployed(
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
-    own: as in `_serve_instance`; what did not come to serve is left to that end. So is another's that it was to replace, and
-    that still answers.
+    own: as in `_serve_instance`; what did not come to serve is left to that end. Where it was to replace another's that still
+    answers, that is left, unless it was another `gateway serve` that has ended meanwhile.
     """
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
-    replaces = watch.present()
+    replaces = watch.deployer()
     try:
         try:
             with step(f"loading {named(model.name for model in config.models)} on Ray"):
                 ingress = serve.run(app, name=name, route_prefix=None)
         except RuntimeError as exc:  # Serve's, with the reason in the status
-            deployments = serve.status().applications[name].deployments
+            status = serve.status().applications.get(name)  # None: somebody has just deleted it
+            deployments = {} if status is None else status.deployments
             faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
             raise InternalError("\n".join(["the application did not start", *faults])) from exc
         yield ingress
@@ -367,10 +419,10 @@ def _deployed(
         if ingress is None:
             # What Serve says of a replica that is ended while it starts: a traceback.
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
-        if ingress is None and replaces:
-            log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", name)
-        elif ingress is not None or not own:
-            deleting = threading.Thread(target=_delete, args=(name, watch), name="delete", daemon=True)
+        if ingress is not None or not own:
+            drain_s = config.server.drain_timeout_s
+            left = replaces if ingress is None else None
+            deleting = threading.Thread(target=_delete, args=(name, watch, drain_s, left), name="delete", daemon=True)
             deleting.start()
             while deleting.is_alive() and not head.lost:
                 deleting.join(_LOOK_S)
@@ -378,22 +430,48 @@ def _deployed(
             _drain(ingress, config.server)
 
 
-def _delete(application: str, watch: _ApplicationWatch) -> None:
-    """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second."""
+def _delete(application: str, watch: _ApplicationWatch, drain_s: float, replaces: str | None) -> None:
+    """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
+
+    replaces: who has deployed what it was to replace and has not; None: nothing. As `_ApplicationWatch.deployer` has it.
+    """
     try:
+        if replaces == "" and watch.ours():
+            log.warning(
+                "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
+            )
+            return
+        if replaces is not None and (not replaces or watch.give_up()):
+            log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
+            return
         if not watch.ours():
             return
+        before = watch.details() or {"deployments": {}}
         serve.delete(application, _blocking=False)
-        until = time.monotonic() + _DELETED_S
-        while application in serve.status().applications:
-            if time.monotonic() > until:
+        drained = time.monotonic() + drain_s + _ENDED_S
+        until = drained + _DELETED_S
+        # Serve tells of the deletion a little later, and of no replicas from then on.
+        while (details := watch.details()) is not None and (
+            details["status"] == "DELETING" or deployer(details) == deployer(before)
+        ):
+            now = time.monotonic()
+            if now > until:
                 log.error("the application %s is still being deleted", application)
                 return
+            if now > drained:
+                end_silent(_replicas(before), _SILENT_S)
             time.sleep(_LOOK_S)
+        if details is not None:  # another's, by now
+            return
         with contextlib.suppress(ValueError):  # there is none: it had one ingress
             ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s could not be deleted", application)
+
+
+def _replicas(details: Mapping[str, Any]) -> set[str]:
+    """The names of their actors. details: of the application, as Serve's controller tells them."""
+    return {replica["actor_name"] for each in details["deployments"].values() for replica in each["replicas"]}
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

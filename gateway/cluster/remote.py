@@ -108,10 +108,12 @@ class RemoteRunner:
         clock: Clock,
         ending: Callable[[], bool] = lambda: False,
         keep_account: KeepAccount = lambda token, host, port: None,
+        leaving: Callable[[str], None] = lambda replica: None,
     ) -> None:
         """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages.
 
         ending: whether this process ends when close is called; if not, the model is unloaded, and its replicas are told.
+        leaving: gets the name of the actor of a replica that Serve does not list any more, or that this process ends before.
         """
         self.on_change: Callable[[], None] = lambda: None
         self.cold_start_ns: int | None = None
@@ -122,6 +124,7 @@ class RemoteRunner:
         self._clock = clock
         self._ending = ending
         self._keep_account = keep_account
+        self._leaving = leaving
         self._to_zero = backend.autoscaling is not None and backend.autoscaling.min_replicas == 0
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
@@ -242,6 +245,9 @@ class RemoteRunner:
                 timer.cancel()
         if self._wishing is not None:
             self._wishing.cancel()
+        if self._ending():
+            for link in self._links.values():
+                self._leaving(link.replica.actor_name)
         try:
             if self._running:
                 self._closing = True
@@ -313,6 +319,8 @@ class RemoteRunner:
     def _targets_changed(self, targets: DeploymentTargetInfo) -> None:
         present = {replica.replica_id.unique_id: replica for replica in targets.running_replicas}
         for replica_id, link in self._links.items():
+            if link.listed and replica_id not in present:
+                self._leaving(link.replica.actor_name)
             link.listed = replica_id in present
         for replica_id, replica in present.items():
             if replica_id not in self._links:

@@ -265,6 +265,16 @@ def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_e
     assert set(load.outcomes) == {200}, load.errors[:3]
 
 
+def test_a_replica_that_is_frozen_is_ended_by_an_upgrade(cluster: Cluster) -> None:
+    port = free_port()
+    gateway = Gateway(config(port=port, replicas=1))
+    (frozen,) = gateway.pids(BACKEND)
+    os.kill(frozen, signal.SIGSTOP)
+    gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, fixed_ms=1.0))
+    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    assert gateway.infer("m", [ROW])[0] == 200
+
+
 def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.serve.context import _get_global_client
 
 from benchmarks.ports import free_port
 from gateway.cluster import application
@@ -32,11 +33,15 @@ pytestmark = [
 ]
 
 
-def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["subprocess.Popen[str]", int]:
-    """The process, and its HTTP port once it answers. environment: beside what is there."""
+def serving(path: Path, document: dict[str, Any], **environment: str) -> "subprocess.Popen[str]":
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
-    process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["subprocess.Popen[str]", int]:
+    """The process, and its HTTP port once it answers. environment: beside what is there."""
+    process = serving(path, document, **environment)
     assert process.stdout is not None
     # Ray may have something to say as well, of a cluster that was there before.
     ready = next((line for line in process.stdout if line.startswith("gateway ready")), None)
@@ -70,6 +75,49 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         assert "joined" not in serve.status().applications  # and Serve still answers
     finally:
         end(process)
+
+
+def test_a_replica_that_is_frozen_holds_no_end_up(cluster: Cluster, tmp_path: Path) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    document["server"]["drain_timeout_s"] = 1.0
+    document["ray"] = {"address": cluster.address, "application": "frozen"}
+    process, _ = start(tmp_path / "gateway.yaml", document)
+    try:
+        application = _get_global_client().get_serve_details()["applications"]["frozen"]
+        (replica,) = application["deployments"]["m-1-synthetic"]["replicas"]
+        os.kill(replica["pid"], signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert f"replica {replica['actor_name']} has not answered for 1.5 s, and is to end: killing it" in told
+        assert "frozen" not in serve.status().applications
+    finally:
+        end(process)
+
+
+def test_who_is_followed_at_once_by_another_ends_when_that_deploys(cluster: Cluster, tmp_path: Path) -> None:
+    document = config(port=free_port(), fixed_ms=4000.0).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "followed"}
+    first, port = start(tmp_path / "first.yaml", document)
+    try:
+        asking = threading.Thread(target=request, args=(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16])))
+        asking.start()
+        time.sleep(0.5)  # it now runs in the replica, for some seconds more: so long the first is being deleted
+        first.send_signal(signal.SIGTERM)
+        document["models"][0]["backends"][0]["fixed_ms"] = 1.0
+        second, _ = start(tmp_path / "second.yaml", document)
+        try:
+            _, told = first.communicate(timeout=20)
+            assert first.returncode == 0
+            assert "still being deleted" not in told
+            assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(30) == 0
+            asking.join()
+        finally:
+            end(second)
+    finally:
+        end(first)
 
 
 FAILING = """
@@ -145,6 +193,54 @@ def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_noth
         assert "loading" not in serve.status().applications
     finally:
         end(process)
+
+
+def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_replace_or_deletes_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.replace("sleep(3)", "sleep(100)"))
+    document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "upgraded"}
+    slow = [{"kind": "python", "model": "slow.py:Slow", "placement": "replicas"}]
+    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": slow}]}
+
+    def status() -> str:
+        return serve.status().applications["upgraded"].status.value
+
+    def upgrading() -> "subprocess.Popen[str]":
+        process = serving(tmp_path / "upgrade.yaml", upgrade)
+        until(lambda: "m-2-python" in serve.status().applications["upgraded"].deployments)
+        return process
+
+    first, port = start(tmp_path / "first.yaml", document)
+    second = upgrading()
+    try:
+        second.send_signal(signal.SIGINT)
+        _, told = second.communicate(timeout=30)
+        assert second.returncode == 0
+        assert "the application upgraded is left on the Ray cluster: what ran there before goes on answering" in told
+        until(lambda: status() == "RUNNING")
+        assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+        second = upgrading()
+        first.send_signal(signal.SIGTERM)
+        _, told = first.communicate(timeout=30)
+        assert first.returncode == 0
+        assert "the application upgraded was to be replaced, in vain: deployed again" in told
+        second.send_signal(signal.SIGINT)
+        _, told = second.communicate(timeout=30)
+        assert second.returncode == 0
+        assert "goes on answering" not in told
+        assert "upgraded" not in serve.status().applications
+    finally:
+        end(second)
+        end(first)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(

@@ -1,0 +1,74 @@
+"""The end of replicas that do not answer any more.
+
+Serve looks at the health of those that it lists as running. One that it has taken off its lists it waits for, without looking
+(see `deployments._backend`): if a model holds the interpreter for ever, or the process is frozen, it would wait in vain.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_NAMESPACE
+
+# As long as Serve takes to replace one that it lists.
+SILENT_S: Final = 15.0
+_LOOK_S: Final = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def end_silent(replicas: Collection[str], within_s: float) -> set[str]:
+    """Kill those whose event loop does not answer within a time; returns the others that there are, as soon as all answer.
+
+    replicas: names of their actors. Blocks. Raises: RayError.
+    """
+    asked: dict[Any, str] = {}
+    for replica in replicas:
+        with contextlib.suppress(ValueError):  # it has ended
+            actor = ray.get_actor(replica, namespace=SERVE_NAMESPACE)
+            asked[actor.is_allocated.remote()] = replica
+    if not asked:
+        return set()
+    answered, silent = ray.wait([*asked], num_returns=len(asked), timeout=within_s)
+    for question in silent:
+        log.warning("replica %s has not answered for %g s, and is to end: killing it", asked[question], within_s)
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(asked[question], namespace=SERVE_NAMESPACE))
+    return {asked[question] for question in answered}
+
+
+class Leaving:
+    """The replicas that an ingress uses and that are to end, or that it ends before. On its event loop."""
+
+    def __init__(self) -> None:
+        self._replicas: set[str] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    def add(self, replica: str) -> None:
+        """Look after it until it has ended. replica: the name of its actor."""
+        self._replicas.add(replica)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_on())
+
+    async def close(self) -> None:
+        """Return when each has ended or has just answered."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait((self._looking,))
+        await self._look()
+
+    async def _look_on(self) -> None:
+        while self._replicas:
+            await self._look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _look(self) -> None:
+        asked = frozenset(self._replicas)
+        try:
+            self._replicas -= asked - await asyncio.to_thread(end_silent, asked, SILENT_S)
+        except RayError as exc:  # its head is away
+            log.debug("whether replicas answer could not be looked at: %s", exc)

@@ -246,7 +246,7 @@ def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_e
         "class Failing:\n    def __init__(self):\n        raise RuntimeError('no weights here')\n"
     )
     port = free_port()
-    document = config(port=port, replicas=1, hang_timeout_s=1.0, fixed_ms=BUSY_MS).model_dump(mode="json", exclude_none=True)
+    document = config(port=port, replicas=1, hang_timeout_s=5.0, fixed_ms=BUSY_MS).model_dump(mode="json", exclude_none=True)
     document["server"]["drain_timeout_s"] = 1.0
     gateway = Gateway(parse_config(document, source="test"))
     (before,) = gateway.pids(BACKEND)

@@ -34,7 +34,11 @@ def main(manifest: str, out: str) -> None:
     ray.init(address=cluster.address)
     try:
         serve.start(proxy_location="Disabled")
-        serve.run(build(application["args"]), name=application["name"], route_prefix=None)
+        try:
+            serve.run(build(application["args"]), name=application["name"], route_prefix=None)
+        except RuntimeError:  # which does not say why
+            print(serve.status().applications, file=sys.stderr)
+            raise
         found: dict[str, list[str]] = {}
         for actor in list_actors(detail=True, filters=[("state", "=", "ALIVE")]):
             found.setdefault(names[actor.node_id], []).append(actor.class_name.rpartition(":")[2])

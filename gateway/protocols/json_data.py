@@ -69,8 +69,8 @@ def lists_from_json(
     """Read `data`: lists, flat or nested, whose elements are of the datatype's kind, and how deep they are nested, from 1.
 
     data: `msgspec.Raw`, or already parsed. json_depth: the deepest nesting. check: gets the number of elements before they are
-    read, which takes some 30 times their bytes; of text it is not called. halves: FP16 and BF16 are
-    read, as floats. Raises: InvalidArgument, and what check raises.
+    read, which takes some 30 times their bytes; of text it is not called. halves: whether FP16 and
+    BF16 may come, as floats. Raises: InvalidArgument, and what check raises.
     """
     kind = float if halves and datatype in WITHOUT_JSON else _KINDS.get(datatype)
     if kind is None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.process import ports
 from gateway.wire.exchange import Handler, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
@@ -52,11 +53,23 @@ def last_words_s(timeout_s: float) -> float:
 async def listen(
     connect: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, reuse_port: bool, bound: Sequence[socket.socket]
 ) -> list[asyncio.Server]:
-    """Take connections: of these sockets, if there are any, else of the host's. At least one. Raises: OSError."""
+    """Take connections: of these sockets, if there are any, else of the host's. At least one. Raises: OSError.
+
+    uvloop would look up the host in a thread of libuv's pool, and a fork of a process that has that pool crashes as it ends.
+    """
     loop = asyncio.get_running_loop()
-    if bound:
-        return [await loop.create_server(connect, sock=each, backlog=BACKLOG) for each in bound]
-    return [await loop.create_server(connect, host, port, backlog=BACKLOG, reuse_port=reuse_port)]
+    sockets = bound or ports.bind(host, port, shared=reuse_port)
+    servers: list[asyncio.Server] = []
+    try:
+        for each in sockets:
+            servers.append(await loop.create_server(connect, sock=each, backlog=BACKLOG))
+    except OSError:
+        for server in servers:
+            server.close()
+        for each in sockets[len(servers) :]:
+            each.close()
+        raise
+    return servers
 
 
 class HttpServer:

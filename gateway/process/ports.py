@@ -17,8 +17,9 @@ import re
 import secrets
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.config import ServerSection
 from gateway.errors import ConfigError
@@ -101,26 +102,17 @@ class PortClaims:
         )
 
     def _claim(self, protocol: str, port: int) -> None:
-        host = self._server.host
-        try:  # as asyncio does when it listens
-            found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for probe, address in _opened(self._server.host, port):
+                with probe:
+                    if self._claimed_before(probe.family, str(address[0]), protocol, port):
+                        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                    try:
+                        probe.bind(address)
+                    except OSError as exc:
+                        raise self.cannot_listen(protocol, exc) from exc
         except socket.gaierror as exc:
-            raise OSError(f"server.host: {host!r}: {exc.strerror}") from exc
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            try:
-                probe = socket.socket(family, socket.SOCK_STREAM)
-            except OSError:
-                continue  # a machine without IPv6
-            with probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if self._claimed_before(family, str(address[0]), protocol, port):
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                try:
-                    probe.bind(address)
-                except OSError as exc:
-                    raise self.cannot_listen(protocol, exc) from exc
+            raise OSError(f"server.host: {self._server.host!r}: {exc.strerror}") from exc
 
     def _claimed_before(self, family: int, address: str, protocol: str, port: int) -> bool:
         """Claim it, unless any port will do; and whether others with the same owner hold it."""
@@ -143,6 +135,39 @@ def check_ports(server: ServerSection, *, owner: str | None) -> None:
     claims = PortClaims(server, owner=owner)
     claims.claim()
     claims.release()
+
+
+def bind(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    """A socket at each address of this host, not listened on; of all of them the port is one, which is any for 0.
+
+    shared: others of this user may bind there as well. Raises: OSError.
+    """
+    bound: list[socket.socket] = []
+    try:
+        for made, address in _opened(host, port):
+            bound.append(made)
+            if shared:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            made.bind((address[0], bound[0].getsockname()[1] or port, *address[2:]))
+    except OSError:
+        for made in bound:
+            made.close()
+        raise
+    return bound
+
+
+def _opened(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
+    """A socket for each address of this host, as asyncio makes it, and where to bind it. Raises: OSError."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        try:
+            made = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # a machine without IPv6
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        yield made, address
 
 
 def _claims() -> list[_Claim]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.config import ServerSection
+from gateway.process import ports
 from gateway.process.console import words
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping
 from gateway.process.supervisor import ENDING, SERVING, woken_by_signals
@@ -42,8 +43,7 @@ def bind(server: ServerSection) -> Bound:
     try:
         for protocol, port in (("http", server.http_port), ("grpc", server.grpc_port)):
             if port is not None:
-                found[protocol] = []
-                _bind_all(server.host, port, found[protocol])
+                found[protocol] = ports.bind(server.host, port, shared=True)
     except OSError:
         close(found)
         raise
@@ -54,23 +54,6 @@ def close(bound: Bound) -> None:
     for sockets in bound.values():
         for each in sockets:
             each.close()
-
-
-def _bind_all(host: str, port: int, found: list[socket.socket]) -> None:
-    """As asyncio does when it listens."""
-    places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, address in dict.fromkeys((family, address) for family, _, _, _, address in places):
-        try:
-            made = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            continue  # a machine without IPv6
-        found.append(made)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        known = found[0].getsockname()[1] if port == 0 and len(found) > 1 else port
-        made.bind((address[0], known, *address[2:]))
 
 
 class _Process:

@@ -121,8 +121,8 @@ if not (child := os.fork()):
     except gateway.GatewayError as error:
         print(error, flush=True)
     sys.exit()
-os.waitpid(child, 0)
-print(model.predict({"x": [1, 2]})["output"].tolist(), server.models)
+_, ended = os.waitpid(child, 0)
+print(ended, model.predict({"x": [1, 2]})["output"].tolist(), server.models)
 """
 
 
@@ -139,4 +139,4 @@ def test_a_script_that_closes_nothing_ends_in_order_and_so_does_its_fork(tmp_pat
         check=False,
     )
     forked = "it was loaded by another process, of which this is a fork: load it here"
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{forked}\n[3.0, 6.0] ('triple',)\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{forked}\n0 [3.0, 6.0] ('triple',)\n", "")

@@ -135,6 +135,10 @@ def _fill(
             raise UsageError(f"--values {name}={low}:{high}: expected {least} to {most}, as it is of {datatype}")
         return rng.integers(low, high + 1, shape).astype(dtype)
     if limits:
+        largest = float(np.finfo(dtype).max)
+        if max(map(abs, limits)) > largest:
+            asked = ":".join(f"{limit:g}" for limit in limits)
+            raise UsageError(f"--values {name}={asked}: expected {-largest:g} to {largest:g}, as it is of {datatype}")
         return rng.uniform(*limits, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
 

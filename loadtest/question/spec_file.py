@@ -49,6 +49,9 @@ class AgreementSpec(_Section):
     statistic: str | dict[str, str] = {}
 
 
+_Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+
 class LocalLauncher(_Section):
     """This machine: each candidate in fresh processes, pinned to cores.
 
@@ -57,8 +60,8 @@ class LocalLauncher(_Section):
     """
 
     kind: Literal["local"]
-    cpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    stands_for: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
+    cpus: _Cores | None = None
+    stands_for: dict[str, _Cores] = {}
     start_timeout_s: float = Field(default=90.0, gt=0, le=600)
     nice: int = Field(default=10, ge=0, le=19)
 

@@ -110,6 +110,10 @@ def test_values_are_of_the_inputs_datatype() -> None:
     assert len(synthetic(replace(SPEC, values=("x=0:255",)), of_bytes)) == 64
     with pytest.raises(UsageError, match=r"--values x=0:256: expected 0 to 255, as it is of UINT8"):
         synthetic(replace(SPEC, values=("x=0:256",)), of_bytes)
+    halves = [{"name": "x", "datatype": "FP16", "shape": [-1, 4]}]
+    assert np.isfinite(synthetic(replace(SPEC, values=("x=-65504:65504",)), halves)[0][0]["x"]).all()
+    with pytest.raises(UsageError, match=r"--values x=0:100000: expected -65504 to 65504, as it is of FP16"):
+        synthetic(replace(SPEC, values=("x=0:1e5",)), halves)
 
 
 @pytest.mark.parametrize("rows", [10**9, 100_000_000])

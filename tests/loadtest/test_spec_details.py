@@ -73,6 +73,8 @@ def test_what_is_not_said_has_its_documented_value(catalogue: Catalogue) -> None
         (lambda value: {"launcher": local(start_timeout_s=value)}, [0.5, 600], [0, 601]),
         (lambda value: {"launcher": local(nice=value)}, [0, 19], [-1, 20]),
         (lambda value: {"launcher": local(cpus=[value])}, [0, 3], [-1]),
+        (lambda value: {"launcher": local(cpus=value)}, [[0], [0, 1]], [[]]),
+        (lambda value: {"launcher": local(stands_for={"c7i.large": value, "c8g.large": [0]})}, [[0]], [[]]),
         (lambda value: {"launcher": {"kind": "local", "stands_for": {"c7i.large": [value], "c8g.large": [0]}}}, [0, 1], [-1]),
         (lambda value: {"candidates": [candidate(max_count=value)]}, [1, 7], [0]),
         (lambda value: {"candidates": [candidate(usd_per_hour=value, price_source="me")]}, [0.01], [0, -1, float("inf")]),

@@ -209,7 +209,9 @@ def tensors_of(
 
 def check_parameters(model: str, signature: Signature, inputs: tuple[TensorSpec, ...]) -> None:
     """Raises: LoadFailed, if a function's parameters are called otherwise than the inputs."""
-    if signature.style != "dict" and {tensor.name for tensor in inputs} != set(signature.inputs):
+    if signature.style == "dict" or signature.any_inputs:
+        return
+    if {tensor.name for tensor in inputs} != set(signature.inputs):
         raise LoadFailed(
             f"{model}: its inputs are {sorted(tensor.name for tensor in inputs)}, but the parameters of the function are "
             f"{sorted(signature.inputs)}: name them alike"

@@ -59,12 +59,14 @@ class Signature:
 
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
+    any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     """
 
     style: Literal["dict", "names", "rows"]
     inputs: Mapping[str, Hint | None]
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
+    any_inputs: bool = False
 
     def input_specs(self) -> tuple[TensorSpec, ...] | None:
         return None if self.style == "dict" else _whole(self.inputs)
@@ -116,7 +118,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {FORM}")
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts)
+    any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:

@@ -123,6 +123,38 @@ def test_a_tokeniser_of_its_natural_form_gives_as_many_numbers_as_its_text_has(t
             model.predict({"text": ["one word", "one"]})
 
 
+FUNCTIONS = """
+from functools import wraps
+import numpy as np
+
+def kept(function):
+    @wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+def by_keyword(*, x: float) -> float:
+    return 2 * x
+
+@kept
+def wrapped(x: float) -> float:
+    return 2 * x
+
+def any_names(**inputs):
+    return {"output": inputs["x"] * 2}
+any_names.example = {"x": np.ones(2)}
+"""
+
+
+@pytest.mark.parametrize("name", ["by_keyword", "wrapped", "any_names"])
+def test_a_function_that_takes_inputs_is_no_factory_however_it_takes_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    served = model(f"{tmp_path}/functions.py:{name}")
+    assert (served["backends"][0]["kind"], served["inputs"]) == ("python", [tensor("x", "FP64", -1)])
+    with gateway.load(f"{tmp_path}/functions.py:{name}") as loaded:
+        assert loaded.predict({"x": [1, 2]})["output"].tolist() == [2, 4]
+
+
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")

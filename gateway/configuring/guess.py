@@ -5,6 +5,7 @@
 """
 
 import ast
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -209,7 +210,13 @@ def _makes_a_module(code: Any) -> bool:
     """Told without PyTorch: whose modules have `forward` and `state_dict`, and whose makers say or show it."""
     if isinstance(code, type):
         return hasattr(code, "forward") and hasattr(code, "state_dict") and not hasattr(code, "predict")
-    return callable(code) and code.__code__.co_argcount == 0 if hasattr(code, "__code__") else False
+    if not inspect.isfunction(code):
+        return False
+    try:
+        parameters = inspect.signature(code).parameters.values()
+    except ValueError:  # it wraps compiled code, which may not tell
+        return False
+    return all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters)
 
 
 def _read(name: str, kind: str, model: str, example: Tensors | None) -> _Entry:

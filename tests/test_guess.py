@@ -441,6 +441,43 @@ def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path, c
     assert note == "traced: sizes are those that it was traced on: write -1 for those that may differ between requests"
 
 
+FACTORIES = """
+def single():
+    import torch
+    return torch.nn.Linear(2, 1)
+
+def double():
+    return single().double()
+
+def half():
+    return single().bfloat16()
+
+def without_weights():
+    import torch
+    return torch.nn.ReLU()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "datatype"), [("single", "FP32"), ("double", "FP64"), ("half", "BF16"), ("without_weights", "FP32")]
+)
+def test_decimals_of_an_example_are_for_a_pytorch_model_as_its_weights_are(tmp_path: Path, name: str, datatype: str) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    (tmp_path / "factories.example.json").write_text('{"input": [[0.5, 1]]}')
+    factory = f"{tmp_path}/factories.py:{name}"
+    for found in (model(factory), model(factory, example={"input": [[0.5, 1]]})):
+        assert (found["inputs"][0]["datatype"], found["outputs"][0]["datatype"]) == (datatype, datatype)
+    script = tmp_path / "script.pt"
+    torch.jit.script(torch.nn.Linear(2, 1)).save(script)
+    assert model(str(script), example={"input": [[0.5, 1]]})["inputs"] == [tensor("input", "FP32", -1, 2)]
+    wrong = {"input": np.ones((1, 2))}  # which says its datatype
+    assert fault(str(script), example=wrong).startswith(
+        f"{script}: it fails on the example (input float64 [1, 2]): RuntimeError: mat1 and mat2 must have the same dtype"
+    )
+
+
 PBTXT = """
 name: "scaled"
 backend: "python"

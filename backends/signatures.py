@@ -240,7 +240,10 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
     """
     dtype = NUMPY[declared.datatype]
     if dtype.hasobject:
-        return np.asarray(values, dtype)
+        texts = np.asarray(values, dtype)
+        if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
+            raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
+        return texts
     array, kinds = np.asarray(values), _GOES_INTO.get(dtype.kind, "buifV")
     if array.dtype.kind not in kinds:
         for value in values:

@@ -230,6 +230,15 @@ def test_a_number_goes_into_a_wider_kind(values: list[Any], datatype: str) -> No
     assert given.tolist() == values
 
 
+@pytest.mark.parametrize("values", [[["a", "b"], ["c"]], ["a", ["b"]], [np.array(["a", "b"]), np.array(["c"])]])
+def test_texts_of_rows_of_other_sizes_are_refused_as_numbers_are(values: list[Any]) -> None:
+    numbers = [[1] * np.size(row) if np.ndim(row) else 1 for row in values]
+    for given, datatype in ((values, "BYTES"), (numbers, "FP64")):
+        with pytest.raises(ExecutionFailed, match="other sizes for one row than for another: send one row a request"):
+            given_by_rows(given, datatype)
+    assert given_by_rows([["a", "b"], ["c", "d"]], "BYTES").tolist() == [["a", "b"], ["c", "d"]]
+
+
 def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:
     def predict(x: float) -> float:
         return 1 if x > 1 else 0.5

@@ -1,6 +1,7 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
-from backends.signatures import call_by_name, hint_of, signature_of
+from backends.signatures import call_by_name, hint_of, signature_of, stream_by_name
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
     (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),
@@ -162,6 +163,25 @@ def test_a_function_of_one_row_is_called_for_each() -> None:
     assert call_by_name(by_row, signature, inputs, None)["output"].dtype == object
     with pytest.raises(ExecutionFailed, match=r"expected one value a row, got shape \[1, 2\]"):
         call_by_name(by_row, signature, {"width": np.ones((1, 2)), "name": np.array([b"a"], object)}, declared)
+
+
+Texts = Annotated[npt.NDArray[np.str_], (-1, 1)]
+
+
+def upper(text: Texts) -> Texts:
+    return np.char.upper(text)
+
+
+def upper_in_parts(text: Texts) -> Iterator[Texts]:
+    yield np.char.upper(text)
+
+
+def test_a_function_of_numpys_text_gets_that() -> None:
+    inputs = {"text": np.array([[b"a"], ["ü".encode()], ["c"]], object)}
+    declared = specs(TensorSpec("output", "BYTES", (-1, 1)))
+    whole = call_by_name(upper, signature_of(upper, method=False), inputs, declared)
+    (part,) = stream_by_name(upper_in_parts, signature_of(upper_in_parts, method=False), inputs, declared)
+    assert whole["output"].tolist() == part["output"].tolist() == [["A"], ["Ü"], ["C"]]
 
 
 def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:

@@ -178,6 +178,13 @@ def test_a_file_is_served_as_gateway_serve_would(tmp_path: Path) -> None:
         assert repr(model) == "<LoadedModel 'area' version 1>"
 
 
+def test_code_of_the_script_itself_is_refused_to_a_process_of_its_own() -> None:
+    backend = {"kind": "python", "model": "__main__:triple", "isolation": "process"}
+    words = "'__main__:triple' is defined in the script or notebook that runs, which a process of its own cannot import: put it"
+    with pytest.raises(GatewayError, match=words):
+        gateway.load({"models": [{"name": "triple", "backends": [backend]}]})
+
+
 def test_of_several_models_one_is_named() -> None:
     with gateway.load(TWO_MODELS, model="b") as model:
         assert (model.name, model.version) == ("b", "12")

@@ -101,6 +101,19 @@ def test_lists_nested_beyond_all_sense_are_refused(model: gateway.LoadedModel) -
         model.predict({"x": nested})
 
 
+class NeedsGradient:
+    """As a tensor of PyTorch's that does."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_what_gives_no_array_is_refused(model: gateway.LoadedModel) -> None:
+    words = r"input 'x': got NeedsGradient, which gives no array: RuntimeError: Can't call numpy\(\) on Tensor"
+    with pytest.raises(InvalidArgument, match=words):
+        model.predict({"x": NeedsGradient()})  # type: ignore[dict-item]
+
+
 def test_text_that_is_none_is_refused() -> None:
     with gateway.load(Letters) as letters, pytest.raises(InvalidArgument, match="element 0 is of int, expected bytes or str"):
         letters.predict({"text": np.array([[5]], object)})

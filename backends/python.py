@@ -101,6 +101,12 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         return from_shapes(inputs, outputs)
     given = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
     if given is None and not inputs:
+        shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
+        if shapeless:
+            raise LoadFailed(
+                f"{model}: the type hint of {', '.join(shapeless)} says no shape: write one, {FORM}, or give `predict` an "
+                "`example` beside it, a dict of one array for each input"
+            )
         raise LoadFailed(
             f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
             "array for each input"

@@ -57,6 +57,9 @@ class Exits:
 def fails(x: Annotated[npt.NDArray[np.float32], (-1, 4)]):
     raise ValueError("no ones")
 
+def shapeless(x: npt.NDArray[np.float32]):
+    return x
+
 NUMBER = 3
 """
 
@@ -157,6 +160,7 @@ def test_a_function_that_takes_inputs_is_no_factory_however_it_takes_them(tmp_pa
 
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
+    assert "the type hint of x says no shape: write one, such as `x: Annotated" in fault(f"{code}:shapeless")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")
     assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
     assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, " in fault(f"{code}:nothing")

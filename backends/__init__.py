@@ -109,10 +109,11 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     return _Checked(model, cast=cast)
 
 
-def read(kind: str, model: str, *, example: Tensors | None = None) -> Found:
+def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) -> Found:
     """What a model takes and gives, where nobody has stated it.
 
-    example: one request; needed where neither the artifact nor type hints say it. Raises: LoadFailed, with what to do.
+    example: one request, of arrays or nested lists; needed where neither the artifact nor type hints say it.
+    Raises: LoadFailed, with what to do.
     """
     try:
         found: Found = import_module(BACKENDS[kind].reads).read(model=model, example=example)

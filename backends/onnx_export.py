@@ -243,7 +243,7 @@ def _random_inputs(
     for name, array in inputs.items():
         if array.dtype.kind == "f":
             array[...] = generator.standard_normal(array.shape)
-        elif array.dtype.kind in "iu":
+        elif array.dtype.kind in "iu" and array.ndim:
             below = min(integers_below.get(name, 2), np.iinfo(array.dtype).max)
             array[..., 1:] = generator.integers(0, below, array[..., 1:].shape)
     return inputs

@@ -109,7 +109,7 @@ def without_cuda() -> str:
     return f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
 
 
-def read(*, model: str, example: Tensors | None = None) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)

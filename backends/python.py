@@ -87,7 +87,7 @@ def _takes_parameters(code: Any) -> bool:
     return takes(getattr(code, "predict", None), 2 if bound else 3)
 
 
-def read(*, model: str, example: Tensors | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
     """What the class or function takes and gives: stated by it, told by its type hints, or seen by running it.
 
     example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
@@ -99,8 +99,14 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
     outputs = _stated(model, code, "outputs") or signature.output_specs()
     if inputs and outputs:
         return from_shapes(inputs, outputs)
-    example = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
-    if example is None and not inputs:
+    given = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
+    if given is None and not inputs:
+        shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
+        if shapeless:
+            raise LoadFailed(
+                f"{model}: the type hint of {', '.join(shapeless)} says no shape: write one, {FORM}, or give `predict` an "
+                "`example` beside it, a dict of one array for each input"
+            )
         raise LoadFailed(
             f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
             "array for each input"
@@ -119,10 +125,10 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
         return first
 
     try:
-        if example is not None:
+        if given is not None:
             if signature.style == "rows":
-                example = {name: np.atleast_1d(np.asarray(value)) for name, value in example.items()}
-            found = from_example(run, example)
+                given = {name: np.atleast_1d(value) for name, value in given.items()}
+            found = from_example(run, given)
             found = replace(found, inputs=inputs) if inputs else found
         else:
             assert inputs is not None  # as just seen
@@ -135,7 +141,7 @@ def read(*, model: str, example: Tensors | None = None, class_options: Mapping[s
         session.close()
 
 
-def _as_hinted(hints: Mapping[str, Hint | None], example: Tensors | None) -> Tensors | None:
+def _as_hinted(hints: Mapping[str, Hint | None], example: Mapping[str, object] | None) -> Tensors | None:
     """An example in the datatypes that the type hints say."""
     if example is None:
         return None
@@ -143,7 +149,7 @@ def _as_hinted(hints: Mapping[str, Hint | None], example: Tensors | None) -> Ten
         name: hint.datatype for name, hint in hints.items() if hint is not None and hint.datatype not in (None, "BYTES")
     }
     return {
-        name: np.asarray(value, NUMPY[datatype]) if (datatype := datatypes.get(name)) else value
+        name: np.asarray(value, NUMPY[datatype] if (datatype := datatypes.get(name)) else None)
         for name, value in example.items()
     }
 
@@ -209,7 +215,9 @@ def tensors_of(
 
 def check_parameters(model: str, signature: Signature, inputs: tuple[TensorSpec, ...]) -> None:
     """Raises: LoadFailed, if a function's parameters are called otherwise than the inputs."""
-    if signature.style != "dict" and {tensor.name for tensor in inputs} != set(signature.inputs):
+    if signature.style == "dict" or signature.any_inputs:
+        return
+    if {tensor.name for tensor in inputs} != set(signature.inputs):
         raise LoadFailed(
             f"{model}: its inputs are {sorted(tensor.name for tensor in inputs)}, but the parameters of the function are "
             f"{sorted(signature.inputs)}: name them alike"

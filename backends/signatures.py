@@ -42,11 +42,15 @@ FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What a type says of a tensor. datatype, shape: None where it does not say. scalar: the Python type of one row's value."""
+    """What a type says of a tensor. datatype, shape: None where it does not say. scalar: the Python type of one row's value.
+
+    as_text: arrays are of numpy's own text, where those of BYTES are else of `bytes` objects.
+    """
 
     datatype: str | None
     shape: tuple[int, ...] | None
     scalar: type | None = None
+    as_text: bool = False
 
     def spec(self, name: str) -> TensorSpec | None:
         """None, if the type leaves something open."""
@@ -59,12 +63,14 @@ class Signature:
 
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
+    any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     """
 
     style: Literal["dict", "names", "rows"]
     inputs: Mapping[str, Hint | None]
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
+    any_inputs: bool = False
 
     def input_specs(self) -> tuple[TensorSpec, ...] | None:
         return None if self.style == "dict" else _whole(self.inputs)
@@ -116,7 +122,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {FORM}")
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts)
+    any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
@@ -161,7 +168,9 @@ def hint_of(hint: Any) -> Hint | None:
         return Hint(datatype, shape)
     if get_origin(hint) is np.ndarray:
         sizes, dtype = (*get_args(hint), Any)[:2]
-        return Hint(datatype or _datatype(*get_args(dtype)[:1]), _shape(sizes) if shape is None else shape)
+        element = (*get_args(dtype), None)[0]
+        shape = _shape(sizes) if shape is None else shape
+        return Hint(datatype or _datatype(element), shape, as_text=element is np.str_)
     return None
 
 
@@ -190,7 +199,7 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return normalised(_named(function(**inputs), outputs))
+        return normalised(_named(function(**_arrays(signature, inputs)), outputs))
     columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [_named(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
@@ -202,7 +211,7 @@ def stream_by_name(
 ) -> Generator[Tensors, None, None]:
     """Call a function of style `names` or `rows` that yields the parts of an answer. outputs, errors: as `call_by_name`."""
     if signature.style == "names":
-        with parts_of(function(**inputs)) as results:
+        with parts_of(function(**_arrays(signature, inputs))) as results:
             for result in results:
                 yield normalised(_named(result, outputs, "yielded"))
         return
@@ -237,7 +246,10 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
     """
     dtype = NUMPY[declared.datatype]
     if dtype.hasobject:
-        return np.asarray(values, dtype)
+        texts = np.asarray(values, dtype)
+        if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
+            raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
+        return texts
     array, kinds = np.asarray(values), _GOES_INTO.get(dtype.kind, "buifV")
     if array.dtype.kind not in kinds:
         for value in values:
@@ -259,6 +271,16 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
         ) from None
 
 
+def _arrays(signature: Signature, inputs: Tensors) -> Tensors:
+    """Inputs as a function of arrays gets them."""
+    texts = {
+        name: np.array([_decoded(element) for element in inputs[name].flat], np.str_).reshape(inputs[name].shape)
+        for name, hint in signature.inputs.items()
+        if hint is not None and hint.as_text and name in inputs
+    }
+    return {**inputs, **texts}
+
+
 def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
     scalar = hint.scalar if hint is not None else None
     flat = array.reshape(array.shape[0], -1)
@@ -266,9 +288,13 @@ def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
         raise ExecutionFailed(f"expected one value a row, got shape {list(array.shape)}")
     values = flat[:, 0].tolist()
     if scalar is not None and issubclass(scalar, str):
-        return [value.decode() if isinstance(value, bytes) else value for value in values]
+        return [_decoded(value) for value in values]
     as_declared: Callable[[Any], Any] | None = scalar
     return [as_declared(value) for value in values] if as_declared is not None else values
+
+
+def _decoded(text: Any) -> Any:
+    return text.decode() if isinstance(text, bytes) else text
 
 
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:

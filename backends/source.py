@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from backends.base import BackendError, LoadFailed, Tensors, words_of
+from backends.base import BackendError, LoadFailed, words_of
 from backends.model_folders import put_on_path
 from backends.regular_file import ABSENT, special
 
@@ -188,7 +188,7 @@ class _FromSource(SourceFileLoader):
         return self.source_to_code(data, self.path)
 
 
-def example_of(model: str, code: Any) -> Tensors | None:
+def example_of(model: str, code: Any) -> Mapping[str, object] | None:
     """The attribute `example` of a class or function, else of its module; a function that makes one is called.
 
     model: for messages. Raises: LoadFailed, if it is no dict.

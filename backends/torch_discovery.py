@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
-from backends.base import NO_OPTIONS, BackendError, LoadFailed, Tensors, TensorSpec
+from backends.base import NO_OPTIONS, BackendError, ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import Found, Run, from_example, from_shapes
+from backends.discovery import Found, Run, from_example, from_shapes, normalised
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import by_name, load_callable, parameters_of, unloadable
@@ -26,7 +28,7 @@ _DATATYPES = {
 }  # fmt: skip
 
 
-def read(*, model: str, example: Tensors | None = None, factory_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None, factory_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
     """model: as of the torch backend. example: one request by input name; of a factory,
     its attribute `example` or that of its file will do.
 
@@ -58,11 +60,27 @@ def read(*, model: str, example: Tensors | None = None, factory_options: Mapping
     order = [name for name in names if name in example] or list(example)
     others: dict[str, str] = {}
     run = _runner(by_name(call, order), order, others)
-    found = from_example(run, {name: example[name] for name in order}, sizes_of=sizes_of)
+    arrays = normalised({name: _as_weights(call, example[name]) for name in order})
+    try:
+        found = from_example(run, arrays, sizes_of=sizes_of)
+    except OutputsRefused:
+        raise
+    except ExecutionFailed as exc:
+        named = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
+        raise LoadFailed(f"{model}: it fails on the example ({named}): {exc}") from exc
     if not others:
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
     return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
+
+
+def _as_weights(call: Callable[..., Any], value: object) -> object:
+    """Floats that come without a datatype, in that of the module's weights; where it has none in FP32, as PyTorch would."""
+    if hasattr(value, "dtype") or np.asarray(value).dtype != np.float64:
+        return value
+    weights = call.parameters() if hasattr(call, "parameters") else ()
+    datatype = next((_DATATYPES.get(str(weight.dtype)) for weight in weights if weight.is_floating_point()), None)
+    return np.asarray(value, NUMPY[datatype or "FP32"])
 
 
 def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) -> Run:

@@ -19,7 +19,8 @@ def mapped(exc: Exception) -> BackendError:
     import torch
 
     lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
-    message = f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1] if str(exc).strip() else ''}"
+    said, kind = str(exc).strip().splitlines()[-1:], type(exc).__name__
+    message = f"{kind}: {said[0].removeprefix(f'{kind}: ') if said else ''}"  # which of TorchScript has the type in front
     if lost:
         return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
     return ExecutionFailed(message)

@@ -46,6 +46,19 @@ LOADTEST = Program("loadtest", loadtest.cli.parser, EXIT_CODES, "docs/loadtest.m
 both = pytest.mark.parametrize("program", [GATEWAY, LOADTEST], ids=lambda program: program.name)
 
 
+@pytest.mark.parametrize("address", ["grpcs://127.0.0.1:1", "grpc://127.0.0.1:1", "ftp://127.0.0.1:1"])
+@pytest.mark.parametrize("command", ["top ADDRESS", "why ADDRESS", "route explain ADDRESS m", "predict ADDRESS m --input FILE"])
+def test_an_address_of_another_scheme_is_no_file(
+    command: str, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.json").write_text('{"x": [1]}')
+    typed = command.replace("ADDRESS", address).replace("FILE", str(tmp_path / "in.json"))
+    assert gateway.cli.main(typed.split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"{address}: expected the address of a ")
+    assert told.endswith("HTTP port, such as http://127.0.0.1:8000\n")
+
+
 @slow
 @both
 def test_it_tells_its_version(program: Program) -> None:

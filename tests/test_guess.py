@@ -57,6 +57,9 @@ class Exits:
 def fails(x: Annotated[npt.NDArray[np.float32], (-1, 4)]):
     raise ValueError("no ones")
 
+def shapeless(x: npt.NDArray[np.float32]):
+    return x
+
 NUMBER = 3
 """
 
@@ -123,8 +126,41 @@ def test_a_tokeniser_of_its_natural_form_gives_as_many_numbers_as_its_text_has(t
             model.predict({"text": ["one word", "one"]})
 
 
+FUNCTIONS = """
+from functools import wraps
+import numpy as np
+
+def kept(function):
+    @wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+    return inner
+
+def by_keyword(*, x: float) -> float:
+    return 2 * x
+
+@kept
+def wrapped(x: float) -> float:
+    return 2 * x
+
+def any_names(**inputs):
+    return {"output": inputs["x"] * 2}
+any_names.example = {"x": np.ones(2)}
+"""
+
+
+@pytest.mark.parametrize("name", ["by_keyword", "wrapped", "any_names"])
+def test_a_function_that_takes_inputs_is_no_factory_however_it_takes_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    served = model(f"{tmp_path}/functions.py:{name}")
+    assert (served["backends"][0]["kind"], served["inputs"]) == ("python", [tensor("x", "FP64", -1)])
+    with gateway.load(f"{tmp_path}/functions.py:{name}") as loaded:
+        assert loaded.predict({"x": [1, 2]})["output"].tolist() == [2, 4]
+
+
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
+    assert "the type hint of x says no shape: write one, such as `x: Annotated" in fault(f"{code}:shapeless")
     assert "it fails on ones (x [2, 4]): ValueError: no ones" in fault(f"{code}:fails")
     assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
     assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, " in fault(f"{code}:nothing")
@@ -407,6 +443,43 @@ def test_pytorch_models_say_what_they_can_and_ask_for_the_rest(tmp_path: Path, c
     assert model(f"{tmp_path}/in_file.py:make")["max_rows"] == 32
     (note,) = guess(f"{tmp_path}/traced.pt").notes
     assert note == "traced: sizes are those that it was traced on: write -1 for those that may differ between requests"
+
+
+FACTORIES = """
+def single():
+    import torch
+    return torch.nn.Linear(2, 1)
+
+def double():
+    return single().double()
+
+def half():
+    return single().bfloat16()
+
+def without_weights():
+    import torch
+    return torch.nn.ReLU()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "datatype"), [("single", "FP32"), ("double", "FP64"), ("half", "BF16"), ("without_weights", "FP32")]
+)
+def test_decimals_of_an_example_are_for_a_pytorch_model_as_its_weights_are(tmp_path: Path, name: str, datatype: str) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    (tmp_path / "factories.example.json").write_text('{"input": [[0.5, 1]]}')
+    factory = f"{tmp_path}/factories.py:{name}"
+    for found in (model(factory), model(factory, example={"input": [[0.5, 1]]})):
+        assert (found["inputs"][0]["datatype"], found["outputs"][0]["datatype"]) == (datatype, datatype)
+    script = tmp_path / "script.pt"
+    torch.jit.script(torch.nn.Linear(2, 1)).save(script)
+    assert model(str(script), example={"input": [[0.5, 1]]})["inputs"] == [tensor("input", "FP32", -1, 2)]
+    wrong = {"input": np.ones((1, 2))}  # which says its datatype
+    assert fault(str(script), example=wrong).startswith(
+        f"{script}: it fails on the example (input float64 [1, 2]): RuntimeError: mat1 and mat2 must have the same dtype"
+    )
 
 
 PBTXT = """

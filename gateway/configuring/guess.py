@@ -5,6 +5,7 @@
 """
 
 import ast
+import inspect
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import yaml
 
 import backends
 from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
-from backends.base import NO_OPTIONS, LoadFailed, Tensors
+from backends.base import NO_OPTIONS, LoadFailed
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.near_file import near_file
@@ -115,9 +116,9 @@ def written(found: Guess, folder: Path) -> str:
     return notes + yaml.dump(_laid_out({**found.document, "models": models}), Dumper=_Dumper, sort_keys=False, width=10_000)
 
 
-def _request(example: Example) -> Tensors:
+def _request(example: Example) -> Mapping[str, object]:
     if isinstance(example, Mapping):
-        return normalised(example)
+        return {str(name): value for name, value in example.items()}
     path = Path(example)
     if not path.exists() or special(path):
         raise ConfigError(f"{path.absolute()}: {special(path) or ABSENT}; expected one request, as the example")
@@ -128,8 +129,11 @@ def _absent(path: Path) -> str:
     return f"{path}: {special(path) or ABSENT}; {near_file(path) or f'expected {_FORMS}'}"
 
 
-def read_example(path: Path) -> Tensors:
-    """One request: a v2 request or the elements by input name in JSON, or an .npz of arrays. Raises: ConfigError."""
+def read_example(path: Path) -> Mapping[str, object]:
+    """One request: arrays of a v2 request in JSON or of an .npz, or the elements by input name in JSON, as nested lists.
+
+    Raises: ConfigError.
+    """
     try:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -142,7 +146,7 @@ def read_example(path: Path) -> Tensors:
         arrays = normalised(given)
         if odd := [name for name, array in arrays.items() if array.dtype.kind == "O" and not _is_text(array)]:
             raise ValueError(f"{', '.join(odd)}: neither numbers nor text in lists of equal length")
-        return arrays
+        return given
     except Exception as exc:  # whatever numpy, zipfile and json make of a file that is none
         raise ConfigError(
             f'{path.absolute()}: no example ({type(exc).__name__}: {exc}): expected a request, {{"inputs": [{{"name": "x", '
@@ -177,7 +181,7 @@ def _configuration(entries: list[_Entry], notes: tuple[str, ...] = ()) -> Guess:
     return Guess({"models": [entry.model for entry in entries]}, of_models + notes)
 
 
-def _of_file(path: Path, example: Tensors | None) -> _Entry:
+def _of_file(path: Path, example: Mapping[str, object] | None) -> _Entry:
     if path.suffix == ".py":
         return _of_code(path.stem, f"{path}:{_the_model_in(path)}", example or _beside(path))
     artifact = _identified(path)
@@ -194,7 +198,7 @@ def _identified(path: Path) -> Artifact:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
 
 
-def _of_code(name: str, source: str, example: Tensors | None) -> _Entry:
+def _of_code(name: str, source: str, example: Mapping[str, object] | None) -> _Entry:
     """A class with predict, a function; or what makes an nn.Module: its class, or a function without parameters."""
     try:
         code = load_object(source)
@@ -209,10 +213,16 @@ def _makes_a_module(code: Any) -> bool:
     """Told without PyTorch: whose modules have `forward` and `state_dict`, and whose makers say or show it."""
     if isinstance(code, type):
         return hasattr(code, "forward") and hasattr(code, "state_dict") and not hasattr(code, "predict")
-    return callable(code) and code.__code__.co_argcount == 0 if hasattr(code, "__code__") else False
+    if not inspect.isfunction(code):
+        return False
+    try:
+        parameters = inspect.signature(code).parameters.values()
+    except ValueError:  # it wraps compiled code, which may not tell
+        return False
+    return all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters)
 
 
-def _read(name: str, kind: str, model: str, example: Tensors | None) -> _Entry:
+def _read(name: str, kind: str, model: str, example: Mapping[str, object] | None) -> _Entry:
     try:
         found = backends.read(kind, model, example=example)
     except LoadFailed as exc:
@@ -223,7 +233,7 @@ def _read(name: str, kind: str, model: str, example: Tensors | None) -> _Entry:
     )
 
 
-def _beside(path: Path) -> Tensors | None:
+def _beside(path: Path) -> Mapping[str, object] | None:
     for suffix in EXAMPLES:
         if (beside := path.with_name(path.stem + suffix)).is_file():
             return read_example(beside)

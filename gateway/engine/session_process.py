@@ -53,7 +53,7 @@ class ProcessModel:
         self.spec = declared
         self.device = Device("cpu")
         self.memory_bytes = 0  # the children's, which this process does not see
-        self._load = {"kind": kind, "options": dict(options), "declared": spec_to_plain(declared)}
+        self._load: dict[str, Any] = {"kind": kind, "options": dict(options), "declared": spec_to_plain(declared)}
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[ProcessSession] = weakref.WeakSet()
         self._spare: ProcessSession | None = None
@@ -61,6 +61,12 @@ class ProcessModel:
 
     def load(self) -> "ProcessModel":
         """Raises: LoadFailed."""
+        model = str(self._load["options"].get("model", ""))
+        if model.startswith("__main__:"):  # which in the child is this module
+            raise LoadFailed(
+                f"model: {model!r} is defined in the script or notebook that runs, which a process of its own cannot import: "
+                "put it into a file, as FILE.py:name, or leave `isolation: process` out"
+            )
         self._spare = self._start()
         self.spec = self._spare.spec
         return self

@@ -50,9 +50,16 @@ def add_command(
 
 
 def url_of(where: str) -> str:
-    """The URL of a server that is named by it or by host:port, with no slash at its end; empty of all else, such as a file."""
-    url = f"http://{where}" if _ADDRESS.fullmatch(where) else where
-    return url.rstrip("/") if url.startswith(("http://", "https://")) else ""
+    """The URL of a server that is named by it or by host:port, with no slash at its end; empty of all else, such as a file.
+
+    Raises: ConfigError, for a URL of another scheme.
+    """
+    scheme, is_url, rest = (f"http://{where}" if _ADDRESS.fullmatch(where) else where).partition("://")
+    if not is_url:
+        return ""
+    if scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"{where}: expected the address of a server's HTTP port, such as http://127.0.0.1:8000")
+    return f"{scheme.lower()}://{rest}".rstrip("/")
 
 
 def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from backends.base import TensorSpec
+from backends.base import TensorSpec, words_of
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument
 from gateway.protocols.smallest import WITHOUT_JSON
@@ -47,7 +47,7 @@ def request_body(
     for name, value in given.items():
         expected = inputs.get(name)
         if hasattr(value, "__array__"):
-            entry, raw = _of_array(name, np.asarray(value), expected)
+            entry, raw = _of_array(name, _array(name, value), expected)
         else:
             entry, raw = _of_lists(name, value, expected)
         entries.append(entry)
@@ -64,6 +64,13 @@ def request_body(
     except TypeError as exc:
         raise InvalidArgument(f"parameters: {exc}: expected true or false, numbers or text") from exc
     return b"".join([text, *tail]), len(text)
+
+
+def _array(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as exc:  # whatever another library's `__array__` raises, as of a tensor that needs a gradient
+        raise InvalidArgument(f"input '{name}': got {type(value).__name__}, which gives no array: {words_of(exc)}") from exc
 
 
 def _of_array(name: str, array: np.ndarray, expected: TensorSpec | None) -> tuple[dict[str, Any], Buffer]:

@@ -26,10 +26,13 @@ def built(kind: str, artifact: Path, declared: ModelSpec, factory: str, **how: A
     return backends.build(kind, artifact, declared, source=f"{__file__}:{factory}", options={}, **where, **how)
 
 
-def answers(kind: str, artifact: Path, declared: ModelSpec, **inputs: float) -> dict[str, float]:
-    """The first number of each output, of rows that are full of these numbers."""
+def answers(kind: str, artifact: Path, declared: ModelSpec, **inputs: float | np.ndarray) -> dict[str, float]:
+    """The first number of each output, of rows that are full of these numbers; an array goes as it is."""
     session = backends.load(kind, {"model": str(artifact)}, declared).open_session(0)
-    outputs = session.run({name: np.full((4, 4), value, np.float32) for name, value in inputs.items()}, {})
+    arrays = {
+        name: value if isinstance(value, np.ndarray) else np.full((4, 4), value, np.float32) for name, value in inputs.items()
+    }
+    outputs = session.run(arrays, {})
     return {name: float(array[0, 0]) for name, array in outputs.items()}
 
 
@@ -73,6 +76,24 @@ def test_outputs_that_a_module_names_are_built_by_their_names(
     declared = spec("x", "less more")
     built(kind, tmp_path / name, declared, "named")
     assert answers(kind, tmp_path / name, declared, x=1) == {"less": -1, "more": 3}
+
+
+def repeated() -> Any:
+    """A factory: x · times, which is one integer."""
+
+    class Repeated(torch.nn.Module):
+        def forward(self, x: Any, times: Any) -> Any:
+            return x * times
+
+    return Repeated()
+
+
+@pytest.mark.slow
+def test_an_integer_without_a_dimension_is_an_input_of_what_is_built(tmp_path: Path) -> None:
+    times = TensorSpec("times", "INT64", ())
+    declared = ModelSpec("", (TensorSpec("x", "FP32", (-1, 4)), times), (TensorSpec("y", "FP32", (-1, 4)),), 0)
+    built("onnxruntime", tmp_path / "m.onnx", declared, "repeated")
+    assert answers("onnxruntime", tmp_path / "m.onnx", declared, x=2, times=np.array(3)) == {"y": 6}
 
 
 def counting() -> Any:

@@ -143,7 +143,7 @@ def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, sha
 def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     (output,) = backends.read("python", f"{__file__}:Hinted").outputs
     assert (output.datatype, output.shape) == ("FP32", (-1,))
-    found = backends.read("python", f"{__file__}:by_example", example={"x": [[1, 2]]})  # type: ignore[dict-item]  # lists
+    found = backends.read("python", f"{__file__}:by_example", example={"x": [[1, 2]]})
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 

@@ -1,6 +1,7 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
-from backends.signatures import call_by_name, hint_of, signature_of
+from backends.signatures import call_by_name, hint_of, signature_of, stream_by_name
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
     (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),
@@ -164,6 +165,25 @@ def test_a_function_of_one_row_is_called_for_each() -> None:
         call_by_name(by_row, signature, {"width": np.ones((1, 2)), "name": np.array([b"a"], object)}, declared)
 
 
+Texts = Annotated[npt.NDArray[np.str_], (-1, 1)]
+
+
+def upper(text: Texts) -> Texts:
+    return np.char.upper(text)
+
+
+def upper_in_parts(text: Texts) -> Iterator[Texts]:
+    yield np.char.upper(text)
+
+
+def test_a_function_of_numpys_text_gets_that() -> None:
+    inputs = {"text": np.array([[b"a"], ["ü".encode()], ["c"]], object)}
+    declared = specs(TensorSpec("output", "BYTES", (-1, 1)))
+    whole = call_by_name(upper, signature_of(upper, method=False), inputs, declared)
+    (part,) = stream_by_name(upper_in_parts, signature_of(upper_in_parts, method=False), inputs, declared)
+    assert whole["output"].tolist() == part["output"].tolist() == [["A"], ["Ü"], ["C"]]
+
+
 def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:
     def predict(row: int) -> tuple[Any, int]:
         return values[row], row
@@ -228,6 +248,15 @@ def test_a_number_goes_into_a_wider_kind(values: list[Any], datatype: str) -> No
     given = given_by_rows(values, datatype)
     assert given.dtype == NUMPY[datatype]
     assert given.tolist() == values
+
+
+@pytest.mark.parametrize("values", [[["a", "b"], ["c"]], ["a", ["b"]], [np.array(["a", "b"]), np.array(["c"])]])
+def test_texts_of_rows_of_other_sizes_are_refused_as_numbers_are(values: list[Any]) -> None:
+    numbers = [[1] * np.size(row) if np.ndim(row) else 1 for row in values]
+    for given, datatype in ((values, "BYTES"), (numbers, "FP64")):
+        with pytest.raises(ExecutionFailed, match="other sizes for one row than for another: send one row a request"):
+            given_by_rows(given, datatype)
+    assert given_by_rows([["a", "b"], ["c", "d"]], "BYTES").tolist() == [["a", "b"], ["c", "d"]]
 
 
 def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:

@@ -101,6 +101,19 @@ def test_lists_nested_beyond_all_sense_are_refused(model: gateway.LoadedModel) -
         model.predict({"x": nested})
 
 
+class NeedsGradient:
+    """As a tensor of PyTorch's that does."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_what_gives_no_array_is_refused(model: gateway.LoadedModel) -> None:
+    words = r"input 'x': got NeedsGradient, which gives no array: RuntimeError: Can't call numpy\(\) on Tensor"
+    with pytest.raises(InvalidArgument, match=words):
+        model.predict({"x": NeedsGradient()})  # type: ignore[dict-item]
+
+
 def test_text_that_is_none_is_refused() -> None:
     with gateway.load(Letters) as letters, pytest.raises(InvalidArgument, match="element 0 is of int, expected bytes or str"):
         letters.predict({"text": np.array([[5]], object)})
@@ -176,6 +189,13 @@ def test_a_file_is_served_as_gateway_serve_would(tmp_path: Path) -> None:
     with gateway.load(tmp_path / "area.py") as model:
         assert model.predict({"width": [2, 3], "height": [4, 5]})["output"].tolist() == [8, 15]
         assert repr(model) == "<LoadedModel 'area' version 1>"
+
+
+def test_code_of_the_script_itself_is_refused_to_a_process_of_its_own() -> None:
+    backend = {"kind": "python", "model": "__main__:triple", "isolation": "process"}
+    words = "'__main__:triple' is defined in the script or notebook that runs, which a process of its own cannot import: put it"
+    with pytest.raises(GatewayError, match=words):
+        gateway.load({"models": [{"name": "triple", "backends": [backend]}]})
 
 
 def test_of_several_models_one_is_named() -> None:

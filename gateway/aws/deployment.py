@@ -108,7 +108,7 @@ class Deploying:
         if lost and not failed.already:
             self._made.append(failed)  # it may have been: nothing of this name was there before
         left = self._take_back()
-        return [*left, f"{failed.named}: whether it did something is not known"] if lost and failed.already else left
+        return [*left, _not_known(failed)] if lost and failed.already else left
 
     def _take_back(self) -> list[str]:
         """What was made, the last first, until something cannot be: what was made before it may be needed by it.
@@ -119,14 +119,33 @@ class Deploying:
         try:
             while self._made:
                 self._taken_back = True
-                left += [self._made[-1].named] if not self._made[-1].undo else []
-                for back in self._made[-1].undo:
+                made = self._made[-1]
+                left += [made.named] if not made.undo else []
+                if not self._known(made):
+                    left.append(_not_known(made))
+                    self._made.pop()
+                    continue
+                for back in made.undo:
                     words.info("Taking back: %s", back.why)
                     self._removed(back)
                 self._made.pop()
         except GatewayError as exc:
             left += [f"{self._made.pop().named}, as {exc.message}", *(call.named for call in reversed(self._made))]
         return left
+
+    def _known(self, made: Call) -> bool:
+        """Whether what takes it back can name it. Where its answer was lost, it is looked for, for as long as it may be new."""
+        if made.sought is None or made.named in self._answers:
+            return True
+        question, place = made.sought
+        words.info("Its answer is lost. %s", question.why)
+        began_s = self._now_s()
+        while (found := found_at(self._called(question), place)) is None:
+            if self._now_s() - began_s >= _AGAIN_S:
+                return False
+            self._sleep(_ASK_AGAIN_S)
+        self._answers[made.named] = found
+        return True
 
     def _told(self, left: Sequence[str], remains: str) -> str:
         if left:
@@ -192,6 +211,10 @@ class Deploying:
                     f"AWS: {self._subject(call)} is {state} for {until.most_s / 60:.0f} min: expected less", state
                 )
             self._sleep(_ASK_AGAIN_S)
+
+
+def _not_known(call: Call) -> str:
+    return f"{call.named}: whether it did something is not known"
 
 
 def _state(answer: Any, until: Until) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from botocore.model import OperationModel
 from moto import mock_aws
 
@@ -23,7 +24,9 @@ SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 
 
 class OnMoto:
-    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console.
+    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. status: of these errors.
+
+    lost: an operation that is done, and whose answer does not come back. says: a console.
 
     new: operation -> codes of errors that it answers with once each, after the first of `after` was made.
     """
@@ -31,6 +34,8 @@ class OnMoto:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
+        self.status = 400
+        self.lost = ""
         self.new: dict[str, list[str]] = {}
         self.after = ""
         self.says = SAID
@@ -39,6 +44,7 @@ class OnMoto:
         session.set_config_variable("region", "us-east-1")
         session.register("before-parameter-build.ec2.RunInstances", self._image)
         session.register("before-call", self._call)
+        session.register("after-call", self._answered)
         self.session = boto3.session.Session(botocore_session=session)
 
     def _image(self, params: dict[str, Any], **_: Any) -> None:
@@ -52,12 +58,16 @@ class OnMoto:
             code = new.pop(0)
         if code is not None:
             error = {"Error": {"Code": code, "Message": "as the test wants it"}}
-            return Answer(400), error | {"ResponseMetadata": {"HTTPStatusCode": 400}}
+            return Answer(self.status), error | {"ResponseMetadata": {"HTTPStatusCode": self.status}}
         return (
             (Answer(200), {"Output": base64.b64encode(self.says.encode()).decode()})
             if model.name == "GetConsoleOutput"
             else None
         )
+
+    def _answered(self, model: OperationModel, **_: Any) -> None:
+        if model.name == self.lost:
+            raise ReadTimeoutError(endpoint_url="https://ec2")
 
 
 class Answer:
@@ -81,6 +91,7 @@ def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
     monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
     moto.says = SAID
     moto.refuse.clear()
+    moto.status, moto.lost = 400, ""
     moto.calls.clear()
     moto.new.clear()
     return moto
@@ -198,6 +209,37 @@ def test_whichever_call_is_refused_nothing_is_left(
     told = typed(capsys, tmp_path, code=1)
     assert "UnauthorizedOperation" in told
     assert "nothing of it is left" in told or "Nothing was made" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_of_a_machine_that_ec2_has_no_room_for_nothing_is_left(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.refuse["RunInstances"], aws.status = "InsufficientInstanceCapacity", 500
+    told = typed(capsys, tmp_path, code=1)
+    assert "InsufficientInstanceCapacity: as the test wants it: name another instance type" in told
+    assert "nothing of it is left" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["CreateSecurityGroup", "RunInstances"])
+def test_what_was_made_and_not_answered_is_found_and_taken_back(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, lost: str
+) -> None:
+    aws.lost = lost
+    assert "nothing of it is left" in typed(capsys, tmp_path, code=1)
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_may_have_been_made_and_is_not_found_keeps_nothing_else(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.refuse["RunInstances"], aws.status = "InternalError", 500
+    told = typed(capsys, tmp_path, code=1)
+    assert "Left are: ec2.run_instances: whether it did something is not known. `gateway undeploy iris" in told
     assert nothing_stands()
 
 

@@ -95,7 +95,8 @@ def _create(hosting: Hosting) -> None:
         raise ConfigError(f"--name: {hosting.name}: stands already: {remedy}\n  {stands}")
     for line in _price(hosting):
         words.info("%s", line)
-    Deploying(platform).carry_out(creation(hosting), remedy=remove)
+    of_left = _stopping(hosting) if isinstance(hosting.way, BatchTransform) else ""
+    Deploying(platform).carry_out(creation(hosting), remedy=remove, of_left=of_left)
     if isinstance(hosting.way, BatchTransform):
         print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
         return
@@ -144,6 +145,16 @@ def _of_ours(found: Deployed) -> Deployed:
 def _removing(hosting: Hosting) -> str:
     bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
     return f"`gateway undeploy {hosting.name} --region {hosting.region} --on sagemaker{bucket} --yes`"
+
+
+def _stopping(job: Hosting) -> str:
+    """What removes a job alone: `undeploy` takes all that has its deployment's name, also an endpoint that serves."""
+    place = f"--region {job.region}"
+    stop = f"`aws sagemaker stop-transform-job {place} --transform-job-name {job.state}` stops the job"
+    removed = [f"`aws sagemaker delete-model {place} --model-name {job.state}`"]
+    if isinstance(job.package, PackedModel):
+        removed.append(f"`aws s3 rm {job.model_data} {place}`")
+    return f"{stop}; once it has ended, {' and '.join(removed)} remove what it needed."
 
 
 def _servable(document: Document) -> Config:

@@ -495,6 +495,32 @@ def test_a_job_that_fails_says_why_and_leaves_nothing(aws: FakeAws, capsys: pyte
     assert aws.standing == []
 
 
+def test_what_is_named_to_remove_a_job_takes_no_endpoint_of_its_name(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = set(aws.models)
+    interrupted(aws, "describe_transform_job")
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    (state,) = set(aws.models) - before
+    assert "undeploy" not in told
+    assert re.findall("`(aws .*?)`", told) == [
+        f"aws sagemaker stop-transform-job --region us-east-1 --transform-job-name {state}",
+        f"aws sagemaker delete-model --region us-east-1 --model-name {state}",
+        f"aws s3 rm {aws.models[state]['PrimaryContainer']['ModelDataUrl']} --region us-east-1",
+    ]
+
+
+def test_what_a_job_that_failed_could_not_take_back_is_named_with_what_removes_it(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.becomes, aws.reason = "Failed", "No file"
+    aws.refuse["delete_model"] = DENIED
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=1)
+    assert "Left are: sagemaker.create_model, as AWS: sagemaker.delete_model: AccessDeniedException" in told
+    (state,) = aws.models
+    assert f"`aws sagemaker delete-model --region us-east-1 --model-name {state}`" in told
+    assert "undeploy" not in told
+
+
 def test_a_job_that_runs_on_is_stopped_by_undeploy(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     def typed() -> None:
         raise KeyboardInterrupt

@@ -345,6 +345,21 @@ def test_who_may_not_look_at_ec2_hears_of_sagemaker_all_the_same(aws: OnMoto, ca
     assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
 
 
+@pytest.mark.slow
+def test_who_brings_an_instance_profile_needs_no_rights_on_roles(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    boto3.client("iam").create_instance_profile(InstanceProfileName="mine")
+    aws.refuse |= dict.fromkeys(("GetRole", "GetInstanceProfile"), "AccessDenied")
+    assert "iris: i-" in typed(capsys, tmp_path, "--instance-profile", "mine")
+    assert "not looked at" not in said(capsys, "status", "iris", "--region", "us-east-1", "--on", "ec2")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--on", "ec2", "--yes")
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--on", "ec2", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1" in told
+    aws.refuse.clear()
+    assert nothing_stands()
+
+
 NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")
 
 

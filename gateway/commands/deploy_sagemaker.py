@@ -16,9 +16,9 @@ from gateway.deploying.calls import as_text
 from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
-from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
 from gateway.deploying.sagemaker_standing import Deployed, told
-from gateway.deploying.sagemaker_update import update
+from gateway.deploying.sagemaker_update import kept_scale, update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
@@ -124,10 +124,16 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     for line in _price(hosting):
         words.info("%s", line)
     words.info("While the traffic is shifted both fleets cost.")
+    again = "If it was scaled, the same --update scales it again."
+    if (scale := kept_scale(hosting, found)) is not None:
+        words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+        again = f"It was scaled {found.scale}: --update with --requests-per-second and --max-instances scales it again."
+    elif found.scale is not None and not scaling(hosting):
+        words.info("Note: it is scaled %s, and will not be any more.", found.scale)
+        again = ""
     look = f"`gateway status {hosting.name} --region {hosting.region} --on sagemaker` tells what runs"
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
-    of_left += "If it was scaled, the same --update scales it again."
-    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
+    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=f"{of_left}{again}".rstrip())
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
     words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
 

@@ -384,6 +384,51 @@ def test_an_update_gives_the_endpoint_another_configuration_and_keeps_the_former
     assert aws.standing == []
 
 
+OF_THE_DOCUMENT = (*PLACE, "--update", "--instance-type", "ml.m7i.large", "--yes")
+
+
+def test_an_update_that_names_no_rate_stays_scaled_as_it_was(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--max-instances", "4")
+    target, policies = *aws.targets.values(), dict(aws.policies)
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert {key: aws.targets[target["ResourceId"]][key] for key in ("MinCapacity", "MaxCapacity")} == {
+        "MinCapacity": 1,
+        "MaxCapacity": 4,
+    }
+    assert aws.policies == policies
+    (asked,) = (asked for name, asked in aws.calls if name == "update_endpoint")
+    assert asked["RetainAllVariantProperties"]
+    assert "Note: it stays scaled between 1 and 4, at 6000 requests a minute each: --requests-per-second" in told
+    assert "instances: 1 × ml.m7i.large" in told
+
+
+def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, "--instances", "3")
+    (target,) = aws.targets.values()
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (3, 3)
+
+
+@pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])
+def test_an_update_says_where_it_is_not_scaled_any_more(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    deployed(capsys)
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options)
+    assert "Note: it is scaled between 1 and 2, at 6000 requests a minute each, and will not be any more." in told
+    assert aws.targets == {}
+
+
+def test_an_update_without_a_rate_that_is_broken_off_says_how_it_was_scaled(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    aws.refuse["register_scalable_target"] = DENIED
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=1)
+    assert "It was scaled between 1 and 2, at 6000 requests a minute each: --update with --requests-per-second" in told
+
+
 def test_going_back_to_the_former_configuration_makes_nothing_twice(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
     (former,) = aws.configurations

@@ -248,6 +248,25 @@ def test_a_bucket_that_does_not_do_is_refused_before_anything_is_made(
     assert aws.changed == []
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ((400, "Bad Request"), "--bucket: my-models: S3 answered 400: the credentials may have expired: sign in again"),
+        (
+            (403, "Forbidden"),
+            "--bucket: my-models: S3 answered 403: expected a bucket of yours, credentials that are",
+        ),
+    ],
+)
+def test_a_bucket_that_s3_refuses_by_its_status_alone_is_named_with_what_that_may_mean(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], status: tuple[int, str], told: str
+) -> None:
+    code, message = status
+    aws.refuse["head_bucket"] = Refused(str(code), message, code)
+    assert told in deployed(capsys, code=2)
+    assert aws.changed == []
+
+
 def test_a_quota_that_is_used_up_says_where_to_ask_for_more(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     message = "The account-level service limit 'ml.c7i.large for endpoint usage' is 0 Instances"
     aws.refuse["create_endpoint"] = Refused("ResourceLimitExceeded", message)

@@ -180,10 +180,11 @@ class Deploying:
         return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
 
     def _wait(self, call: Call, until: Until) -> None:
-        """Raises: PlatformRefused, when it failed, or takes longer than it may."""
+        """Raises: PlatformRefused, when it failed, or takes longer than it may; ConfigError, without credentials."""
         began_s = said_s = self._now_s()
         last = ""
         while True:
+            unasked = ""
             try:
                 answer = self._asked(call)
                 state = _state(answer, until)
@@ -193,7 +194,8 @@ class Deploying:
                 young = self._now_s() - began_s < _AGAIN_S
                 if exc.reason and exc.reason not in THROTTLED and not (exc.reason in call.again and young):
                     raise
-                answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
+                # A network that is away for a while costs no deployment.
+                answer, state, unasked = {}, "not to be asked", f": {exc.message}"
             if state in until.done:
                 self._answers[call.named] = answer
                 return
@@ -204,12 +206,11 @@ class Deploying:
                 raise PlatformRefused(f"AWS: {self._subject(call)} {what} {state}: {why}{look}", state)
             now_s = self._now_s()
             if state != last or now_s - said_s >= _SAY_AGAIN_S:
-                words.info("%s is %s, %.0f min", self._subject(call), state, (now_s - began_s) / 60)
+                words.info("%s is %s, %.0f min%s", self._subject(call), state, (now_s - began_s) / 60, unasked)
                 said_s, last = now_s, state
             if now_s - began_s >= until.most_s:
-                raise PlatformRefused(
-                    f"AWS: {self._subject(call)} is {state} for {until.most_s / 60:.0f} min: expected less", state
-                )
+                least = f"is {state} for {until.most_s / 60:.0f} min: expected less"
+                raise PlatformRefused(f"AWS: {self._subject(call)} {least}{unasked}", state)
             self._sleep(_ASK_AGAIN_S)
 
 

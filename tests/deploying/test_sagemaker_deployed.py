@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -632,6 +633,36 @@ def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) ->
     aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
     carrying_out(aws)
     assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_a_network_that_stays_away_is_told_and_named_at_last(aws: FakeAws, caplog: pytest.LogCaptureFixture) -> None:
+    aws.refuse["describe_endpoint"] = LOST
+    lost = "AWS: sagemaker.describe_endpoint: Could not connect to the endpoint URL"
+    with caplog.at_level("INFO", logger="gateway.process.console"), pytest.raises(PlatformRefused) as raised:
+        carrying_out(aws)
+    assert f"AWS: iris is not to be asked for 60 min: expected less: {lost}" in raised.value.message
+    assert any(line.startswith(f"iris is not to be asked, 0 min: {lost}") for line in caplog.messages)
+
+
+ENDED = [
+    UnauthorizedSSOTokenError(),
+    TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+    CredentialRetrievalError(provider="custom-process", error_msg="signed out"),
+]
+
+
+@pytest.mark.parametrize("ended", ENDED, ids=lambda each: type(each).__name__)
+def test_a_session_that_ends_while_an_endpoint_starts_ends_the_wait_and_says_so(aws: FakeAws, ended: BotoCoreError) -> None:
+    def signed_out() -> None:
+        aws.before = dict.fromkeys(("describe_endpoint", "delete_endpoint"), signed_out)
+        raise ended
+
+    aws.before["describe_endpoint"] = signed_out
+    with pytest.raises(PlatformRefused) as raised:
+        carrying_out(aws)
+    told = f"{ended}: expected those of an account: `aws configure`, `aws sso login`, or AWS_PROFILE\n"
+    assert raised.value.message.startswith(f"AWS: sagemaker.describe_endpoint: {told}Left are: sagemaker.create_endpoint, as")
+    assert [name for name, _ in aws.calls].count("describe_endpoint") == 1
 
 
 def throttled_once(aws: FakeAws, operation: str) -> None:

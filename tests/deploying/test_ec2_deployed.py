@@ -4,6 +4,7 @@ moto's images are others than AWS's, and its consoles say nothing: these two are
 """
 
 import base64
+import datetime
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ from moto import mock_aws
 from gateway.aws.client import Aws
 from gateway.aws.machine_standing import machine_standing
 from gateway.cli import main
+from gateway.deploying.ec2_standing import StandingInstance, StandingMachine, told_of_machine
+from gateway.instances.facts import bundled
 from tests.deploying.planned_ec2 import BUCKET, IRIS, TYPE, files
 
 SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
@@ -358,6 +361,26 @@ def test_who_brings_an_instance_profile_needs_no_rights_on_roles(
     assert "iris: nothing was seen of it in us-east-1" in told
     aws.refuse.clear()
     assert nothing_stands()
+
+
+def test_of_a_machine_that_does_not_run_no_price_and_no_gateway_is_told() -> None:
+    started = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
+    machine = StandingInstance(
+        number="i-1",
+        instance_type="c7i.large",
+        state="stopped",
+        zone="us-east-1a",
+        started=started,
+        spot=False,
+        says="ready",
+        by="me",
+    )
+    told = [*told_of_machine(StandingMachine(name="iris", region="us-east-1", instances=(machine,)), bundled(), started)]
+    assert told == [
+        "iris: i-1 is stopped in us-east-1a, started 2026-11-24 04:00 UTC (0 min)",
+        "  type: c7i.large, by me",
+        "  cost: nothing but its disk while it is stopped; Cost Explorer has what was billed before",
+    ]
 
 
 NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")

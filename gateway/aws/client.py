@@ -23,11 +23,24 @@ THROTTLED: Final = frozenset(
     ("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 )
 RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+_NO_ROOM: Final = ("Insufficient", "Capacity")  # InsufficientInstanceCapacity and like it, which are 500 of EC2
 _REMEDIES: Final = {
+    "InsufficientInstanceCapacity": "name another instance type, a subnet of another zone, or try again later",
     "ResourceLimitExceeded": "ask for more in the console of Service Quotas, Amazon SageMaker, or choose another type",
     "ExpiredTokenException": "sign in again, as by `aws sso login`",
     "ExpiredToken": "sign in again, as by `aws sso login`",
 }
+_CREDENTIALS: Final = frozenset(  # errors of botocore, whichever of them this one has, where it found no valid ones to ask with
+    (
+        "CredentialRetrievalError",
+        "LoginError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "RefreshWithMFAUnsupportedError",
+        "SSOError",
+        "TokenRetrievalError",
+    )
+)
 
 
 class Platform(Protocol):
@@ -97,7 +110,7 @@ class Aws:
         return self._clients[service]
 
     def _ask(self, service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
         what = f"AWS: {service}.{operation}"
         try:
@@ -110,14 +123,17 @@ class Aws:
             page = "docs/deploy-ec2.md" if service in ("ec2", "iam") else "docs/deploy-sagemaker.md"
             remedy = f"{page} has the rights that it takes" if reason in RIGHTS else _REMEDIES.get(reason)
             told = ": ".join(filter(None, (what, reason, told, remedy)))
-            # What a server fails at, it may have done; not what it throttles, which is 503 of EC2 and S3.
-            raise PlatformRefused(told, reason if status < 500 or reason in THROTTLED else "") from exc
-        except NoCredentialsError as exc:
-            remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
-            raise ConfigError(f"{what}: no credentials: expected those of an account: {remedy}") from exc
+            # What a server fails at, it may have done; not what it throttles, which is 503 of EC2 and S3, or has no room for.
+            answered = status < 500 or reason in THROTTLED or all(part in reason for part in _NO_ROOM)
+            raise PlatformRefused(told, reason if answered else "") from exc
         except ParamValidationError as exc:
             raise PlatformRefused(f"{what}: {exc}", type(exc).__name__) from exc
         except BotoCoreError as exc:
+            kinds = {kind.__name__ for kind in type(exc).__mro__}
+            if kinds & _CREDENTIALS:  # nobody was asked, and nobody will be until somebody signs in
+                found = "no credentials" if "NoCredentialsError" in kinds else str(exc)
+                remedy = "`aws configure`, `aws sso login`, or AWS_PROFILE"
+                raise ConfigError(f"{what}: {found}: expected those of an account: {remedy}") from exc
             raise PlatformRefused(f"{what}: {exc}", "") from exc
 
 

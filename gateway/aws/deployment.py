@@ -108,7 +108,7 @@ class Deploying:
         if lost and not failed.already:
             self._made.append(failed)  # it may have been: nothing of this name was there before
         left = self._take_back()
-        return [*left, f"{failed.named}: whether it did something is not known"] if lost and failed.already else left
+        return [*left, _not_known(failed)] if lost and failed.already else left
 
     def _take_back(self) -> list[str]:
         """What was made, the last first, until something cannot be: what was made before it may be needed by it.
@@ -119,14 +119,33 @@ class Deploying:
         try:
             while self._made:
                 self._taken_back = True
-                left += [self._made[-1].named] if not self._made[-1].undo else []
-                for back in self._made[-1].undo:
+                made = self._made[-1]
+                left += [made.named] if not made.undo else []
+                if not self._known(made):
+                    left.append(_not_known(made))
+                    self._made.pop()
+                    continue
+                for back in made.undo:
                     words.info("Taking back: %s", back.why)
                     self._removed(back)
                 self._made.pop()
         except GatewayError as exc:
             left += [f"{self._made.pop().named}, as {exc.message}", *(call.named for call in reversed(self._made))]
         return left
+
+    def _known(self, made: Call) -> bool:
+        """Whether what takes it back can name it. Where its answer was lost, it is looked for, for as long as it may be new."""
+        if made.sought is None or made.named in self._answers:
+            return True
+        question, place = made.sought
+        words.info("Its answer is lost. %s", question.why)
+        began_s = self._now_s()
+        while (found := found_at(self._called(question), place)) is None:
+            if self._now_s() - began_s >= _AGAIN_S:
+                return False
+            self._sleep(_ASK_AGAIN_S)
+        self._answers[made.named] = found
+        return True
 
     def _told(self, left: Sequence[str], remains: str) -> str:
         if left:
@@ -161,10 +180,11 @@ class Deploying:
         return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
 
     def _wait(self, call: Call, until: Until) -> None:
-        """Raises: PlatformRefused, when it failed, or takes longer than it may."""
+        """Raises: PlatformRefused, when it failed, or takes longer than it may; ConfigError, without credentials."""
         began_s = said_s = self._now_s()
         last = ""
         while True:
+            unasked = ""
             try:
                 answer = self._asked(call)
                 state = _state(answer, until)
@@ -174,7 +194,8 @@ class Deploying:
                 young = self._now_s() - began_s < _AGAIN_S
                 if exc.reason and exc.reason not in THROTTLED and not (exc.reason in call.again and young):
                     raise
-                answer, state = {}, "not to be asked"  # a network that is away for a while costs no deployment
+                # A network that is away for a while costs no deployment.
+                answer, state, unasked = {}, "not to be asked", f": {exc.message}"
             if state in until.done:
                 self._answers[call.named] = answer
                 return
@@ -185,13 +206,16 @@ class Deploying:
                 raise PlatformRefused(f"AWS: {self._subject(call)} {what} {state}: {why}{look}", state)
             now_s = self._now_s()
             if state != last or now_s - said_s >= _SAY_AGAIN_S:
-                words.info("%s is %s, %.0f min", self._subject(call), state, (now_s - began_s) / 60)
+                words.info("%s is %s, %.0f min%s", self._subject(call), state, (now_s - began_s) / 60, unasked)
                 said_s, last = now_s, state
             if now_s - began_s >= until.most_s:
-                raise PlatformRefused(
-                    f"AWS: {self._subject(call)} is {state} for {until.most_s / 60:.0f} min: expected less", state
-                )
+                least = f"is {state} for {until.most_s / 60:.0f} min: expected less"
+                raise PlatformRefused(f"AWS: {self._subject(call)} {least}{unasked}", state)
             self._sleep(_ASK_AGAIN_S)
+
+
+def _not_known(call: Call) -> str:
+    return f"{call.named}: whether it did something is not known"
 
 
 def _state(answer: Any, until: Until) -> str:

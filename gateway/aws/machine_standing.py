@@ -14,19 +14,22 @@ from gateway.errors import PlatformRefused
 _LIVING: Final = ("pending", "running", "shutting-down", "stopping", "stopped")
 
 
-def machine_standing(platform: Platform, name: str, bucket: str | None = None) -> StandingMachine:
+def machine_standing(platform: Platform, name: str, bucket: str | None = None, *, profile: str = "") -> StandingMachine:
     """bucket: looked at too, beside those that its tags name. What may not be looked at is left out, and named.
 
+    profile: the instance profile that its machine is to have, where that is there already: who brings one need not see IAM.
     Raises: PlatformRefused, ConfigError.
     """
-    return _LookingOnEc2(platform, name).found(bucket)
+    return _LookingOnEc2(platform, name, profile).found(bucket)
 
 
 class _LookingOnEc2:
-    def __init__(self, platform: Platform, name: str) -> None:
+    def __init__(self, platform: Platform, name: str, profile: str) -> None:
         self._platform = platform
         self._asking = Questions(platform)
+        self._iam = Questions(platform)
         self._name = name
+        self._profiles = {profile} - {""}
         self._buckets: dict[str, None] = {}
         self._untagged: list[str] = []
 
@@ -35,14 +38,16 @@ class _LookingOnEc2:
         if self._asking.unseen:  # a machine may stand, and need all the rest
             return StandingMachine(name=self._name, region=self._platform.region, unseen=self._asking.unseen)
         groups = tuple(self._groups())
-        here, unseen = bool(instances or groups), self._asking.unseen
+        here = bool(instances or groups)
         role = self._named("get_role", "RoleName", "Role", "the role", here)
         profile = self._named("get_instance_profile", "InstanceProfileName", "InstanceProfile", "the instance profile", here)
         policies = self._of_role("list_role_policies", "PolicyNames") if role else []
         attached = self._of_role("list_attached_role_policies", "AttachedPolicies") if role else []
-        if self._asking.unseen != unseen:  # none of these goes without the others
+        if self._iam.unseen:  # none of these goes without the others
             role, profile = {}, {}
         buckets = [*self._buckets, bucket]
+        objects = tuple((each, key) for each in dict.fromkeys(buckets) if each for key in self._objects(each))
+        brought = self._profiles and called(self._name) not in self._profiles
         return StandingMachine(
             name=self._name,
             region=self._platform.region,
@@ -53,10 +58,10 @@ class _LookingOnEc2:
             attached=tuple(each["PolicyArn"] for each in attached),
             profile=profile["InstanceProfileName"] if profile else "",
             roles_in_profile=tuple(each["RoleName"] for each in profile["Roles"]) if profile else (),
-            objects=tuple((each, key) for each in dict.fromkeys(buckets) if each for key in self._objects(each)),
+            objects=objects,
             untagged=tuple(self._untagged),
             elsewhere=tuple(self._asking.elsewhere),
-            unseen=self._asking.unseen,
+            unseen=self._asking.unseen if brought else (*self._asking.unseen, *self._iam.unseen),
         )
 
     def _ours(self, what: str, listed: list[dict[str, str]]) -> bool:
@@ -78,6 +83,7 @@ class _LookingOnEc2:
             for each in reservation["Instances"]:
                 tags = each.get("Tags", [])
                 if "Name" in _tags(tags) and self._ours(each["InstanceId"], tags):
+                    self._profiles.add(each.get("IamInstanceProfile", {}).get("Arn", called(self._name)).rpartition("/")[2])
                     yield StandingInstance(
                         number=each["InstanceId"],
                         instance_type=each["InstanceType"],
@@ -106,7 +112,7 @@ class _LookingOnEc2:
 
     def _named(self, operation: str, key: str, answered: str, what: str, here: bool) -> dict[str, Any]:
         """here: something that is of this region was found, and so what does not say its region is of this one, too."""
-        answer = self._asking.call("iam", operation, {key: called(self._name)})
+        answer = self._iam.call("iam", operation, {key: called(self._name)})
         if answer is None:
             return {}
         found: dict[str, Any] = answer[answered]
@@ -118,7 +124,7 @@ class _LookingOnEc2:
         return found if self._ours(what, found.get("Tags", [])) else {}
 
     def _of_role(self, operation: str, answered: str) -> list[Any]:
-        answer = self._asking.call("iam", operation, {"RoleName": called(self._name)})
+        answer = self._iam.call("iam", operation, {"RoleName": called(self._name)})
         return list(answer[answered]) if answer else []
 
     def _objects(self, bucket: str) -> Iterator[str]:

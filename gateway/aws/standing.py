@@ -25,6 +25,10 @@ _OF_POLICY: Final = (
     "StepScalingPolicyConfiguration",
 )
 _RUNNING: Final = ("InProgress", "Stopping")
+_UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
+    "400": "the credentials may have expired: sign in again, as by `aws sso login`",
+    "403": "expected a bucket of yours, credentials that are valid, and the right s3:ListBucket for it",
+}
 
 
 def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
@@ -36,13 +40,18 @@ def standing(platform: Platform, name: str, bucket: str | None = None) -> Deploy
 
 
 def check_bucket(platform: Platform, bucket: str) -> None:
-    """Raises: ConfigError, if there is none, or it is in another region, whose objects nothing reads; PlatformRefused."""
+    """The first call of all, so it tells of credentials as well.
+
+    Raises: ConfigError, if there is none, or it is in another region, whose objects nothing reads; PlatformRefused.
+    """
     try:
         found = platform.call("s3", "head_bucket", {"Bucket": bucket})
     except PlatformRefused as exc:
         if absent(exc):
             made = f"`aws s3 mb s3://{bucket} --region {platform.region}` makes it"
             raise ConfigError(f"--bucket: {bucket}: there is no such bucket: {made}") from exc
+        if exc.reason in _UNSAID:
+            raise ConfigError(f"--bucket: {bucket}: S3 answered {exc.reason}: {_UNSAID[exc.reason]}") from exc
         raise
     there = found.get("BucketRegion", platform.region)
     if there != platform.region:

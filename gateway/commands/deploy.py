@@ -56,7 +56,7 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--memory 2Gi --output manifests",
         "gateway deploy kubernetes configs/examples/iris.yaml --kserve --image REGISTRY/gateway:cpu "
         "--models s3://BUCKET/iris --memory 2Gi",
-        more="A RayService of KubeRay; with --no-ray a plain Deployment, with --kserve a ClusterServingRuntime and an "
+        more="A RayService of KubeRay; with --no-ray a plain Deployment, with --kserve a ServingRuntime and an "
         "InferenceService. Beside it: the configuration, Service, PodDisruptionBudget, PodMonitor, and for Deployments a "
         "HorizontalPodAutoscaler. No cluster is asked. Secrets are named, never written: docs/kubernetes.md says which.",
     )

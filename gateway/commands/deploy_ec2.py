@@ -98,7 +98,7 @@ def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
     platform = Aws(machine.region)
     check_bucket(platform, machine.bucket)
     remove = f"`gateway undeploy {machine.name} --region {machine.region} --on ec2 --bucket {machine.bucket} --yes`"
-    found = machine_standing(platform, machine.name)
+    found = machine_standing(platform, machine.name, profile=machine.profile)
     if found.unseen:
         raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
     if found.untagged:

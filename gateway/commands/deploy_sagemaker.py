@@ -16,9 +16,9 @@ from gateway.deploying.calls import as_text
 from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
-from gateway.deploying.sagemaker import Hosting, PackedModel, creation
+from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
 from gateway.deploying.sagemaker_standing import Deployed, told
-from gateway.deploying.sagemaker_update import update
+from gateway.deploying.sagemaker_update import kept_scale, update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
@@ -95,7 +95,8 @@ def _create(hosting: Hosting) -> None:
         raise ConfigError(f"--name: {hosting.name}: stands already: {remedy}\n  {stands}")
     for line in _price(hosting):
         words.info("%s", line)
-    Deploying(platform).carry_out(creation(hosting), remedy=remove)
+    of_left = _stopping(hosting) if isinstance(hosting.way, BatchTransform) else ""
+    Deploying(platform).carry_out(creation(hosting), remedy=remove, of_left=of_left)
     if isinstance(hosting.way, BatchTransform):
         print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
         return
@@ -123,10 +124,16 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     for line in _price(hosting):
         words.info("%s", line)
     words.info("While the traffic is shifted both fleets cost.")
+    again = "If it was scaled, the same --update scales it again."
+    if (scale := kept_scale(hosting, found)) is not None:
+        words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+        again = f"It was scaled {found.scale}: --update with --requests-per-second and --max-instances scales it again."
+    elif found.scale is not None and not scaling(hosting):
+        words.info("Note: it is scaled %s, and will not be any more.", found.scale)
+        again = ""
     look = f"`gateway status {hosting.name} --region {hosting.region} --on sagemaker` tells what runs"
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
-    of_left += "If it was scaled, the same --update scales it again."
-    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=of_left)
+    Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=f"{of_left}{again}".rstrip())
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
     words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
 
@@ -144,6 +151,16 @@ def _of_ours(found: Deployed) -> Deployed:
 def _removing(hosting: Hosting) -> str:
     bucket = f" --bucket {hosting.package.bucket}" if isinstance(hosting.package, PackedModel) else ""
     return f"`gateway undeploy {hosting.name} --region {hosting.region} --on sagemaker{bucket} --yes`"
+
+
+def _stopping(job: Hosting) -> str:
+    """What removes a job alone: `undeploy` takes all that has its deployment's name, also an endpoint that serves."""
+    place = f"--region {job.region}"
+    stop = f"`aws sagemaker stop-transform-job {place} --transform-job-name {job.state}` stops the job"
+    removed = [f"`aws sagemaker delete-model {place} --model-name {job.state}`"]
+    if isinstance(job.package, PackedModel):
+        removed.append(f"`aws s3 rm {job.model_data} {place}`")
+    return f"{stop}; once it has ended, {' and '.join(removed)} remove what it needed."
 
 
 def _servable(document: Document) -> Config:

@@ -62,6 +62,8 @@ class Call:
     until: it is a question, asked again and again. undo: what takes it back, in this order; none: nothing does.
     already: what the platform answers where all that it makes is there, just so: then nothing was made, and all is well.
     again: what it answers while it does not know yet what was made, or undone, a moment ago.
+    sought: where its answer was lost, and `undo` needs that: the question that finds what it has made, and where in the answer
+    to it the lost one stands.
     """
 
     service: str
@@ -73,6 +75,7 @@ class Call:
     undo: "tuple[Call, ...]" = ()
     already: str = ""
     again: tuple[str, ...] = ()
+    sought: "tuple[Call, tuple[str | int, ...]] | None" = None
 
     @property
     def named(self) -> str:

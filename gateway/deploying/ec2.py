@@ -264,7 +264,10 @@ def _security_group(machine: Machine) -> Iterator[Call]:
     }
     why = "Remove the security group"
     undo = Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation", _NO_GROUP))
-    yield Call("ec2", "create_security_group", made, "Make a security group: nobody reaches the machine", undo=(undo,))
+    why = "Make a security group: nobody reaches the machine"
+    sought = Call("ec2", "describe_security_groups", {"Filters": _of_name(machine)}, "Look whether there is a security group")
+    found = ("SecurityGroups", 0)
+    yield Call("ec2", "create_security_group", made, why, undo=(undo,), sought=(sought, found))
     if machine.allow:
         ranges = [{"CidrIp": str(network)} for network in machine.allow]
         rules = [{"IpProtocol": "tcp", "FromPort": port, "ToPort": port, "IpRanges": ranges} for port in machine.ports]
@@ -292,10 +295,18 @@ def _instance(machine: Machine) -> Iterator[Call]:
     undo = ended(number, "End the machine")
     # EC2 learns of an instance profile some seconds after IAM has it.
     again = (_NO_GROUP,) if machine.profile else (_NO_GROUP, "InvalidParameterValue")
-    yield Call("ec2", "run_instances", started, "Start the machine: from here on it costs", undo=undo, again=again)
+    living = {"Filters": [*_of_name(machine), {"Name": "instance-state-name", "Values": ["pending", "running"]}]}
+    sought = Call("ec2", "describe_instances", living, "Look whether there is a machine"), ("Reservations", 0)
+    why = "Start the machine: from here on it costs"
+    yield Call("ec2", "run_instances", started, why, undo=undo, again=again, sought=sought)
     yield Call("ec2", "describe_instances", asked, "Wait for the machine", until=_RUNNING, again=(_NO_INSTANCE,))
     why, console = "Wait until the gateway answers, which its console says", {"InstanceId": number, "Latest": True}
     yield Call("ec2", "get_console_output", console, why, until=_ANSWERING, again=(_NO_INSTANCE,))
+
+
+def _of_name(machine: Machine) -> list[dict[str, Any]]:
+    """What has its tag, as EC2 filters: there was nothing of this name before."""
+    return [{"Name": f"tag:{TAG_NAME}", "Values": [machine.name]}]
 
 
 def ended(number: str | Answered, why: str) -> tuple[Call, Call]:

@@ -87,9 +87,14 @@ def told_of_machine(standing: StandingMachine, types: InstanceTypes, now: dateti
     for each in standing.instances:
         age = now - each.started
         since = f"{each.started:%Y-%m-%d %H:%M} UTC ({long(age)})"
-        yield f"{standing.name}: {each.number} is {each.state} in {each.zone}, since {since}"
-        yield f"  gateway: {each.says or 'its console says nothing of it yet'}"
+        runs = each.state in ("pending", "running")
+        yield f"{standing.name}: {each.number} is {each.state} in {each.zone}, {'since' if runs else 'started'} {since}"
+        if runs:
+            yield f"  gateway: {each.says or 'its console says nothing of it yet'}"
         yield f"  type: {each.instance_type}{', on spot' if each.spot else ''}, by {each.by}"
+        if not runs:
+            yield f"  cost: nothing but its disk while it is {each.state}; Cost Explorer has what was billed before"
+            continue
         price = hourly(each.instance_type, types, "ec2")
         if price is None:
             yield "  cost: the price of its type is not known here; Cost Explorer tells, by the tag serving-gateway:name"

@@ -1,6 +1,6 @@
 """Manifests of a gateway on Kubernetes: a Deployment, KubeRay's RayService, or KServe's runtime, with what belongs to each.
 
-Sources: the APIs of Kubernetes 1.37, of KServe 0.20 (ClusterServingRuntime, InferenceService) and of prometheus-operator 0.93
+Sources: the APIs of Kubernetes 1.37, of KServe 0.20 (ServingRuntime, InferenceService) and of prometheus-operator 0.93
 (PodMonitor). docs/kubernetes.md tells what is printed, and what a cluster must have for it.
 """
 
@@ -101,7 +101,6 @@ def kserve(held: Contents, rollout: Rollout) -> list[Manifest]:
         },
     }
     selected = {"serving.kserve.io/inferenceservice": rollout.name}
-    cluster_wide = {key: value for key, value in metadata(rollout).items() if key != "namespace"}
     # Its Deployment is scaled by the autoscaler below, on our own metrics; without one KServe keeps to minReplicas.
     scaled = held.config.metrics.enabled and rollout.max_replicas > rollout.replicas
     annotations = {
@@ -112,8 +111,8 @@ def kserve(held: Contents, rollout: Rollout) -> list[Manifest]:
         config_map(held, rollout),
         {
             "apiVersion": "serving.kserve.io/v1alpha1",
-            "kind": "ClusterServingRuntime",
-            "metadata": cluster_wide,
+            "kind": "ServingRuntime",  # of a namespace: one of the cluster would be that of every deployment of its name
+            "metadata": metadata(rollout),
             "spec": runtime,
         },
         {

@@ -42,6 +42,10 @@ class StandingScale:
     per_minute: float | None
     policies: tuple[dict[str, Any], ...] = ()
 
+    def __str__(self) -> str:
+        by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""
+        return f"between {self.least} and {self.most}{by}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
@@ -111,8 +115,7 @@ def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> It
         yield f"  state: {state}, by {endpoint.by}, changed {endpoint.changed:%Y-%m-%d %H:%M} UTC"
         yield f"  instances: {_instances(endpoint)}"
         if (scale := standing.scale) is not None:
-            by = f", at {scale.per_minute:g} requests a minute each" if scale.per_minute is not None else ""
-            yield f"  scaled: between {scale.least} and {scale.most}{by}"
+            yield f"  scaled: {scale}"
         yield from (f"  {line}" for line in _cost(standing, endpoint, types, age))
     for what, names in (
         ("jobs", standing.jobs),

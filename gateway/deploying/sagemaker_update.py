@@ -4,6 +4,7 @@ The alarms are there before the traffic is shifted; SageMaker goes back to the o
 What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 from gateway.deploying.calls import ANY, Call, Until
@@ -20,8 +21,8 @@ from gateway.deploying.sagemaker import (
     scaling,
     tags,
 )
-from gateway.deploying.sagemaker_standing import Deployed
-from gateway.deploying.sagemaker_ways import Asynchronous, Serverless, instances_of
+from gateway.deploying.sagemaker_standing import Deployed, StandingScale
+from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, Serverless, instances_of
 
 _ERRORS: Final = 0.01  # of the answers, in a minute
 _PERIOD_S: Final = 60
@@ -43,7 +44,24 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
         made = made[-1:]
     if stands is not None and hosting.state in stands.configurations:
         made = made[:-1]
-    return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s), *scaling(hosting)]
+    scale = kept_scale(hosting, stands)
+    scaled = scaling(hosting) if scale is None else _scaled_by(hosting, scale)
+    return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s, scaled=bool(scaled)), *scaled]
+
+
+def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | None:
+    """What goes on scaling it, as no rate is asked for: as it stands, with as many instances at least as are asked for.
+
+    None: nothing does, or something else is asked for.
+    """
+    way = hosting.way
+    if stands is None or stands.scale is None or not isinstance(way, RealTime | Asynchronous) or way.per_minute is not None:
+        return None
+    others = INVOCATIONS if isinstance(way, Asynchronous) else BACKLOG
+    if others in str(stands.scale.policies):  # which it is not measured by any more
+        return None
+    least = max(stands.scale.least, way.instances.least)
+    return replace(stands.scale, least=least, most=max(stands.scale.most, least))
 
 
 def _alarms(hosting: Hosting) -> list[Call]:
@@ -80,22 +98,21 @@ def _alarm(hosting: Hosting, name: str, what: str, metric: dict[str, Any], perio
 def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
     """While an endpoint is scaled it cannot be given another instance type."""
     target = scalable(hosting.name)
-    undo = []
-    if stands is not None and (scale := stands.scale) is not None:
-        bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, "Tags": tags(hosting)}
-        undo.append(
-            Call("application-autoscaling", "register_scalable_target", {**target, **bounds}, "Scale it again as before")
-        )
-        undo += [
-            Call("application-autoscaling", "put_scaling_policy", {**policy}, "Scale it again by what it was")
-            for policy in scale.policies
-        ]
+    undo = () if stands is None or stands.scale is None else tuple(_scaled_by(hosting, stands.scale))
     why = "Do not scale it meanwhile, if it is"
     absent = "ObjectNotFoundException"
-    return Call("application-autoscaling", "deregister_scalable_target", target, why, undo=tuple(undo), already=absent)
+    return Call("application-autoscaling", "deregister_scalable_target", target, why, undo=undo, already=absent)
 
 
-def _shift(hosting: Hosting, bake_s: int) -> list[Call]:
+def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
+    target = scalable(hosting.name)
+    bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, "Tags": tags(hosting)}
+    asking = "application-autoscaling"
+    policies = (Call(asking, "put_scaling_policy", {**each}, "Scale it again by what it was") for each in scale.policies)
+    return [Call(asking, "register_scalable_target", {**target, **bounds}, "Scale it again as before"), *policies]
+
+
+def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
     named = {"EndpointName": hosting.name}
     alarms = [alarm.parameters["AlarmName"] for alarm in _alarms(hosting)]
     policy = {
@@ -106,7 +123,7 @@ def _shift(hosting: Hosting, bake_s: int) -> list[Call]:
         **named,
         "EndpointConfigName": hosting.state,
         # Scaled, it may have more instances by now than it begins with.
-        "RetainAllVariantProperties": bool(scaling(hosting)),
+        "RetainAllVariantProperties": scaled,
         "DeploymentConfig": {
             "BlueGreenUpdatePolicy": policy,
             "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in alarms]},

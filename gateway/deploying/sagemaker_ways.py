@@ -6,6 +6,8 @@ from typing import Any, Final
 _SCALE_OUT_S: Final = 60  # a new instance takes minutes: what it is to relieve is not asked for twice meanwhile
 _SCALE_IN_S: Final = 300
 _LINES: Final = ("text/csv", "text/plain")  # of which each line is a request of its own
+INVOCATIONS: Final = "SageMakerVariantInvocationsPerInstance"  # what is scaled by where answers are given at once
+BACKLOG: Final = "ApproximateBacklogSizePerInstance"  # and later
 CONTENT_TYPES: Final = (*_LINES, "application/json", "application/x-npy", "application/octet-stream")
 """Of a batch transform's files: docs/sagemaker.md has what the container takes."""
 
@@ -107,11 +109,9 @@ def tracking(way: Way, endpoint: str) -> dict[str, Any] | None:
     """By what its instances are scaled, as a target-tracking policy; None: they are not."""
     if not isinstance(way, RealTime | Asynchronous) or way.per_minute is None or not way.instances.scaled:
         return None
-    metric: dict[str, Any] = {
-        "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"}
-    }
+    metric: dict[str, Any] = {"PredefinedMetricSpecification": {"PredefinedMetricType": INVOCATIONS}}
     if isinstance(way, Asynchronous):
-        backlog = {"MetricName": "ApproximateBacklogSizePerInstance", "Namespace": "AWS/SageMaker", "Statistic": "Average"}
+        backlog = {"MetricName": BACKLOG, "Namespace": "AWS/SageMaker", "Statistic": "Average"}
         dimensions = [{"Name": "EndpointName", "Value": endpoint}]
         metric = {"CustomizedMetricSpecification": {**backlog, "Dimensions": dimensions}}
     cooldowns = {"ScaleOutCooldown": _SCALE_OUT_S, "ScaleInCooldown": _SCALE_IN_S}

@@ -4,6 +4,7 @@ moto's images are others than AWS's, and its consoles say nothing: these two are
 """
 
 import base64
+import datetime
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -11,19 +12,24 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from botocore.model import OperationModel
 from moto import mock_aws
 
 from gateway.aws.client import Aws
 from gateway.aws.machine_standing import machine_standing
 from gateway.cli import main
+from gateway.deploying.ec2_standing import StandingInstance, StandingMachine, told_of_machine
+from gateway.instances.facts import bundled
 from tests.deploying.planned_ec2 import BUCKET, IRIS, TYPE, files
 
 SAID = "[   21.0] cloud-init[999]: gateway-setup: ready\r\n"
 
 
 class OnMoto:
-    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. says: a console.
+    """calls: that were made, in order. refuse: operation -> code of an error, in place of it. status: of these errors.
+
+    lost: an operation that is done, and whose answer does not come back. says: a console.
 
     new: operation -> codes of errors that it answers with once each, after the first of `after` was made.
     """
@@ -31,6 +37,8 @@ class OnMoto:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.refuse: dict[str, str] = {}
+        self.status = 400
+        self.lost = ""
         self.new: dict[str, list[str]] = {}
         self.after = ""
         self.says = SAID
@@ -39,6 +47,7 @@ class OnMoto:
         session.set_config_variable("region", "us-east-1")
         session.register("before-parameter-build.ec2.RunInstances", self._image)
         session.register("before-call", self._call)
+        session.register("after-call", self._answered)
         self.session = boto3.session.Session(botocore_session=session)
 
     def _image(self, params: dict[str, Any], **_: Any) -> None:
@@ -52,12 +61,16 @@ class OnMoto:
             code = new.pop(0)
         if code is not None:
             error = {"Error": {"Code": code, "Message": "as the test wants it"}}
-            return Answer(400), error | {"ResponseMetadata": {"HTTPStatusCode": 400}}
+            return Answer(self.status), error | {"ResponseMetadata": {"HTTPStatusCode": self.status}}
         return (
             (Answer(200), {"Output": base64.b64encode(self.says.encode()).decode()})
             if model.name == "GetConsoleOutput"
             else None
         )
+
+    def _answered(self, model: OperationModel, **_: Any) -> None:
+        if model.name == self.lost:
+            raise ReadTimeoutError(endpoint_url="https://ec2")
 
 
 class Answer:
@@ -81,6 +94,7 @@ def aws(moto: OnMoto, monkeypatch: pytest.MonkeyPatch) -> OnMoto:
     monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 0.0)
     moto.says = SAID
     moto.refuse.clear()
+    moto.status, moto.lost = 400, ""
     moto.calls.clear()
     moto.new.clear()
     return moto
@@ -202,6 +216,37 @@ def test_whichever_call_is_refused_nothing_is_left(
 
 
 @pytest.mark.slow
+def test_of_a_machine_that_ec2_has_no_room_for_nothing_is_left(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.refuse["RunInstances"], aws.status = "InsufficientInstanceCapacity", 500
+    told = typed(capsys, tmp_path, code=1)
+    assert "InsufficientInstanceCapacity: as the test wants it: name another instance type" in told
+    assert "nothing of it is left" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["CreateSecurityGroup", "RunInstances"])
+def test_what_was_made_and_not_answered_is_found_and_taken_back(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, lost: str
+) -> None:
+    aws.lost = lost
+    assert "nothing of it is left" in typed(capsys, tmp_path, code=1)
+    assert nothing_stands()
+
+
+@pytest.mark.slow
+def test_what_may_have_been_made_and_is_not_found_keeps_nothing_else(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    aws.refuse["RunInstances"], aws.status = "InternalError", 500
+    told = typed(capsys, tmp_path, code=1)
+    assert "Left are: ec2.run_instances: whether it did something is not known. `gateway undeploy iris" in told
+    assert nothing_stands()
+
+
+@pytest.mark.slow
 def test_what_aws_does_not_know_yet_is_asked_for_again(
     aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +346,41 @@ def test_who_may_not_look_at_ec2_hears_of_sagemaker_all_the_same(aws: OnMoto, ca
     assert "not looked at: AWS: ec2.describe_instances: UnauthorizedOperation" in told
     told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
     assert "iris: nothing was seen of it in us-east-1. What was not looked at may stand." in told
+
+
+@pytest.mark.slow
+def test_who_brings_an_instance_profile_needs_no_rights_on_roles(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    boto3.client("iam").create_instance_profile(InstanceProfileName="mine")
+    aws.refuse |= dict.fromkeys(("GetRole", "GetInstanceProfile"), "AccessDenied")
+    assert "iris: i-" in typed(capsys, tmp_path, "--instance-profile", "mine")
+    assert "not looked at" not in said(capsys, "status", "iris", "--region", "us-east-1", "--on", "ec2")
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--on", "ec2", "--yes")
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--on", "ec2", "--yes", code=1)
+    assert "iris: nothing was seen of it in us-east-1" in told
+    aws.refuse.clear()
+    assert nothing_stands()
+
+
+def test_of_a_machine_that_does_not_run_no_price_and_no_gateway_is_told() -> None:
+    started = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
+    machine = StandingInstance(
+        number="i-1",
+        instance_type="c7i.large",
+        state="stopped",
+        zone="us-east-1a",
+        started=started,
+        spot=False,
+        says="ready",
+        by="me",
+    )
+    told = [*told_of_machine(StandingMachine(name="iris", region="us-east-1", instances=(machine,)), bundled(), started)]
+    assert told == [
+        "iris: i-1 is stopped in us-east-1a, started 2026-11-24 04:00 UTC (0 min)",
+        "  type: c7i.large, by me",
+        "  cost: nothing but its disk while it is stopped; Cost Explorer has what was billed before",
+    ]
 
 
 NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")

@@ -34,7 +34,7 @@ KINDS = {
 }
 SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEEDS_RAY = {"fleet"}
-OPERATORS = {"RayService", "ClusterServingRuntime", "InferenceService", "PodMonitor"}
+OPERATORS = {"RayService", "ServingRuntime", "InferenceService", "PodMonitor"}
 
 Manifests = dict[str, dict[str, Any]]
 
@@ -70,7 +70,7 @@ def pods(manifests: Manifests) -> Iterator[dict[str, Any]]:
         cluster = manifests["RayService"]["spec"]["rayClusterConfig"]
         yield from (group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]))
     else:
-        runtime = manifests["ClusterServingRuntime"]["spec"]
+        runtime = manifests["ServingRuntime"]["spec"]
         predictor = manifests["InferenceService"]["spec"]["predictor"]
         labels = {"serving.kserve.io/inferenceservice": manifests["InferenceService"]["metadata"]["name"]}
         halves = predictor | {"containers": runtime["containers"], "volumes": runtime["volumes"]}
@@ -105,12 +105,11 @@ def test_every_manifest_of_every_example_is_what_kubernetes_takes(
     expected = {
         "no-ray": {"ConfigMap", "Deployment", "Service", "HorizontalPodAutoscaler"},
         "ray": {"RayService", "Service", "NetworkPolicy"},
-        "kserve": {"ConfigMap", "ClusterServingRuntime", "InferenceService", "HorizontalPodAutoscaler"},
+        "kserve": {"ConfigMap", "ServingRuntime", "InferenceService", "HorizontalPodAutoscaler"},
     }
     assert set(manifests) == expected[kind] | {"PodDisruptionBudget", "PodMonitor"}
     for manifest in manifests.values():
-        cluster_wide = manifest["kind"] == "ClusterServingRuntime"
-        assert manifest["metadata"].get("namespace") == (None if cluster_wide else "serving")
+        assert manifest["metadata"]["namespace"] == "serving"  # nothing is the cluster's: each namespace may have one of a name
 
 
 @pytest.mark.skipif(not CRDS.is_dir(), reason="KUBERNETES_CRDS is not set: those of KubeRay, KServe and prometheus-operator")

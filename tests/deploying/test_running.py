@@ -75,7 +75,7 @@ def pod_of(out: Path) -> tuple[dict[str, Any], int]:
         pod = yaml.safe_load((out / "deployment.yaml").read_text())["spec"]["template"]["spec"]
     else:
         pod = yaml.safe_load((out / "inferenceservice.yaml").read_text())["spec"]["predictor"]
-        pod |= yaml.safe_load((out / "clusterservingruntime.yaml").read_text())["spec"]
+        pod |= yaml.safe_load((out / "servingruntime.yaml").read_text())["spec"]
     (container,) = pod["containers"]
     return container, pod["terminationGracePeriodSeconds"]
 

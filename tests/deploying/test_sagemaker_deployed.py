@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -248,6 +249,25 @@ def test_a_bucket_that_does_not_do_is_refused_before_anything_is_made(
     assert aws.changed == []
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ((400, "Bad Request"), "--bucket: my-models: S3 answered 400: the credentials may have expired: sign in again"),
+        (
+            (403, "Forbidden"),
+            "--bucket: my-models: S3 answered 403: expected a bucket of yours, credentials that are",
+        ),
+    ],
+)
+def test_a_bucket_that_s3_refuses_by_its_status_alone_is_named_with_what_that_may_mean(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], status: tuple[int, str], told: str
+) -> None:
+    code, message = status
+    aws.refuse["head_bucket"] = Refused(str(code), message, code)
+    assert told in deployed(capsys, code=2)
+    assert aws.changed == []
+
+
 def test_a_quota_that_is_used_up_says_where_to_ask_for_more(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     message = "The account-level service limit 'ml.c7i.large for endpoint usage' is 0 Instances"
     aws.refuse["create_endpoint"] = Refused("ResourceLimitExceeded", message)
@@ -384,6 +404,51 @@ def test_an_update_gives_the_endpoint_another_configuration_and_keeps_the_former
     assert aws.standing == []
 
 
+OF_THE_DOCUMENT = (*PLACE, "--update", "--instance-type", "ml.m7i.large", "--yes")
+
+
+def test_an_update_that_names_no_rate_stays_scaled_as_it_was(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--max-instances", "4")
+    target, policies = *aws.targets.values(), dict(aws.policies)
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert {key: aws.targets[target["ResourceId"]][key] for key in ("MinCapacity", "MaxCapacity")} == {
+        "MinCapacity": 1,
+        "MaxCapacity": 4,
+    }
+    assert aws.policies == policies
+    (asked,) = (asked for name, asked in aws.calls if name == "update_endpoint")
+    assert asked["RetainAllVariantProperties"]
+    assert "Note: it stays scaled between 1 and 4, at 6000 requests a minute each: --requests-per-second" in told
+    assert "instances: 1 × ml.m7i.large" in told
+
+
+def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, "--instances", "3")
+    (target,) = aws.targets.values()
+    assert (target["MinCapacity"], target["MaxCapacity"]) == (3, 3)
+
+
+@pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])
+def test_an_update_says_where_it_is_not_scaled_any_more(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    deployed(capsys)
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options)
+    assert "Note: it is scaled between 1 and 2, at 6000 requests a minute each, and will not be any more." in told
+    assert aws.targets == {}
+
+
+def test_an_update_without_a_rate_that_is_broken_off_says_how_it_was_scaled(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    aws.refuse["register_scalable_target"] = DENIED
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=1)
+    assert "It was scaled between 1 and 2, at 6000 requests a minute each: --update with --requests-per-second" in told
+
+
 def test_going_back_to_the_former_configuration_makes_nothing_twice(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
     (former,) = aws.configurations
@@ -495,6 +560,32 @@ def test_a_job_that_fails_says_why_and_leaves_nothing(aws: FakeAws, capsys: pyte
     assert aws.standing == []
 
 
+def test_what_is_named_to_remove_a_job_takes_no_endpoint_of_its_name(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = set(aws.models)
+    interrupted(aws, "describe_transform_job")
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=130)
+    (state,) = set(aws.models) - before
+    assert "undeploy" not in told
+    assert re.findall("`(aws .*?)`", told) == [
+        f"aws sagemaker stop-transform-job --region us-east-1 --transform-job-name {state}",
+        f"aws sagemaker delete-model --region us-east-1 --model-name {state}",
+        f"aws s3 rm {aws.models[state]['PrimaryContainer']['ModelDataUrl']} --region us-east-1",
+    ]
+
+
+def test_what_a_job_that_failed_could_not_take_back_is_named_with_what_removes_it(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.becomes, aws.reason = "Failed", "No file"
+    aws.refuse["delete_model"] = DENIED
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *PLACE, *JOB, code=1)
+    assert "Left are: sagemaker.create_model, as AWS: sagemaker.delete_model: AccessDeniedException" in told
+    (state,) = aws.models
+    assert f"`aws sagemaker delete-model --region us-east-1 --model-name {state}`" in told
+    assert "undeploy" not in told
+
+
 def test_a_job_that_runs_on_is_stopped_by_undeploy(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     def typed() -> None:
         raise KeyboardInterrupt
@@ -542,6 +633,36 @@ def test_a_network_that_is_away_for_a_while_costs_no_deployment(aws: FakeAws) ->
     aws.before["describe_endpoint"] = lambda: aws.before.__setitem__("describe_endpoint", aws.refuse.clear)
     carrying_out(aws)
     assert aws.endpoints["iris"]["status"] == "InService"
+
+
+def test_a_network_that_stays_away_is_told_and_named_at_last(aws: FakeAws, caplog: pytest.LogCaptureFixture) -> None:
+    aws.refuse["describe_endpoint"] = LOST
+    lost = "AWS: sagemaker.describe_endpoint: Could not connect to the endpoint URL"
+    with caplog.at_level("INFO", logger="gateway.process.console"), pytest.raises(PlatformRefused) as raised:
+        carrying_out(aws)
+    assert f"AWS: iris is not to be asked for 60 min: expected less: {lost}" in raised.value.message
+    assert any(line.startswith(f"iris is not to be asked, 0 min: {lost}") for line in caplog.messages)
+
+
+ENDED = [
+    UnauthorizedSSOTokenError(),
+    TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+    CredentialRetrievalError(provider="custom-process", error_msg="signed out"),
+]
+
+
+@pytest.mark.parametrize("ended", ENDED, ids=lambda each: type(each).__name__)
+def test_a_session_that_ends_while_an_endpoint_starts_ends_the_wait_and_says_so(aws: FakeAws, ended: BotoCoreError) -> None:
+    def signed_out() -> None:
+        aws.before = dict.fromkeys(("describe_endpoint", "delete_endpoint"), signed_out)
+        raise ended
+
+    aws.before["describe_endpoint"] = signed_out
+    with pytest.raises(PlatformRefused) as raised:
+        carrying_out(aws)
+    told = f"{ended}: expected those of an account: `aws configure`, `aws sso login`, or AWS_PROFILE\n"
+    assert raised.value.message.startswith(f"AWS: sagemaker.describe_endpoint: {told}Left are: sagemaker.create_endpoint, as")
+    assert [name for name, _ in aws.calls].count("describe_endpoint") == 1
 
 
 def throttled_once(aws: FakeAws, operation: str) -> None:

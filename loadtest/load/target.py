@@ -127,6 +127,11 @@ class ServerStatistics:
             self.executions - before.executions,
         )
 
+    @property
+    def began_anew(self) -> bool:
+        """Of a difference: the two are not totals of one server since one start."""
+        return min(self.requests, self.queue_ns, self.compute_ns, self.rows, self.executions) < 0
+
 
 def model_name(spec: LoadSpec, address: Address) -> str:
     """The spec's model, or the only one the server has ready. Raises: TargetError, UsageError."""

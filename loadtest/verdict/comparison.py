@@ -30,7 +30,7 @@ SHARES: Final = ("attainment", "succeeded")  # metrics that are shares
 _ANSWERED: Final = "answered (1/s)"
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
-_LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
+_LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     """
     different = [name for name in _LOAD if getattr(base.spec, name) != getattr(new.spec, name)]
     if different:
-        shown = ", ".join(f"{name} {getattr(base.spec, name)} and {getattr(new.spec, name)}" for name in different)
+        pairs = ((name, _told(getattr(base.spec, name)), _told(getattr(new.spec, name))) for name in different)
+        shown = ", ".join(f"{name} {old} and {now}" for name, old, now in pairs)
         raise UsageError(f"compare: the runs had different loads: {shown}")
     closed = base.spec.pattern.startswith("users")
     paired = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
@@ -221,13 +222,18 @@ def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not paired:
         notes.append("not paired: seeds or blocks differ, so differences in traffic count as noise")
-    for name in ("protocol", "model", "version", "connections", "processes", "payloads"):
+    for name in ("protocol", "model", "version", "connections", "processes", "payloads", "lengths", "pad", "timeout_s"):
         old, now = getattr(base.spec, name), getattr(new.spec, name)
         if old != now:
-            notes.append(f"{name} differs: {old or '(none)'} and {now or '(none)'}")
+            notes.append(f"{name} differs: {_told(old)} and {_told(now)}")
     if base.verdict != new.verdict:
         notes.append(f"the SLO's verdict was {base.verdict} and is {new.verdict}")
     return tuple(notes)
+
+
+def _told(value: object) -> str:
+    """A field of a spec."""
+    return str(", ".join(value) if isinstance(value, tuple) else value) if value else "(none)"
 
 
 def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:

@@ -11,6 +11,7 @@ event, and tell nothing.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -242,7 +243,7 @@ def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
     lines = [
         f"### loadtest: {comparison.verdict}",
         "",
-        f"`{_title(base)}` → `{_title(new)}`, {way}",
+        f"{_code(_title(base))} → {_code(_title(new))}, {way}",
         "",
         "| metric | base | new | change | 95 % interval | verdict |",
         "|---|---|---|---|---|---|",
@@ -250,6 +251,13 @@ def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
     lines += [f"| {' | '.join(cells(metric))} |" for metric in comparison.metrics]
     lines += ["", *(f"- {note}" for note in comparison.notes)] if comparison.notes else []
     return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """A code span: within more backticks than it has in a row, a space apart from its own (CommonMark 0.31, 6.1)."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _title(result: RunResult) -> str:

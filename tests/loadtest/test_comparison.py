@@ -283,6 +283,8 @@ def test_markdown_is_a_table_with_its_notes() -> None:
     base, new = replace(made(levels()), spec=replace(SPEC, label="before")), other_seed(made(levels()))
     lines = markdown(compare(base, new), base, new).splitlines()
     assert lines[2] == "`before` → `http://base`, 20 blocks, not paired"
+    odd = replace(base, spec=replace(SPEC, label="`a` and ``b"))
+    assert markdown(compare(odd, base), odd, base).splitlines()[2].startswith("``` `a` and ``b ``` → `before`, ")
     assert lines[4].count("|") == lines[5].count("|") == lines[6].count("|") == 7
     assert lines[-1].startswith("- not paired: seeds or blocks differ")
     paired = markdown(compare(base, base), base, base)

@@ -24,6 +24,7 @@ SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
 _UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
 _LAST_CODE: Final = 16
+_NO_HTTP2: Final = (b"HTTP/", b"\x15\x03")  # an answer of HTTP/1, such as a port of TLS may give, and an alert of TLS
 _REPLACE_NS: Final = 100_000_000  # between two attempts, where a server lets fewer in than there should be
 
 
@@ -59,6 +60,7 @@ class GrpcClient(Client["_GrpcConnection"]):
         self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
+        self.no_http2 = f"it speaks no HTTP/2{'' if tls else '; if it speaks TLS, write grpcs://'}"
         self._in_turn: list[_GrpcConnection] = []
         self._turn = 0
         self._replaced_ns = 0
@@ -186,7 +188,7 @@ class _GrpcConnection(Dialled):
                 self._flush()
         except (ValueError, IndexError) as exc:
             self.abort()
-            self._end(MALFORMED, str(exc))
+            self._end(MALFORMED, self._client.no_http2 if data.startswith(_NO_HTTP2) else str(exc))
         except Exception as exc:
             self._client.on_fault(exc)
 

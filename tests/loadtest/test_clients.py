@@ -334,6 +334,23 @@ def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tupl
     run(scenario)
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
+def test_a_port_of_tls_that_is_asked_without_is_told(answer: bytes) -> None:
+    class Locked(Peer):
+        came = staticmethod(lambda transport: transport.write(answer))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Locked) as port:
+            client = client_of("grpc", port, sent)
+            client.send(0)
+            assert await sent.until(1) == [(0, MALFORMED)]
+            assert client.error_samples == {"malformed": "it speaks no HTTP/2; if it speaks TLS, write grpcs://"}
+            await client.close()
+
+    run(scenario)
+
+
 def test_headers_that_never_end_are_no_answer() -> None:
     class Endless(Peer):
         came = staticmethod(lambda transport: transport.write(b"HTTP/1.1 200 OK\r\n" + b"X: %b\r\n" % (b"a" * 1000) * 2000))

@@ -28,6 +28,7 @@ EXIT_CODES: Final = {
     ExitCode.USAGE: "the command or a file of it is faulty, or cannot be read or written",
     ExitCode.INVALID: "INVALID: the load could not be offered as asked, so the figures say nothing of the target",
     ExitCode.REGRESSION: "a regression",
+    129: "ended by a terminal that was closed (SIGHUP), before there was a result",
     130: "ended by Ctrl-C before there was a result",
     141: "whoever read its output has gone",
     143: "ended by SIGTERM before there was a result",

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import pty
@@ -20,6 +21,7 @@ import loadtest.cli
 from gateway.process import completion
 from gateway.process.command_line import UNREAD
 from loadtest.errors import EXIT_CODES
+from loadtest.reports.consoles import meanwhile
 
 ROOT = Path(__file__).parent.parent
 
@@ -140,6 +142,27 @@ def test_a_reader_that_has_seen_enough_is_no_error(program: Program, tmp_path: P
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert process.returncode == UNREAD
+
+
+@slow
+def test_a_table_whose_reader_has_gone_is_no_slo_that_was_missed() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        command = [sys.executable, "-m", "loadtest.cli", "prices", "list"]
+        done = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (UNREAD, b"")
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_what_is_told_meanwhile_raises_where_its_reader_has_gone() -> None:
+    told = meanwhile(argparse.Namespace(quiet=False, log_format="text"))
+    with contextlib.redirect_stderr(Gone()), pytest.raises(BrokenPipeError):
+        told.print("a step")
 
 
 COLOUR = re.compile(r"\x1b\[[\d;]*3\d")

@@ -54,7 +54,7 @@ BACKENDS_MAY_IMPORT = {"gateway.wire.tensors", "gateway.errors"}
 LOADTEST_MAY_IMPORT = (
     "gateway.types", "gateway.errors", "gateway.clock", "gateway.documents", "gateway.config", "gateway.wire",
     "gateway.instances", "gateway.deploying", "gateway.aws", "gateway.batching", "gateway.process.console",
-    "gateway.process.command_line", "gateway.process.credentials", "gateway.process.machine",
+    "gateway.process.command_line", "gateway.process.credentials", "gateway.process.interrupts", "gateway.process.machine",
 )  # fmt: skip
 
 # third party -> the modules that may import it

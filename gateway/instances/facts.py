@@ -35,12 +35,14 @@ class Price(_Fact):
     estimated: bool = False
 
     def flags(self, today: datetime.date) -> tuple[str, ...]:
-        """What a reader must know before he trusts it: "estimated", "undated", "n days old"."""
+        """What a reader must know before he trusts it: "estimated", "undated", "n days old", "in the future"."""
         flags = ["estimated"] if self.estimated else []
         if self.date is None:
             flags.append("undated")
         elif (age := (today - self.date).days) > STALE_AFTER_DAYS:
             flags.append(f"{age} days old")
+        elif age < -1:  # it may be tomorrow elsewhere
+            flags.append("in the future")
         return tuple(flags)
 
 

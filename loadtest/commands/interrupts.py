@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: the first one ends what is under way in order, a later one the process.
+"""Ctrl-C, SIGTERM and a terminal that closes (SIGHUP): the first ends what is under way in order, a later one the process.
 
 The handler is Python's own, which runs between any two instructions, not the event loop's: a loop that is behind would come to
 it late. A later one is left to the kernel's default. What comes right behind the first is the same press: wrappers (make,
-timeout, uv) pass on what their children get from the terminal as well, and it must not end a removal of what is paid for.
+timeout, uv) pass on what their children get from the terminal as well, and it must not end a removal of what is paid for. Nor
+must a later SIGHUP, which nobody presses.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+from gateway.process.interrupts import stop_signals
+
 SAME_PRESS_S: Final = 0.5
 
 
@@ -56,20 +58,19 @@ class Interruption:
             self.signum, self._came_s = signum, now_s
             if self._tell is not None:
                 self._tell()
-        elif now_s - self._came_s >= SAME_PRESS_S:
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
+        elif signum != signal.SIGHUP and now_s - self._came_s >= SAME_PRESS_S:
+            signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
 
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """Take over SIGINT and SIGTERM; put back what was there before, at its end. Elsewhere than in the main thread: nothing."""
+    """Take over the signals; put back what was there before, at its end. Elsewhere than in the main thread: nothing."""
     found = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield found
         return
-    before = {number: signal.signal(number, found._arrive) for number in _SIGNALS}
+    before = {number: signal.signal(number, found._arrive) for number in stop_signals()}
     try:
         yield found
     finally:

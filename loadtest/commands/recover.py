@@ -36,7 +36,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
 
     from loadtest.commands.run import exit_code
     from loadtest.load import live_log
-    from loadtest.load.patterns import schedule
+    from loadtest.load.patterns import was_scheduled
     from loadtest.load.request_log import CUT, PENDING, UNSENT, write_csv
     from loadtest.reports.consoles import results
     from loadtest.reports.terminal import print_run
@@ -46,7 +46,8 @@ def execute(args: argparse.Namespace) -> ExitCode:
     check_writable(args, "json", "log")
     description, log = live_log.read(args.file)
     spec = description.spec
-    plan = schedule(spec.pattern, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
+    times = np.array(log.intended)  # all of an open loop's, which were laid out ahead
+    plan = was_scheduled(spec.pattern, times, rate_rps=spec.rate_rps, duration_s=spec.duration_s, seed=spec.seed)
     status, dispatched, done = np.asarray(log.status), np.asarray(log.dispatched), np.asarray(log.done)
     indices = np.flatnonzero((dispatched > 0) & (status != UNSENT))
     nothing = f"{args.file}: the run was killed before anything was answered: there is nothing to recover"

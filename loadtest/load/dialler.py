@@ -16,6 +16,11 @@ _NO_FILE: Final = (errno.EMFILE, errno.ENFILE)
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
+def host_and_port(host: str, port: int) -> str:
+    """As a URL has them: an address of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Exhausted(Exception):
     """This machine, not the target, allows no further connection."""
 
@@ -40,7 +45,7 @@ class Dialler:
         self._host = host
         self._port = port
         self._shown = shown
-        self._where = f"{'grpc' if 'h2' in protocols else 'http'}s://{host}:{port}"
+        self._where = f"{'grpc' if 'h2' in protocols else 'http'}s://{host_and_port(host, port)}"
         self._tls = shown.context() if tls else None
         if self._tls is not None and protocols:
             self._tls.set_alpn_protocols(list(protocols))

@@ -24,10 +24,12 @@ SERVICE: Final = "inference.GRPCInferenceService"
 METHOD: Final = "ModelInfer"
 _UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
 _LAST_CODE: Final = 16
+_NO_HTTP2: Final = (b"HTTP/", b"\x15\x03")  # an answer of HTTP/1, such as a port of TLS may give, and an alert of TLS
+_REPLACE_NS: Final = 100_000_000  # between two attempts, where a server lets fewer in than there should be
 
 
 class GrpcClient(Client["_GrpcConnection"]):
-    """Life: as of `Client`. Requests take its connections in turn."""
+    """Life: as of `Client`. Requests take its connections in turn, and have those that ended replaced."""
 
     def __init__(
         self,
@@ -58,8 +60,10 @@ class GrpcClient(Client["_GrpcConnection"]):
         self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
+        self.no_http2 = f"it speaks no HTTP/2{'' if tls else '; if it speaks TLS, write grpcs://'}"
         self._in_turn: list[_GrpcConnection] = []
         self._turn = 0
+        self._replaced_ns = 0
 
     def __repr__(self) -> str:
         calls = sum(len(connection.indices) for connection in self.connections)
@@ -70,6 +74,8 @@ class GrpcClient(Client["_GrpcConnection"]):
 
     def send(self, index: int) -> None:
         count = len(self._in_turn)
+        if count < self._cap:
+            self._replace()
         for _ in range(count):
             self._turn = (self._turn + 1) % count
             connection = self._in_turn[self._turn]
@@ -78,6 +84,14 @@ class GrpcClient(Client["_GrpcConnection"]):
                 return
         self._waiting.append(index)
         self._connect()
+
+    def _replace(self) -> None:
+        """Open what is missing, for a target that restarted, say, or wants connections to be young."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._replaced_ns >= _REPLACE_NS:
+            self._replaced_ns = now_ns
+            for _ in range(self._cap):
+                self._connect()  # up to the cap
 
     def expire(self, indices: Container[int]) -> None:
         for connection in list(self.connections):
@@ -174,7 +188,7 @@ class _GrpcConnection(Dialled):
                 self._flush()
         except (ValueError, IndexError) as exc:
             self.abort()
-            self._end(MALFORMED, str(exc))
+            self._end(MALFORMED, self._client.no_http2 if data.startswith(_NO_HTTP2) else str(exc))
         except Exception as exc:
             self._client.on_fault(exc)
 

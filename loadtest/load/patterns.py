@@ -23,9 +23,10 @@ fall uniformly into the gap to the next arrival. With f < 1 that is thinning.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -102,24 +103,32 @@ def schedule(pattern: str, *, rate_rps: float, duration_s: float, seed: int) -> 
     if expected > MAX_REQUESTS:
         raise UsageError(f"the run would send {expected:,.0f} requests, at most {MAX_REQUESTS:,} are kept: shorten --duration")
     times: list[np.ndarray] = []
-    bounds: list[tuple[float, float, str]] = []
     start_s = 0.0
     for number, phase in enumerate(phases):
         rng = np.random.default_rng([seed, _ARRIVALS, number])
         arrivals = PATTERNS[phase.kind](phase, rng)
-        end_s = start_s + phase.duration_s
         times.append(start_s + arrivals[(arrivals >= 0) & (arrivals < phase.duration_s)])
-        bounds.append((start_s, end_s, phase.kind))
-        start_s = end_s
+        start_s += phase.duration_s
     intended_ns = (np.concatenate(times) * 1e9).astype(np.int64)
     if len(intended_ns) == 0:
         raise UsageError(
             f"pattern {pattern!r} at {rate_rps:g} requests/s sends nothing in {start_s:g} s: raise the rate or duration"
         )
+    return _open_loop(phases, intended_ns)
+
+
+def was_scheduled(pattern: str, intended_ns: np.ndarray, *, rate_rps: float, duration_s: float, seed: int) -> Schedule:
+    """As `schedule` of a run that was. intended_ns: its open loop's; a trace may be another by now. Raises: UsageError."""
+    phases = parse(pattern, rate_rps=rate_rps, duration_s=duration_s)
+    return _closed_loop(phases[0], seed) if phases[0].kind == "users" else _open_loop(phases, intended_ns)
+
+
+def _open_loop(phases: Sequence[Phase], intended_ns: np.ndarray) -> Schedule:
+    ends_s = list(accumulate(phase.duration_s for phase in phases))
     return Schedule(
         intended_ns,
-        int(start_s * 1e9),
-        tuple(bounds),
+        int(ends_s[-1] * 1e9),
+        tuple((start_s, end_s, phase.kind) for start_s, end_s, phase in zip([0.0, *ends_s], ends_s, phases, strict=False)),
         stationary=len(phases) == 1 and phases[0].kind in STATIONARY,
     )
 

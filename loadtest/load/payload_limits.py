@@ -1,8 +1,12 @@
 """How large a request may be, and what may be in it: of those that are made, before they are."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from math import isfinite, prod
 from typing import Any, Final
+
+import numpy as np
+from ml_dtypes import finfo
 
 from backends.datatypes import NUMPY
 from loadtest.errors import UsageError
@@ -26,23 +30,44 @@ def range_of(option: str, text: str) -> tuple[int, int]:
     return limits
 
 
-def values_of(option: str, texts: Iterable[str], names: Collection[str]) -> dict[str, tuple[float, float]]:
-    """Input -> least and most of its values. names: the model's inputs; empty: not known yet. Raises: UsageError."""
-    limits: dict[str, tuple[float, float]] = {}
+def values_of(option: str, texts: Iterable[str], inputs: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Decimal, Decimal]]:
+    """Input -> least and most of its values, exactly. inputs: v2 metadata; empty: not known yet. Raises: UsageError."""
+    datatypes = {str(tensor["name"]): str(tensor["datatype"]) for tensor in inputs}
+    limits: dict[str, tuple[Decimal, Decimal]] = {}
     for text in texts:
         name, _, span = text.partition("=")
         low, _, high = span.partition(":")
         try:
-            limits[name] = float(low), float(high)
+            apart = float(high) - float(low)
         except ValueError:
             raise UsageError(f"{option} {text!r}: expected NAME=LOW:HIGH") from None
-        if names and name not in names:
-            raise UsageError(f"{option} {text!r}: the model has no input {name!r}, only {', '.join(sorted(names))}")
-        if not isfinite(limits[name][1] - limits[name][0]):
+        if datatypes and name not in datatypes:
+            raise UsageError(f"{option} {text!r}: the model has no input {name!r}, only {', '.join(sorted(datatypes))}")
+        if not isfinite(apart):
             raise UsageError(f"{option} {text!r}: expected finite numbers, and a finite one between them")
-        if limits[name][0] > limits[name][1]:
+        limits[name] = least, most = Decimal(low), Decimal(high)
+        if least > most:
             raise UsageError(f"{option} {text!r}: LOW is above HIGH")
+        if wanted := _unlike(datatypes.get(name, ""), least, most):
+            raise UsageError(f"{option} {text!r}: {wanted}, as it is of {datatypes[name]}")
     return limits
+
+
+def _unlike(datatype: str, low: Decimal, high: Decimal) -> str:
+    """What is expected of values of that datatype, if these are none."""
+    dtype = NUMPY.get(datatype)
+    if dtype is None:
+        return ""  # what makes them refuses it
+    if dtype.kind == "O":
+        return "expected no range"
+    if dtype.kind not in "iub":
+        largest = float(finfo(dtype).max)  # type: ignore[no-untyped-call]  # it has none
+        return "" if -largest <= low <= high <= largest else f"expected {-largest:g} to {largest:g}"
+    if low != low.to_integral_value() or high != high.to_integral_value():
+        return "expected whole numbers"
+    held = np.iinfo(dtype) if dtype.kind != "b" else None
+    least, most = (int(held.min), min(int(held.max), np.iinfo(np.int64).max)) if held else (0, 1)
+    return "" if least <= low <= high <= most else f"expected {least} to {most}"
 
 
 def check_size(option: str, rows: int, length: int, inputs: Iterable[Mapping[str, Any]]) -> None:

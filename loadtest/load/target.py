@@ -17,6 +17,7 @@ from gateway.process.console import printable
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
 from gateway.wire.http2_frames import PREFACE, settings
 from loadtest.errors import TargetError, UsageError
+from loadtest.load.dialler import host_and_port
 from loadtest.results import LoadSpec
 
 if TYPE_CHECKING:
@@ -64,15 +65,19 @@ class Address:
         return cls(url.hostname, default_port if port is None else port, tls, path, shown)
 
     @property
+    def place(self) -> str:
+        """host:port."""
+        return host_and_port(self.host, self.port)
+
+    @property
     def authority(self) -> str:
         """As in a Host header: a scheme's own port is left out."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+        return self.place.rpartition(":")[0] if self.port == (443 if self.tls else 80) else self.place
 
     @property
     def url(self) -> str:
         """Without its path."""
-        return f"http{'s' * self.tls}://{self.host}:{self.port}"
+        return f"http{'s' * self.tls}://{self.place}"
 
     def headers(self, spec: LoadSpec) -> dict[str, str]:
         """What every request says, the key included; the spec's own come first."""
@@ -94,13 +99,12 @@ class Address:
         """A blocking one."""
         import grpc
 
-        where = f"{self.host}:{self.port}"
         if not self.tls:
-            return grpc.insecure_channel(where)
+            return grpc.insecure_channel(self.place)
         self.shown.context()  # which says what is wrong with the files
         names = (self.shown.ca, self.shown.certificate_key or self.shown.certificate, self.shown.certificate)
         files = (Path(name).read_bytes() if name else None for name in names)
-        return grpc.secure_channel(where, grpc.ssl_channel_credentials(*files))
+        return grpc.secure_channel(self.place, grpc.ssl_channel_credentials(*files))
 
     def model_path(self, model: str, version: str) -> str:
         """The v2 path of a model."""
@@ -126,6 +130,11 @@ class ServerStatistics:
             self.rows - before.rows,
             self.executions - before.executions,
         )
+
+    @property
+    def began_anew(self) -> bool:
+        """Of a difference: the two are not totals of one server since one start."""
+        return min(self.requests, self.queue_ns, self.compute_ns, self.rows, self.executions) < 0
 
 
 def model_name(spec: LoadSpec, address: Address) -> str:
@@ -181,7 +190,7 @@ def _totals(models: list[Mapping[str, Any]]) -> ServerStatistics:
 
 
 def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
-    where = f"{address.host}:{address.port}{path}"
+    where = f"{address.place}{path}"
     with contextlib.closing(address.http_connection(_ASK_TIMEOUT_S)) as connection:
         try:
             connection.request(method, path, headers=address.headers(spec))
@@ -218,7 +227,7 @@ def _address_alone(address: Address) -> str:
     before, slash, _ = f"{address.path}/".partition("/v2/")
     if not slash:
         return ""
-    return f"; give the address alone: http{'s' * address.tls}://{address.host}:{address.port}{before}"
+    return f"; give the address alone: {address.url}{before}"
 
 
 def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> dict[str, Any]:
@@ -226,7 +235,7 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
     from google.protobuf.json_format import MessageToDict
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-    where = f"{address.host}:{address.port}"
+    where = address.place
     with address.grpc_channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
@@ -256,5 +265,5 @@ def shake_hands(address: Address) -> None:
                 secured.sendall(PREFACE + settings({}))  # before which it may say nothing
             secured.recv(1)  # its settings; by TLS 1.3 it refuses our certificate only now
     except OSError as exc:
-        if words := address.shown.failed(exc, f"grpcs://{address.host}:{address.port}"):
+        if words := address.shown.failed(exc, f"grpcs://{address.place}"):
             raise TargetError(words) from exc

@@ -27,7 +27,7 @@ from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
 from loadtest.load import signing
 from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import in_thread
-from loadtest.load.dialler import Dialler
+from loadtest.load.dialler import Dialler, host_and_port
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
 from loadtest.load.pacer import Pacer
@@ -111,7 +111,7 @@ class LoadSender:
         if job.grpc:
             self._client = GrpcClient(
                 self._dialler,
-                authority=f"[{job.host}]:{job.port}" if ":" in job.host else f"{job.host}:{job.port}",
+                authority=host_and_port(job.host, job.port),
                 tls=job.tls,
                 requests=job.requests,
                 metadata=job.metadata,

@@ -208,7 +208,7 @@ def _of_payload(payload: PayloadSpec, inputs: Sequence[dict[str, Any]]) -> list[
         why = "requests of payload.files are sent as they are: leave one of them out"
         return [f"payload.{key}: {shown(value)}: {why}" for key, value in unused.items() if value]
     length = collect(faults, "", partial(range_of, "payload.length:", payload.length))
-    collect(faults, "", partial(values_of, "payload.values:", payload.values, [str(each["name"]) for each in inputs]))
+    collect(faults, "", partial(values_of, "payload.values:", payload.values, inputs))
     if length is not None:
         collect(faults, "", partial(check_size, "payload.rows:", payload.rows, length[1], inputs))
     return faults

@@ -8,12 +8,20 @@ import io
 import os
 import sys
 
-from rich.console import Console
+import rich.console
 
 from gateway.process.console import words
 
 WIDTH = 100  # columns where there is no terminal
 _UNBROKEN = 10_000  # columns
+
+
+class Console(rich.console.Console):
+    """One whose user decides what to do where whoever reads has gone: rich exits with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises: BrokenPipeError, while that is handled."""
+        raise
 
 
 def results(*, hidden: bool = False) -> Console:

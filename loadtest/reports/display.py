@@ -4,6 +4,7 @@ Nothing here has a thread: one would hold the interpreter while requests are due
 at its run, twice a second.
 """
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from loadtest.search.events import Agreed, Load, Measured, Predicted, TakenBack
@@ -70,12 +71,12 @@ class Display:
 
     def clear(self) -> None:
         """Take the line away that is redrawn."""
-        if self._console.is_terminal:
-            self._console.file.write(ERASE)
-            self._console.file.flush()
+        self._redraw("")
 
     def _redraw(self, line: str) -> None:
-        if self._console.is_terminal:
+        if not self._console.is_terminal:
+            return
+        with suppress(OSError):  # a terminal that is gone ends a search by its signal, in order
             self._console.file.write(ERASE + line[: self._console.width - 1])
             self._console.file.flush()
 

@@ -107,9 +107,11 @@ def price_told(price: PriceReport) -> str:
 
 
 def price_reservation(types: str, price: PriceReport) -> str:
-    """What to do about a price that is estimated, undated or old."""
+    """What to do about a price that is estimated, undated, old or of a day to come."""
     own = price.basis == "own"
     anew = "set `usd_per_hour` anew" if price.date else "set `price_date` beside it, such as 2026-11-22"
+    if "in the future" in price.flags:
+        anew = "set `price_date` to the day it is of"
     remedy = anew if own else f"`loadtest prices refresh {types}` fetches today's"
     return f"{types or 'a candidate'}: {price_told(price)} ({price.source}): {remedy}"
 

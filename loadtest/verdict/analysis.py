@@ -34,6 +34,11 @@ _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _LIMITED: Final = (429, GRPC + 8)
+_MIN_COUNTED: Final = 0.99  # of the successes: a server may count its last ones behind their answers
+_UNCOUNTED: Final = (
+    "the server's own totals do not cover the run: it was started or loaded anew, or several servers answer in turn; its queue "
+    "and compute times are not known"
+)
 _CORES: Final = cores()  # before a search keeps this process to those that its candidate leaves
 _HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -105,6 +110,11 @@ def summarise(
         own_lag_ms = _percentile(disturbance.own_lag_ns(inside, delays) / 1e6, 99)
         reasons += faults(spec, generator, own_lag_p99_ms=own_lag_ms, busy=busy, due=due, in_time=in_time, met=found == "pass")
     reasons += disturbed
+    service = evaluable.service[evaluable.ok]
+    spent = after.since(before) if before is not None and after is not None else None
+    uncounted: tuple[str, ...] = ()
+    if spent is not None and (spent.began_anew or 0 < spent.requests < _MIN_COUNTED * len(service)):
+        spent, uncounted = None, (_UNCOUNTED,)
     if reasons:
         judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)
     return RunResult(
@@ -134,7 +144,7 @@ def summarise(
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
         blocks=_blocks(spec, schedule, grid, evaluable, warmup_block, marked),
         generator=generator,
-        server=_split(before, after, _mean_ms(evaluable.service[evaluable.ok])),
+        server=_split(spent, _mean_ms(service)),
         valid=not reasons,
         reasons=reasons,
         warnings=_warnings(
@@ -149,6 +159,7 @@ def summarise(
             limited=int(np.count_nonzero(np.isin(counted.status, _LIMITED))),
             busy=busy,
         )
+        + uncounted
         + (() if reasons else bent),
         partial=ended.partial,
         machine=machine,
@@ -384,11 +395,8 @@ def _most_needed(needed: Sequence[int | None]) -> int | None:
     return max(known) if len(known) == len(needed) else None
 
 
-def _split(before: ServerStatistics | None, after: ServerStatistics | None, service_ms: float) -> ServerSplit | None:
-    if before is None or after is None:
-        return None
-    spent = after.since(before)
-    if spent.requests <= 0:
+def _split(spent: ServerStatistics | None, service_ms: float) -> ServerSplit | None:
+    if spent is None or spent.requests == 0:
         return None
     queue_ms, compute_ms = spent.queue_ns / spent.requests / 1e6, spent.compute_ns / spent.requests / 1e6
     return ServerSplit(

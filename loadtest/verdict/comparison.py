@@ -11,6 +11,7 @@ event, and tell nothing.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -30,7 +31,7 @@ SHARES: Final = ("attainment", "succeeded")  # metrics that are shares
 _ANSWERED: Final = "answered (1/s)"
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
-_LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length")  # what must be equal to compare
+_LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     """
     different = [name for name in _LOAD if getattr(base.spec, name) != getattr(new.spec, name)]
     if different:
-        shown = ", ".join(f"{name} {getattr(base.spec, name)} and {getattr(new.spec, name)}" for name in different)
+        pairs = ((name, _told(getattr(base.spec, name)), _told(getattr(new.spec, name))) for name in different)
+        shown = ", ".join(f"{name} {old} and {now}" for name, old, now in pairs)
         raise UsageError(f"compare: the runs had different loads: {shown}")
     closed = base.spec.pattern.startswith("users")
     paired = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
@@ -221,13 +223,18 @@ def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not paired:
         notes.append("not paired: seeds or blocks differ, so differences in traffic count as noise")
-    for name in ("protocol", "model", "version", "connections", "processes", "payloads"):
+    for name in ("protocol", "model", "version", "connections", "processes", "payloads", "lengths", "pad", "timeout_s"):
         old, now = getattr(base.spec, name), getattr(new.spec, name)
         if old != now:
-            notes.append(f"{name} differs: {old or '(none)'} and {now or '(none)'}")
+            notes.append(f"{name} differs: {_told(old)} and {_told(now)}")
     if base.verdict != new.verdict:
         notes.append(f"the SLO's verdict was {base.verdict} and is {new.verdict}")
     return tuple(notes)
+
+
+def _told(value: object) -> str:
+    """A field of a spec."""
+    return str(", ".join(value) if isinstance(value, tuple) else value) if value else "(none)"
 
 
 def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
@@ -236,7 +243,7 @@ def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
     lines = [
         f"### loadtest: {comparison.verdict}",
         "",
-        f"`{_title(base)}` → `{_title(new)}`, {way}",
+        f"{_code(_title(base))} → {_code(_title(new))}, {way}",
         "",
         "| metric | base | new | change | 95 % interval | verdict |",
         "|---|---|---|---|---|---|",
@@ -244,6 +251,13 @@ def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
     lines += [f"| {' | '.join(cells(metric))} |" for metric in comparison.metrics]
     lines += ["", *(f"- {note}" for note in comparison.notes)] if comparison.notes else []
     return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    """A code span: within more backticks than it has in a row, a space apart from its own (CommonMark 0.31, 6.1)."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def _title(result: RunResult) -> str:

@@ -267,9 +267,29 @@ def test_what_the_server_counted_is_a_mean_per_request() -> None:
     idle = run(statistics=(before, replace(after, executions=60))).server
     assert idle is not None
     assert idle.rows_per_execution == 0
-    single = run(statistics=(before, replace(before, requests=101, queue_ns=before.queue_ns + MS))).server
-    assert single is not None
-    assert (single.requests, single.queue_ms) == (1, 1.0)
+    shared = run(statistics=(before, replace(after, requests=5100))).server
+    assert shared is not None
+    assert (shared.requests, shared.queue_ms) == (5000, 0.5)
+
+
+@pytest.mark.parametrize("fewer", ["requests", "queue_ns", "compute_ns", "rows", "executions"])
+def test_totals_that_fell_in_the_run_are_of_no_use(fewer: str) -> None:
+    before, after = ServerStatistics(100, 1 * S, 2 * S, 300, 60), ServerStatistics(2600, 3 * S, 12 * S, 10_300, 2560)
+    found = run(statistics=(before, replace(after, **{fewer: getattr(before, fewer) - 1})))
+    assert found.server is None
+    assert [warning for warning in found.warnings if "totals do not cover the run" in warning]
+
+
+def test_a_server_that_counted_fewer_requests_than_it_answered_was_started_anew() -> None:
+    before = ServerStatistics(100, 1 * S, 2 * S, 300, 60)
+
+    def counted(requests: int) -> RunResult:
+        return run(statistics=(before, ServerStatistics(100 + requests, 9 * S, 9 * S, 9000, 9000)))
+
+    assert counted(2475).server is not None  # 1 % may be counted behind their answers
+    assert counted(2475).warnings == counted(2500).warnings == counted(0).warnings
+    assert counted(2474).server is None
+    assert len(counted(2474).warnings) == len(counted(2475).warnings) + 1
 
 
 def test_the_p99_has_an_interval_where_requests_can_tell() -> None:

@@ -176,6 +176,8 @@ def test_a_price_is_stale_after_ninety_days() -> None:
     price = Price(usd_per_hour=1, source="s", date=TODAY)
     assert price.flags(TODAY + datetime.timedelta(days=90)) == ()
     assert price.flags(TODAY + datetime.timedelta(days=91)) != ()
+    assert price.flags(TODAY - datetime.timedelta(days=1)) == ()  # it may be tomorrow elsewhere
+    assert price.flags(TODAY - datetime.timedelta(days=2)) == ("in the future",)
 
 
 def test_what_was_read_nowhere_is_no_price() -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -230,11 +231,71 @@ def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
             await until(lambda: not any(connection.has_room for connection in old))
             client.send(4)
             await until(lambda: any(4 in connection.indices.values() for connection in client.connections))
-            await until(lambda: len(opened) == 5)
-            assert (len(opened), len(client.connections), client.most_connections) == (5, 5, 4)
+            await until(lambda: len(client.connections) == len(opened) == 8)  # a place each
+            assert client.most_connections == 4
             client.expire(range(4))  # what they owe is given up: so they end
-            await until(lambda: len(client.connections) == 1)
+            await until(lambda: len(client.connections) == 4)
             assert (sent.done, sent.faults) == ([], [])
+            await client.close()
+
+    run(scenario)
+
+
+def test_connections_that_ended_are_replaced_while_others_have_room() -> None:
+    opened: list[asyncio.Transport] = []
+
+    def begin(transport: asyncio.Transport) -> None:
+        opened.append(transport)
+        transport.write(SETTINGS)
+
+    class Stays(Peer):
+        made = staticmethod(begin)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Stays) as port:
+            client = client_of("grpc", port, sent)
+            await client.open(4)
+            await until(lambda: len(opened) == 4)
+            for transport in opened[1:]:
+                transport.abort()
+            await until(lambda: len(client.connections) == 1)
+            client.send(0)
+            await until(lambda: len(client.connections) == 4 and len(opened) == 7)
+            assert (sent.done, sent.faults) == ([], [])
+            await client.close()
+
+    run(scenario)
+
+
+def test_a_target_that_lets_fewer_in_is_not_asked_with_every_request() -> None:
+    attempts: list[int] = []
+
+    class OnlyOne(Dialler):
+        async def dial(self, protocol: Callable[[], Any]) -> Any:
+            attempts.append(len(attempts))
+            if len(attempts) > 1:
+                raise ConnectionRefusedError("one is enough")
+            return await super().dial(protocol)
+
+    class Stays(Peer):
+        made = staticmethod(lambda transport: transport.write(SETTINGS))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Stays) as port:
+            client = GrpcClient(OnlyOne("127.0.0.1", port, tls=False, timeout_s=5), authority="a", tls=False, requests=[b"x"],
+                                metadata=[], connections=4, log=RequestLog(REQUESTS), on_done=sent.on_done,
+                                on_fault=sent.on_fault, on_locked=sent.on_locked)  # fmt: skip
+            began_s = time.monotonic()
+            await client.open(4)
+            for index in range(REQUESTS):
+                client.send(index)
+                for _ in range(4):
+                    await asyncio.sleep(0)
+            in_time = 1 + (time.monotonic() - began_s) // 0.1
+            assert 4 < len(attempts) <= 4 + 3 * in_time
+            assert (len(client.connections), sent.done, sent.faults) == (1, [], [])
             await client.close()
 
     run(scenario)
@@ -268,6 +329,23 @@ def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tupl
                 transport.write(headers(1, *fields) + headers(3, (b"grpc-status", b"0")))
             done = await sent.until(8)
             assert sorted(status for _, status in done) == sorted([OK] * 4 + [status] * 4)
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
+def test_a_port_of_tls_that_is_asked_without_is_told(answer: bytes) -> None:
+    class Locked(Peer):
+        came = staticmethod(lambda transport: transport.write(answer))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Locked) as port:
+            client = client_of("grpc", port, sent)
+            client.send(0)
+            assert await sent.until(1) == [(0, MALFORMED)]
+            assert client.error_samples == {"malformed": "it speaks no HTTP/2; if it speaks TLS, write grpcs://"}
             await client.close()
 
     run(scenario)

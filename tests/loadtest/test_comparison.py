@@ -1,5 +1,6 @@
 """What a comparison reckons, against SciPy's tests, and what it says."""
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from loadtest.errors import UsageError
 from loadtest.load.patterns import schedule
 from loadtest.results import Block, RunResult
 from loadtest.verdict.comparison import ComparedMetric, cells, compare, junit, markdown
@@ -236,20 +238,38 @@ def test_a_verdict_that_turned_is_a_change_by_itself() -> None:
     assert compare(passed, passed).notes == ()
 
 
-@pytest.mark.parametrize("name", ["protocol", "model", "version", "connections", "processes", "payloads"])
-def test_what_differs_but_is_no_load_is_noted(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        *((name, "7", "7") for name in ("model", "version", "connections", "processes", "lengths")),
+        ("protocol", "grpc", "grpc"),
+        ("payloads", ("a.json", "b.json"), "a.json, b.json"),
+        ("pad", ("x=0",), "x=0"),
+        ("timeout_s", 0.5, "0.5"),
+    ],
+)
+def test_what_differs_but_is_no_load_is_noted(name: str, value: object, told: str) -> None:
     base = made(levels())
-    new = replace(base, spec=replace(base.spec, **{name: "grpc" if name == "protocol" else "7"}))
+    new = replace(base, spec=replace(base.spec, **{name: value}))
     old = getattr(base.spec, name) or "(none)"
-    assert compare(base, new).notes == (f"{name} differs: {old} and {'grpc' if name == 'protocol' else '7'}",)
-    assert compare(new, base).notes == (f"{name} differs: {'grpc' if name == 'protocol' else '7'} and {old}",)
+    assert compare(base, new).notes == (f"{name} differs: {old} and {told}",)
+    assert compare(new, base).notes == (f"{name} differs: {told} and {old}",)
 
 
-@pytest.mark.parametrize("name", ["pattern", "duration_s", "rows", "length", "slo"])
-def test_another_load_is_named(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "other", "told"),
+    [
+        ("pattern", "constant", "constant"),
+        ("duration_s", 7.0, "7.0"),
+        ("rows", "2", "2"),
+        ("length", "9", "9"),
+        ("slo", None, "(none)"),
+        ("values", ("x=0:9", "y=0:1"), "x=0:9, y=0:1"),
+    ],
+)
+def test_another_load_is_named(name: str, other: object, told: str) -> None:
     base = made(levels())
-    other = {"pattern": "constant", "duration_s": 7.0, "rows": "2", "length": "9", "slo": None}[name]
-    with pytest.raises(Exception, match=f"{name} .* and {other}"):
+    with pytest.raises(UsageError, match=f"{name} .* and {re.escape(told)}$"):
         compare(base, replace(base, spec=replace(base.spec, **{name: other})))
 
 
@@ -263,6 +283,8 @@ def test_markdown_is_a_table_with_its_notes() -> None:
     base, new = replace(made(levels()), spec=replace(SPEC, label="before")), other_seed(made(levels()))
     lines = markdown(compare(base, new), base, new).splitlines()
     assert lines[2] == "`before` → `http://base`, 20 blocks, not paired"
+    odd = replace(base, spec=replace(SPEC, label="`a` and ``b"))
+    assert markdown(compare(odd, base), odd, base).splitlines()[2].startswith("``` `a` and ``b ``` → `before`, ")
     assert lines[4].count("|") == lines[5].count("|") == lines[6].count("|") == 7
     assert lines[-1].startswith("- not paired: seeds or blocks differ")
     paired = markdown(compare(base, base), base, base)

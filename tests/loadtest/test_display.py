@@ -1,4 +1,6 @@
+import errno
 import io
+import os
 import threading
 from dataclasses import replace
 from typing import Any
@@ -124,3 +126,13 @@ def test_candidates_are_called_by_what_differs() -> None:
     assert differences(spec.candidates)[:2] == ["c7i.large, sessions 1", "c7i.large, sessions 2"]
     assert differences(spec.candidates[:2]) == ["sessions 1", "sessions 2"]
     assert differences(spec.candidates[:1]) == [spec.candidates[0].name]
+
+
+def test_a_terminal_that_is_gone_is_not_written_to() -> None:
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    display = Display(Console(file=Gone(), force_terminal=True), QUESTION, {ENTRANT.name: "sessions 2"}, paid=True)
+    display.on_step(step(LOAD))
+    display.clear()

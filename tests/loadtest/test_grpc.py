@@ -1,6 +1,7 @@
 """The raw gRPC client against grpc's own server, and against the null server."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -69,10 +70,10 @@ class Servicer(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated
 
 
 @asynccontextmanager
-async def serve(servicer: Servicer) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
+async def serve(servicer: Servicer, host: str = "127.0.0.1") -> AsyncIterator[tuple[grpc.aio.Server, int]]:
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)])
     add_GRPCInferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"{host}:0")
     await server.start()
     try:
         yield server, port
@@ -98,6 +99,19 @@ def test_calls_are_answered_and_carry_what_was_asked() -> None:
     assert servicer.metadata[0]["x-tenant"] == "a" * 200
     assert result.server is not None
     assert result.server.queue_ms == pytest.approx(3)
+
+
+def test_a_server_is_asked_by_its_address_of_ipv6() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+
+    async def scenario() -> RunResult:
+        async with serve(Servicer(None, 4), "[::1]") as (_, port):
+            return await measure(replace(SPEC, target=f"[::1]:{port}"))
+
+    assert uvloop.run(scenario()).succeeded == 50
 
 
 def test_messages_larger_than_the_windows_arrive_whole() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for the command `loadtest run`: the first one always works, a second one as well."""
+"""Ctrl-C, SIGTERM and SIGHUP for the command `loadtest run`: the first one always works, a second one as well."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ from loadtest.load import live_log
 from loadtest.measuring.generator_limit import null_server
 from loadtest.results import read_run
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 def command(target: str, *options: str) -> list[str]:
@@ -55,6 +55,23 @@ def test_a_later_one_ends_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "")
+
+
+def test_a_terminal_that_closes_ends_in_order_and_hurries_nothing() -> None:
+    code = (
+        "import signal, time\n"
+        "from loadtest.commands.interrupts import SAME_PRESS_S, interruption\n"
+        "with interruption() as found:\n"
+        "    signal.raise_signal(signal.SIGHUP)\n"
+        "    time.sleep(SAME_PRESS_S)\n"
+        "    signal.raise_signal(signal.SIGHUP)\n"
+        "    print(found.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "129\n")
+    by_nohup = code.replace("with", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith", 1).replace("exit_code", "signum")
+    done = subprocess.run([sys.executable, "-c", by_nohup], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "0\n")
 
 
 def test_one_that_came_before_anyone_listened_is_told_at_once() -> None:

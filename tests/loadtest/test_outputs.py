@@ -393,6 +393,9 @@ def test_a_doubtful_price_says_its_date_and_what_to_do() -> None:
     text = " ".join(forms.render(found, "text").split())
     assert "$0.0500 an hour of A: your own price, price of 2026-03-30, 124 days old" in text
     assert "price of 2026-03-30, 124 days old (a contract): set `usd_per_hour` anew" in text
+    ahead = example_spec(candidates=[candidates[0] | {"price_date": "2027-05-01"}])
+    text = forms.render(told(ahead, example_outcome(ahead, {"c7i.large synthetic": Truth(480)})), "text")
+    assert "price of 2027-05-01, in the future (a contract): set `price_date` to the day it is of" in " ".join(text.split())
     undated = example_spec(candidates=[{key: value for key, value in candidates[0].items() if key != "price_date"}])
     text = forms.render(told(undated, example_outcome(undated, {"c7i.large synthetic": Truth(480)})), "text")
     assert "price without a date (a contract): set `price_date` beside it, such as 2026-11-22" in " ".join(text.split())

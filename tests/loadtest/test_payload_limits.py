@@ -93,7 +93,7 @@ def test_numbers_fill_their_range_up_to_both_ends() -> None:
         ({"values": ("image=nan:1",)}, "--values 'image=nan:1': expected finite numbers"),
         ({"values": ("image=-inf:inf",)}, "--values 'image=-inf:inf': expected finite numbers"),
         ({"values": ("image=-1e308:1e308",)}, "--values 'image=-1e308:1e308': expected finite numbers"),
-        ({"values": ("input_ids=0:1e19",)}, "--values input_ids=0:10000000000000000000: expected -9223372036854775808 to"),
+        ({"values": ("input_ids=0:1e19",)}, "--values 'input_ids=0:1e19': expected -9223372036854775808 to"),
         ({"rows": str(10**21)}, f"--rows '{10**21}': expected at most 268435456"),
         ({"rows": "1-100000000"}, "--rows 100000000: with a length of 16, a request has "),
         ({"length": str(10**21)}, f"--length '{10**21}': expected at most 268435456"),
@@ -108,11 +108,11 @@ def test_a_wrong_option_is_refused_with_its_value(change: dict[str, Any], messag
 def test_values_are_of_the_inputs_datatype() -> None:
     of_bytes: list[dict[str, Any]] = [{"name": "x", "datatype": "UINT8", "shape": [-1, 4]}]
     assert len(synthetic(replace(SPEC, values=("x=0:255",)), of_bytes)) == 64
-    with pytest.raises(UsageError, match=r"--values x=0:256: expected 0 to 255, as it is of UINT8"):
+    with pytest.raises(UsageError, match=r"--values 'x=0:256': expected 0 to 255, as it is of UINT8"):
         synthetic(replace(SPEC, values=("x=0:256",)), of_bytes)
     halves = [{"name": "x", "datatype": "FP16", "shape": [-1, 4]}]
     assert np.isfinite(synthetic(replace(SPEC, values=("x=-65504:65504",)), halves)[0][0]["x"]).all()
-    with pytest.raises(UsageError, match=r"--values x=0:100000: expected -65504 to 65504, as it is of FP16"):
+    with pytest.raises(UsageError, match=r"--values 'x=0:1e5': expected -65504 to 65504, as it is of FP16"):
         synthetic(replace(SPEC, values=("x=0:1e5",)), halves)
 
 
@@ -128,3 +128,36 @@ def test_a_model_whose_inputs_are_unknown_needs_payload_files() -> None:
         synthetic(SPEC, [])
     with pytest.raises(UsageError, match="input 'x': the server's metadata has the unknown datatype 'FP13'"):
         synthetic(SPEC, [{"name": "x", "datatype": "FP13", "shape": [1]}])
+
+
+@pytest.mark.parametrize("number", ["9007199254740993", "9223372036854775807", "-9223372036854775808"])
+def test_a_whole_number_is_sent_as_it_was_written(number: str) -> None:
+    of_int64 = [{"name": "x", "datatype": "INT64", "shape": [-1, 4]}]
+    sent = synthetic(replace(SPEC, values=(f"x={number}:{number}",)), of_int64)[0][0]["x"]
+    assert set(sent.ravel().tolist()) == {int(number)}
+    assert len(synthetic(replace(SPEC, values=("x=0:9223372036854775807",)), of_int64)) == 64
+
+
+@pytest.mark.parametrize(
+    ("datatype", "asked", "message"),
+    [
+        ("INT32", "x=0.5:0.9", "expected whole numbers, as it is of INT32"),
+        ("UINT8", "x=0:1e-400", "expected whole numbers, as it is of UINT8"),
+        ("INT64", "x=0:9223372036854775808", "expected -9223372036854775808 to 9223372036854775807, as it is of INT64"),
+        ("BOOL", "x=5:9", "expected 0 to 1, as it is of BOOL"),
+        ("BYTES", "x=1:3", "expected no range, as it is of BYTES"),
+    ],
+)
+def test_values_that_the_datatype_does_not_have_are_refused_as_they_were_written(
+    datatype: str, asked: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        synthetic(replace(SPEC, values=(asked,)), [{"name": "x", "datatype": datatype, "shape": [-1, 4]}])
+    assert str(refused.value) == f"--values {asked!r}: {message}"
+
+
+@pytest.mark.parametrize(("datatype", "asked"), [("BOOL", "x=1:1"), ("INT32", "x=1e3:1000.0"), ("BF16", "x=-3e38:3e38")])
+def test_values_that_the_datatype_has_are_taken(datatype: str, asked: str) -> None:
+    low, high = map(float, asked.removeprefix("x=").split(":"))
+    sent = synthetic(replace(SPEC, values=(asked,)), [{"name": "x", "datatype": datatype, "shape": [-1, 4]}])[0][0]["x"]
+    assert low <= sent.min() <= sent.max() <= high

@@ -247,6 +247,26 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert "x.live: cannot be read: 'utf-8' codec" in capsys.readouterr().err
 
 
+def test_what_a_run_of_a_trace_had_measured_needs_no_trace(tmp_path: Path) -> None:
+    trace, path = tmp_path / "a.csv", tmp_path / "x.live"
+    trace.write_text("".join(f"{0.01 * row:.2f}\n" for row in range(6000)))
+    spec = LoadSpec("127.0.0.1:1", model="m", pattern=f"trace:file={trace}", duration_s=60, warmup_s=0)
+    intended = schedule(spec.pattern, rate_rps=0, duration_s=60, seed=0).intended_ns
+    with live_log.create(path) as file:
+        log = RequestLog.shared(len(intended), file.fileno())
+        np.asarray(log.intended)[:] = intended
+        for row in range(1500):
+            log.dispatched[row] = log.sent[row] = intended[row] + 1
+            log.done[row], log.status[row] = intended[row] + 5_000_000, OK
+        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00")
+    for change in (lambda: trace.write_text("0\n1\n"), trace.unlink):
+        change()
+        assert main(["recover", str(path), "--json", str(tmp_path / "x.json")]) == ExitCode.MET
+        result = read_run(tmp_path / "x.json")
+        assert (result.succeeded, result.asked_rps, result.valid) == (1500, pytest.approx(100, rel=0.01), True)
+        assert {block.asked for block in result.blocks} == {200}  # of 2 s
+
+
 @pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
 def test_what_one_process_can_offer_is_measured_once(protocol: Protocol) -> None:
     async def scenario() -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """What is said where the target cannot be asked, or is not what it is taken for."""
 
+import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -7,8 +8,9 @@ from threading import Thread
 import pytest
 
 from loadtest.errors import TargetError
+from loadtest.load.dialler import Dialler
 from loadtest.load.target import Address, model_name
-from loadtest.results import LoadSpec
+from loadtest.results import LoadSpec, Protocol
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -45,6 +47,21 @@ def asked(target: str) -> str:
     with pytest.raises(TargetError) as raised:
         model_name(spec, Address.of(spec))
     return str(raised.value)
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "grpc"])
+def test_an_address_of_ipv6_is_told_in_brackets(protocol: Protocol) -> None:
+    spec = LoadSpec("[::1]:1", protocol=protocol)
+    with pytest.raises(TargetError, match=r"^\[::1\]:1[ /]"):
+        model_name(spec, Address.of(spec))
+
+
+def test_the_url_of_an_address_of_ipv6_has_brackets() -> None:
+    assert Address.of(LoadSpec("https://[::1]:8443/a")).url == "https://[::1]:8443"
+    assert Address.of(LoadSpec("https://[::1]/a")).authority == "[::1]"
+    failure = ssl.SSLError(1, "no")
+    failure.reason = "HTTP_REQUEST"
+    assert Dialler("::1", 8443, tls=True, protocols=("h2",), timeout_s=1).failed(failure).startswith("grpcs://[::1]:8443: ")
 
 
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2", "/v2/health/ready"])

@@ -34,7 +34,7 @@ _MUCH_CPU: Final = 0.2  # of the machine
 _MOST_CPU: Final = 0.75  # of the machine, where the target is on it too
 _SATURATED: Final = 0.85  # of a core; the kernel leaves 5 % to others, and connecting anew costs some
 _LIMITED: Final = (429, GRPC + 8)
-_MIN_COUNTED: Final = 0.99  # of the successes: a server may count its last ones behind their answers
+_COUNTED_LATE_S: Final = 3.0  # several processes, or Ray's replicas, tell their counts once a second, one after the other
 _UNCOUNTED: Final = (
     "the server's own totals do not cover the run: it was started or loaded anew, or several servers answer in turn; its queue "
     "and compute times are not known"
@@ -113,7 +113,8 @@ def summarise(
     service = evaluable.service[evaluable.ok]
     spent = after.since(before) if before is not None and after is not None else None
     uncounted: tuple[str, ...] = ()
-    if spent is not None and (spent.began_anew or 0 < spent.requests < _MIN_COUNTED * len(service)):
+    counted_least = len(service) * (1 - _COUNTED_LATE_S * 1e9 / ended.elapsed_ns)
+    if spent is not None and (spent.began_anew or 0 < spent.requests < counted_least):
         spent, uncounted = None, (_UNCOUNTED,)
     if reasons:
         judged = tuple(replace(objective, verdict="undecided", requests_needed=None) for objective in judged)

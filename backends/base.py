@@ -303,6 +303,7 @@ class Model(Protocol):
 def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast: bool = True) -> Tensors:
     """Hold a model to its spec: its outputs and no others, each of its datatype and shape, with as many rows as went in.
 
+    In the order of the spec, whatever order the model gave them in.
     A part of a decoupled model's answer may have any number of rows.
     cast: bring arrays of another datatype to the declared one where only the precision of float64 is lost, or nothing.
     Raises: OutputsRefused, naming the output; ExecutionFailed, for a value or an element that the datatype cannot hold.
@@ -335,9 +336,10 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         raise OutputsRefused(
             f"the model gave {_names(undeclared)} beside its outputs {_names(spec.output_by_name)}: declare or omit them"
         )
-    if not made:
+    if not made and [*outputs] == [*spec.output_by_name]:
         return outputs
-    return LastPart(outputs | made) if isinstance(outputs, LastPart) else outputs | made
+    made = {name: made.get(name, outputs[name]) for name in spec.output_by_name}
+    return LastPart(made) if isinstance(outputs, LastPart) else made
 
 
 _Exact = tuple[tuple[str, "np.dtype[Any]", tuple[int, ...]], ...]
@@ -360,9 +362,10 @@ def are_exact(exact: _Exact, inputs: Tensors, outputs: Tensors) -> bool:
     for array in inputs.values():
         rows = array.shape[0]
         break
+    in_order = iter(outputs)
     for name, dtype, shape in exact:
         given = outputs.get(name)
-        if type(given) is not np.ndarray or given.dtype is not dtype or given.shape != (rows, *shape):
+        if type(given) is not np.ndarray or given.dtype is not dtype or given.shape != (rows, *shape) or next(in_order) != name:
             return False
     return True
 

@@ -1,9 +1,9 @@
 """Sends the requests of one model to its lanes, as the router decides.
 
 A request is in one lane at a time. If that lane fails it, or gives it up, it is submitted once more to another that may stand
-in for it, has room and is predicted to be in time; whatever the second one answers is the answer. Who is to blame for a failed
-request shows there: served elsewhere, it was the lane; failed elsewhere as well, it was the request. A lane that refuses it has
-not had it: the next that may stand in is asked.
+in for it, has room and is predicted to be in time; whatever the second one that runs it answers is the answer. Who is to blame
+for a failed request shows there: served elsewhere, it was the lane; failed elsewhere as well, it was the request. A lane that
+refuses it, or gives it up before it has run, has not had it.
 
 Copies are requests of their own: inputs copied (a client may reuse a shared memory region as soon as it is answered), lowest
 priority, answers dropped. None of what becomes of them reaches a caller.
@@ -26,7 +26,7 @@ from gateway.config import Backend, ModelSection
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.engine.pair import Pair
-from gateway.engine.place import OnAnswer, OnAnswerPart, Place
+from gateway.engine.place import LanePlace, OnAnswer, OnAnswerPart, Place
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, BackendUnreachable, DeadlineExceeded, GatewayError, Overloaded, Unavailable
 from gateway.routing.health import Health
@@ -69,7 +69,6 @@ class Dispatcher:
         self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._starting: set[Candidate] = set()  # were woken
         self._hung: set[Candidate] = set()  # the last execution of one request alone failed there, after too long
-        self._second: set[InferRequest] = set()  # requests that are with their second lane
         self._copied: set[InferRequest] = set()  # copies
 
     def __repr__(self) -> str:
@@ -96,8 +95,7 @@ class Dispatcher:
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent, sent.part)
         except (Unavailable, BackendFailed) as exc:
-            refused, busy = isinstance(exc, Unavailable), isinstance(exc, Overloaded)
-            if not self.fall_back(sent, now_ns, refused=refused, busy=busy):
+            if not self.fall_back(sent, now_ns, ran=isinstance(exc, BackendFailed), busy=isinstance(exc, Overloaded)):
                 raise
         else:
             self._sent_to(route.candidate, route.reason, now_ns)
@@ -156,29 +154,36 @@ class Dispatcher:
 
     # what a request's life asks
 
-    def fall_back(self, sent: "_Sent", now_ns: int, *, refused: bool = False, busy: bool = False) -> bool:
-        """Submit a request that its first lane did not serve to another, if there is one that can.
+    def fall_back(self, sent: "_Sent", now_ns: int, *, ran: bool, busy: bool) -> bool:
+        """Submit a request that its lane did not serve to another, if there is one that can.
 
-        refused: that lane has not had it, so that the other becomes its first. busy: it has too much to do, and no fault.
+        ran: there, which it may do in one more. If it has not, and is in its second, it leaves that only if it is down, and for
+        none that it was in: under overload all would move about. busy: that lane has too much to do, and no fault.
         """
-        request, failed = sent.request, sent.candidate
-        if request in self._second or now_ns > deadline_of(request, self._slo_ns):
+        request, left, was_in = sent.request, sent.candidate, sent.place is not None
+        stays = sent.failed is not None if ran else bool(sent.left) and self._works(left)
+        if stays or now_ns > deadline_of(request, self._slo_ns):
             return False
         request.plain = False  # it does not come there as it arrived
-        candidate = self._place_elsewhere(sent, now_ns, [failed] if busy else [])
+        full = [] if ran else [*sent.left]
+        candidate = self._place_elsewhere(sent, now_ns, [*full, left] if busy else full)
         if candidate is None:
             return False
         sent.candidate = candidate
-        if not refused:
-            self._second.add(request)
-            sent.failed = failed
+        if was_in:
+            sent.left += (left,)
+        if ran:
+            sent.failed = left
         self._sent_to(candidate, "fallback", now_ns)
         return True
+
+    def _works(self, candidate: Candidate) -> bool:
+        return self._lanes[candidate].runner.lives and not candidate.health.ejected
 
     def _place_elsewhere(self, sent: "_Sent", now_ns: int, full: list[Candidate]) -> Candidate | None:
         """Submit a request to the first that takes it of those that may stand in for its lane, as the router ranks them.
 
-        full: who is known to have no room.
+        full: who is known to have no room, or is not to be asked.
         """
         request, failed = sent.request, sent.candidate
         full += [
@@ -238,9 +243,6 @@ class Dispatcher:
             lane.hand_over(now_ns)
         if pending or self._starting:
             self._rescue_later(now_ns)
-
-    def ended(self, request: InferRequest) -> None:
-        self._second.discard(request)
 
     def blame(self, candidate: Candidate) -> None:
         """A request failed, and for no fault of its own."""
@@ -380,11 +382,11 @@ class _Observer:
 
 
 class _Sent:
-    """A caller's request that is in a lane, at `place`. failed: the lane that could not serve it before."""
+    """A caller's request that is in a lane, at `place`. left: where it was before. failed: where it has run before."""
 
     __slots__ = (
-        "_begun", "_blamed", "_dispatcher", "_moved", "_on_answer", "_on_answer_part", "candidate", "failed", "pairs", "place",
-        "request",
+        "_begun", "_blamed", "_dispatcher", "_moved", "_on_answer", "_on_answer_part", "candidate", "failed", "left", "pairs",
+        "place", "request",
     )  # fmt: skip
 
     def __init__(
@@ -403,9 +405,10 @@ class _Sent:
         self._moved = False  # to another lane, and not ended in the first yet
         self.request = request
         self.candidate = candidate
+        self.left: tuple[Candidate, ...] = ()
         self.failed: Candidate | None = None
         self.pairs: tuple[Pair, ...] = ()
-        self.place: Place | None = None
+        self.place: LanePlace | None = None
 
     def cancel(self) -> None:
         if self.place is not None:
@@ -423,19 +426,26 @@ class _Sent:
 
     def moves(self, now_ns: int) -> bool:
         """Have another lane take it before its lane gives it up, whose end is the next to come."""
-        if self.failed is not None or self._begun:
+        if self._begun:
             return False
-        self._moved = self._dispatcher.fall_back(self, now_ns, busy=True)
+        self._moved = self._dispatcher.fall_back(self, now_ns, ran=self._ran, busy=True)
         return self._moved
+
+    @property
+    def _ran(self) -> bool:
+        return self.place is not None and self.place.ran
 
     def __call__(self, outcome: InferResponse | GatewayError | None) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
         if self._moved:
-            self._moved, self._blamed = False, isinstance(outcome, BackendFailed)
+            self._moved, self._blamed = False, self._blamed or isinstance(outcome, BackendFailed)
             return
         try:
-            if self._falls_back(outcome):
-                return
+            if isinstance(outcome, (BackendFailed, Unavailable)):
+                if self._falls_back(outcome):
+                    return
+            elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
+                self._dispatcher.blame(self.failed)
             for pair in self.pairs:
                 if outcome is not None:
                     pair.of_caller(outcome)
@@ -444,20 +454,16 @@ class _Sent:
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_answer(outcome)
 
-    def _falls_back(self, outcome: InferResponse | GatewayError | None) -> bool:
-        """Whether the request is with another lane now. If not, whoever failed it before is blamed."""
-        dispatcher = self._dispatcher
-        if self.failed is not None:
-            dispatcher.ended(self.request)
-        if isinstance(outcome, (BackendFailed, Unavailable)) and self.failed is None:
-            blamed = isinstance(outcome, BackendFailed)
-            busy = isinstance(outcome, Overloaded)
-            if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), busy=busy):
-                self._blamed = blamed
-                return True
-            if blamed:
-                dispatcher.blame(self.candidate)
-        elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
+    def _falls_back(self, outcome: BackendFailed | Unavailable) -> bool:
+        """Whether the request is with another lane now. If not, who alone has failed it is blamed."""
+        dispatcher, ran, blamed = self._dispatcher, self._ran, isinstance(outcome, BackendFailed)
+        busy = isinstance(outcome, Overloaded)
+        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
+            self._blamed = self._blamed or blamed
+            return True
+        if blamed and self.failed is None:
+            dispatcher.blame(self.candidate)
+        elif self._blamed and self.failed is not None and not ran:
             dispatcher.blame(self.failed)
         return False
 

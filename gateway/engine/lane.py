@@ -24,7 +24,7 @@ from gateway.clock import Clock
 from gateway.engine.failed_requests import fields_of
 from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
-from gateway.engine.place import OnAnswer, OnAnswerPart, Place
+from gateway.engine.place import LanePlace, OnAnswer, OnAnswerPart
 from gateway.engine.recorders import LaneGauges, LaneMetrics
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.engine.runs import LaneObserver, Runs
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One accepted request until it is answered, and its place.
 
-    retried: first rows of the parts that were run a second time. split: what is done of it, if only parts are.
+    failed: first rows of the parts whose run failed. split: what is done of it, if only parts are.
     batch: of a decoupled model, which has given a first part of the answer.
     """
 
@@ -66,7 +66,7 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     reserved_ns: int
     on_answer_part: OnAnswerPart | None = None
     batch: Batch | None = None
-    retried: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
     split: SplitAnswer | None = None
 
     def cancel(self) -> None:
@@ -75,6 +75,10 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
     def taken(self) -> None:
         if self.batch is not None:
             self.lane.runner.taken(self.batch)
+
+    @property
+    def ran(self) -> bool:
+        return bool(self.failed) or self.split is not None or (self.request.rows > 1 and self.request in _begun(self.lane))
 
 
 class Lane:
@@ -149,7 +153,7 @@ class Lane:
         forecast = self.batcher.forecast(request, now_ns, free_slots)
         return msgspec.structs.replace(forecast, wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
 
-    def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> Place:
+    def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> LanePlace:
         """Accept a request. on_answer gets its one answer or error on the loop, never within this call.
 
         on_answer_part: for a decoupled model, which waits when PARTS_AHEAD parts are not `taken`.
@@ -284,9 +288,7 @@ class Lane:
 
     def refuse_waiting(self, error: GatewayError) -> None:
         """Answer what neither runs nor has just ended."""
-        begun = {part.request for batch in self.runs.running for part in batch.parts}
-        begun.update(part.request for part in self.runs.answering)
-        begun.update(part.request for part, _ in self._behind)
+        begun = _begun(self)
         for request in [request for request in self._waiting if request not in begun]:
             self._end(request, error)
 
@@ -434,11 +436,11 @@ class Lane:
         if waiting is None:
             return False
         begun = waiting.batch is not None  # a part of its answer has left
-        ends = part.start in waiting.retried or to_blame or begun or not self.runner.available
+        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available
+        waiting.failed += (part.start,)
         if ends or (lost and self._taken_over(part.request, now_ns)):
             self._end(part.request, error)
             return True
-        waiting.retried += (part.start,)
         self.metrics.retried()
         self.batcher.retry(part, now_ns)
         return False
@@ -477,6 +479,14 @@ class Lane:
             log.exception("%s: the answer to a request was not taken", self.name)
         if self._closing and not self._waiting:
             self._empty.set()
+
+
+def _begun(lane: Lane) -> set[InferRequest]:
+    """Those of which something runs, or has just ended."""
+    begun = {part.request for batch in lane.runs.running for part in batch.parts}
+    begun.update(part.request for part in lane.runs.answering)
+    begun.update(part.request for part, _ in lane._behind)
+    return begun
 
 
 def _response(request: InferRequest, outputs: Tensors) -> InferResponse:

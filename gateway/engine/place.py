@@ -25,3 +25,12 @@ class Place(Protocol):
     def taken(self) -> None:
         """A part of the answer has left for its client: the model may make one more. Does nothing once it is answered."""
         ...
+
+
+class LanePlace(Place, Protocol):
+    """Its place in one lane."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether any of it has run there, or runs."""
+        ...

@@ -1,6 +1,6 @@
 """What `gateway why` says: of a model's recording, and of one request in it; for people and for programs."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from gateway.why.whatif import WhatIf, as_it_was, what_ifs
 _BROKEN: Final = (  # what a file that is damaged may raise wherever it is looked into
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
+_SERVED: Final = ("answered", "waiting", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +76,25 @@ def _answer(recording: ModelRecording, cases: bool) -> Answer:
 
 
 def _follow(histories: Sequence[History]) -> None:
-    """Note which of the requests that one backend refused another has taken over: it is not a miss of the first."""
+    """Note which of the requests that one backend did not serve another has taken over: they are no misses of the first."""
     if len(histories) < 2:
         return
-    served = {
-        _identity(request)
-        for history in histories
-        for request in history.requests
-        if request.fate in ("answered", "waiting", "running")
-    }
-    for history in histories:
+    stays: defaultdict[tuple[int, str, int], list[tuple[int, PastRequest]]] = defaultdict(list)
+    for at, history in enumerate(histories):
         for request in history.requests:
-            if request.fate not in ("answered", "waiting", "running") and _identity(request) in served:
+            stays[_identity(request)].append((at, request))
+    for met in stays.values():
+        if len({at for at, _ in met}) == 1:  # several in one backend alone are several requests of one moment
+            continue
+        last = max([request for _, request in met], key=_lastness)
+        for _, request in met:
+            if request is not last and request.fate not in _SERVED:
                 request.fate = "handed over"
+
+
+def _lastness(request: PastRequest) -> tuple[bool, int]:
+    """Of its stays in backends, the greatest is where it was answered or is now, else where it ended last."""
+    return request.fate in _SERVED, request.ended_ns or 0
 
 
 def _identity(request: PastRequest) -> tuple[int, str, int]:

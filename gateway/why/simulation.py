@@ -8,6 +8,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
@@ -17,6 +18,8 @@ from gateway.batching.replay import PastBatch, PastRequest
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 from gateway.why.typical import STALLED, Typical
+
+_MOST_IDLE_TURNS: Final = 1_000  # in a row: a policy that waits sets one timer, or a few
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def simulate(
     """requests: in order of arrival here. workers: (from when, how many are alive), ascending. until_ns: of the recording.
 
     What is not done long after that is taken to be refused.
+    Raises: ValueError, if the times are such that nothing comes to pass.
     """
     ended: list[int | None] = [None] * len(requests)
     index: dict[InferRequest, int] = {}
@@ -103,7 +107,8 @@ def simulate(
     running: list[tuple[int, int, Batch, int]] = []
     changes = list(workers)
     live = changes[0][1] if changes else 1
-    upcoming = change = started = busy_ns = 0
+    upcoming = change = started = busy_ns = idle = 0
+    state: tuple[int, ...] = ()
     count = len(requests)
     wake_ns = NEVER
     begin_ns = _here(requests[0]) if requests else 0
@@ -118,6 +123,10 @@ def simulate(
         )
         if now_ns > last_ns:
             break
+        before, state = state, (upcoming, change, started, len(running), len(index))
+        idle = idle + 1 if state == before else 0
+        if idle > _MOST_IDLE_TURNS:
+            raise ValueError(f"nothing comes to pass at {now_ns}, by the times of its events")
         while change < len(changes) and changes[change][0] <= now_ns:
             live = changes[change][1]
             change += 1

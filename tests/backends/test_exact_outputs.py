@@ -20,6 +20,7 @@ OTHERS: dict[str, Tensors] = {
     "one more": RIGHT | {"w": RIGHT["z"]},
     "another name": {"y": RIGHT["y"], "w": RIGHT["z"]},
     "a list": RIGHT | {"z": [1, 2]},  # type: ignore[dict-item]
+    "another order": {"z": RIGHT["z"], "y": RIGHT["y"]},
     "a part": LastPart(RIGHT),
 }
 
@@ -42,6 +43,15 @@ def test_others_are_not_exact(outputs: Tensors) -> None:
     except BackendError:
         return
     assert checked is not outputs or isinstance(outputs, LastPart) or outputs["y"].dtype != np.float32
+
+
+@pytest.mark.parametrize("kind", [dict, LastPart])
+@pytest.mark.parametrize("y", [RIGHT["y"], RIGHT["y"].astype(np.float64)], ids=["as declared", "cast"])
+def test_outputs_come_in_the_order_of_the_spec(y: np.ndarray, kind: type[Tensors]) -> None:
+    checked = checked_outputs(SPEC, INPUTS, kind({"z": RIGHT["z"], "y": y}))
+    assert list(checked) == ["y", "z"]
+    assert type(checked) is kind
+    assert checked["z"] is RIGHT["z"]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,20 @@ models:
     backends: [{{kind: synthetic, fixed_ms: 150, row_ms: 0}}]
   - {{name: later, load_at_start: false, {FAST}}}
   - {{name: counts, max_rows: 0, backends: [{{kind: python, model: "tests/rest_routes/test_generate.py:Counts"}}]}}
+  - {{name: bounds, max_rows: 8, backends: [{{kind: python, model: "tests/containers/test_invocations.py:Bounds"}}]}}
 """
+
+
+class Bounds:
+    """Gives its outputs in another order than it declares them in."""
+
+    inputs = (("x", "FP32", (-1, 1)),)
+    outputs = (("low", "FP32", (-1, 1)), ("high", "FP32", (-1, 1)))
+
+    def predict(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"high": inputs["x"] + 1, "low": inputs["x"] - 1}
+
+
 ROW = [1.0, 2.0, 3.0, 4.0]
 BYTES = np.array(ROW, "<f4").tobytes()
 JSON, CSV, NPY, RAW, TEXT = "application/json", "text/csv", "application/x-npy", "application/octet-stream", "text/plain"
@@ -226,6 +239,8 @@ def test_binary_tensors_say_in_the_content_type_or_in_a_header_where_they_begin(
         ("echo", "text/csv; header=present", b"a,b,c,d\n1,2,3,4", "*/*", b'{"predictions":[[1.0,2.0,3.0,4.0]]}', JSON),
         ("echo", CSV, b"nan,inf,-1e3,.5", CSV, b"NaN,Infinity,-1000.0,0.5\n", CSV_GIVEN),
         ("pair", CSV, b"1,2,3.0\n4,5,6", CSV, b"1.0,2.0,3\n4.0,5.0,6\n", CSV_GIVEN),
+        ("bounds", CSV, b"5", CSV, b"4.0,6.0\n", CSV_GIVEN),
+        ("bounds", CSV, b"5", "", b'{"predictions":[{"low":[4.0],"high":[6.0]}]}', JSON),
         ("text", CSV, b'"a,""b"\nc', CSV, b'"a,""b"\nc\n', CSV_GIVEN),
         ("text", CSV, b'"a,b"', TEXT, b"a,b\n", TEXT_GIVEN),
         ("half", CSV, b"0.5,2", CSV, b"0.5,2.0\n", CSV_GIVEN),
@@ -361,7 +376,7 @@ def test_a_model_is_named_by_a_header_or_by_custom_attributes(served: Served) ->
 def test_of_several_models_one_must_be_named(served: Served) -> None:
     answer = invoke(served, "", {"instances": [ROW]})
     assert answer.status == 400
-    assert "which of 11 models" in answer.error
+    assert "which of 12 models" in answer.error
     assert "X-Amzn-SageMaker-Target-Model" in answer.error
 
 

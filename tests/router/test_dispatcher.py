@@ -336,6 +336,114 @@ def test_what_one_refused_and_the_next_failed_a_third_serves() -> None:
     simulated(THREE, main, slo_ms=5000, queue_rows=256)
 
 
+FAILING = (Kind("stalled", 2.0, 0.5, 0.1), Kind("failing", 2.0, 0.5, 0.2), Kind("good", 2.0, 0.5, 0.3))
+
+
+async def behind_a_run(fleet: Fleet, requests: int) -> tuple[asyncio.Future[Any], list[asyncio.Future[Any]]]:
+    """A request that runs in the first lane, and others that wait behind it."""
+    running = asyncio.ensure_future(fleet.send(9.0))
+    await asyncio.sleep(0.001)
+    return running, [asyncio.ensure_future(fleet.send(float(value))) for value in range(requests)]
+
+
+def test_what_waited_behind_a_stalled_batch_and_the_next_failed_a_third_serves() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].factor = 1000.0
+        fleet.sessions[1].fault = always(FAILED)
+        stalled, behind = await behind_a_run(fleet, 12)
+        assert [outcome.outputs["Y"] for outcome in await asyncio.gather(*behind)] == list(range(12))
+        assert fleet.counted("gateway_ejections_total", backend="failing1") == 1
+        assert fleet.counted("gateway_ejections_total") == 1
+        await stalled
+
+    simulated(FAILING, main, slo_ms=200)
+
+
+def test_what_waited_where_the_session_was_lost_and_the_next_failed_a_third_serves() -> None:
+    async def main(fleet: Fleet) -> None:
+        stalled = fleet.sessions[0]
+
+        def lost(batch: Batch) -> Fault:
+            stalled.live = 0
+            return LOST[0], True, 20 * MS
+
+        stalled.fault = lost
+        fleet.sessions[1].fault = lambda batch: (
+            FAILED if any(part.request.inputs["X"][0, 0] < 9 for part in batch.parts) else None
+        )
+        running, behind = await behind_a_run(fleet, 5)
+        assert [outcome.outputs["Y"] for outcome in await asyncio.gather(running, *behind)] == [9, *range(5)]
+        assert fleet.counted("gateway_ejections_total", backend="failing1") == 1
+
+    simulated(FAILING, main, slo_ms=200)
+
+
+def test_what_waited_at_an_ejected_backend_and_the_next_failed_a_third_serves() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always((LOST[0], True, 20 * MS))
+        fleet.sessions[1].fault = always(FAILED)
+        _, behind = await behind_a_run(fleet, 5)
+        assert [outcome.outputs["Y"] for outcome in await asyncio.gather(*behind)] == list(range(5))
+        assert fleet.counted("gateway_ejections_total", backend="stalled1") == 1
+
+    simulated(FAILING, main, slo_ms=200, routing={"ejection": {"consecutive_failures": 1}})
+
+
+def test_what_was_moved_to_a_backend_that_is_ejected_moves_on() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].factor = 1000.0
+        fleet.sessions[1].fault = always((LOST[0], True, 20 * MS))
+        stalled, behind = await behind_a_run(fleet, 12)
+        assert [outcome.outputs["Y"] for outcome in await asyncio.gather(*behind)] == list(range(12))
+        assert ran(fleet)[1] == 1
+        await stalled
+
+    routing = {"ejection": {"consecutive_failures": 1}}
+    simulated(FAILING, main, slo_ms=200, routing=routing)
+
+
+def test_what_made_room_for_a_higher_class_and_the_next_failed_a_third_serves() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[1].fault = always(FAILED)
+        low = None
+        for _ in range(2):  # the second waits
+            low = asyncio.ensure_future(fleet.send(7.0, rows=256, priority=4))
+            await asyncio.sleep(0)
+        high = asyncio.ensure_future(fleet.send(1.0, priority=1))
+        assert low is not None
+        outcome = await low
+        assert isinstance(outcome, InferResponse)
+        assert outcome.outputs["Y"][0] == 7.0
+        assert fleet.counted("gateway_routed_total", backend="good1", reason="fallback") == 1
+        assert isinstance(await high, InferResponse)
+
+    simulated(FAILING, main, slo_ms=5000, queue_rows=256)
+
+
+def test_what_ran_in_two_backends_is_not_run_in_a_third() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions[:2]:
+            sessions.fault = always(FAILED)
+        assert isinstance(await fleet.send(), BackendFailed)
+        assert ran(fleet) == [1, 1, 0]
+
+    simulated(FAILING, main)
+
+
+def test_what_waits_behind_slow_batches_everywhere_is_moved_once() -> None:
+    async def main(fleet: Fleet) -> None:
+        for sessions in fleet.sessions:
+            sessions.factor = 1000.0
+        for lane in fleet.lanes:
+            lane.submit(fleet.request(), lambda outcome: None)
+        await asyncio.sleep(0.001)
+        outcome = await fleet.send(deadline_ns=fleet.clock.now_ns() + 1 * S)
+        assert isinstance(outcome, (DeadlineExceeded, Overloaded))
+        assert fleet.counted("gateway_routed_total", reason="fallback") == 1
+
+    simulated(FAILING, main, slo_ms=2000, routing={"policy": "shortest_queue"})
+
+
 def test_past_every_deadline_a_request_is_refused_with_the_time_to_come_back() -> None:
     async def main(fleet: Fleet) -> None:
         sent = [asyncio.ensure_future(fleet.send(rows=200)) for _ in range(50)]

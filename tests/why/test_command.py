@@ -192,6 +192,16 @@ def test_a_recording_that_is_damaged_inside_says_so_in_a_line(
     assert f"m: a recording that is broken ({says}" in said or f"{says}): save it again" in said
 
 
+def test_a_recording_with_a_time_that_is_years_off_is_damaged_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = msgspec.msgpack.decode(Scene(seconds=1.0, rps=20.0, settings={"slo_ns": None}).packed(1))
+    told["recordings"][0]["lanes"][0]["segments"][0]["chunks"][0][0][2] = 1 << 62  # when the first came
+    (tmp_path / "damaged").write_bytes(msgspec.msgpack.encode(told))
+    assert main(["why", str(tmp_path / "damaged")]) == 1
+    assert "m: a recording that is broken (nothing comes to pass at 46116860" in capsys.readouterr().err
+
+
 def test_of_one_model_what_was_saved_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recordings = []
     for model in ("m", "other"):

@@ -50,6 +50,44 @@ def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
     assert found.lanes[0].cases[0].in_time == 0.5  # of the two that stayed
 
 
+def test_what_two_backends_did_not_serve_is_a_miss_of_the_last() -> None:
+    first, second, third = lane("first", 1), lane("second", 1), lane("third", 8)
+    first.add(request("waits", S), S)
+    second.add(request("waits too", S), S)
+    fails = request("fails", S + 1)
+    for full in (first, second):
+        with pytest.raises(Overloaded):
+            full.add(fails, S + 1)
+    third.add(fails, S + 2)
+    (batch,) = third.step(S + 2, 1).batches
+    third.finished(batch, S + 5 * MS, 4 * MS, False)
+    given_up = request("given up", S + 3)
+    third.add(given_up, S + 3)
+    third.cancel(given_up)
+    with pytest.raises(Overloaded):
+        second.add(given_up, S + 20 * MS)
+    rings = [batcher.ring for batcher in (third, first, second) if batcher.ring is not None]
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    missed = [(each.diagnosis.settings.label, miss.request.own_id) for each in found.lanes for miss in each.diagnosis.misses]
+    assert missed == [("second", "given up")]
+    fates = {life["backend"]: life["fate"] for life in of_request([found], "fails")}
+    assert fates == {"first": "handed over", "second": "handed over", "third": "failed"}
+
+
+def test_two_requests_of_one_moment_are_both_misses() -> None:
+    first, second = lane("first", 1), lane("second", 1)
+    for batcher in (first, second):
+        batcher.add(request("", S), S)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            second.add(request("", S + 1), S + 1)
+    rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    assert sum(len(each.diagnosis.misses) for each in found.lanes) == 2
+
+
 def test_what_is_handed_over_counts_for_the_backend_that_took_it_alone() -> None:
     first, second = lane("first", 1), lane("second", 8)
     for at in range(10):

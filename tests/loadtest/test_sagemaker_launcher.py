@@ -228,8 +228,8 @@ def test_only_what_is_ours_and_due_is_reaped(aws: FakeAws, catalogue: Catalogue,
     for name, tagged in (("loadtest-abc1-001", tags), ("loadtest-abc2-001", {}), ("mine-loadtest-abc1-001", tags)):
         client.create_model(ModelName=name, **container, Tags=[{"Key": k, "Value": v} for k, v in tagged.items()])
     found = asyncio.run(left_over(aws.door, datetime.now(UTC), buckets=[BUCKET]))
-    assert [str(piece) for piece in found] == ["model loadtest-abc1-001"]
-    assert asyncio.run(left_over(aws.door, datetime.now(UTC), run="abc2")) == []  # it has no tags: it is not ours
+    assert [str(piece) for piece in found.pieces] == ["model loadtest-abc1-001"]
+    assert asyncio.run(left_over(aws.door, datetime.now(UTC), run="abc2")).pieces == []  # it has no tags: it is not ours
     asyncio.run(reap(aws.door, None, [], yes=True))
     assert aws.left() == ["loadtest-abc2-001", "mine-loadtest-abc1-001"]
     for name in aws.left():

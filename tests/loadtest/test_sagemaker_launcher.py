@@ -401,6 +401,14 @@ def test_candidates_that_cannot_work_are_refused_before_anything_is_made(aws: Fa
     ("answer", "told"),
     [
         (refused("404", "Not Found"), f"launcher.bucket: {BUCKET}: there is no such bucket: `aws s3 mb s3://{BUCKET} --region"),
+        (
+            refused("400", "Bad Request"),
+            f"launcher.bucket: {BUCKET}: S3 answered 400: the credentials may have expired: sign in",
+        ),
+        (
+            refused("403", "Forbidden"),
+            f"launcher.bucket: {BUCKET}: S3 answered 403: expected a bucket of yours, and the right s3:",
+        ),
         ({"BucketRegion": "eu-central-1"}, f"{BUCKET}: is in eu-central-1: expected one in launcher.region {REGION}"),
         (AwsRefused("AWS: s3.head_bucket: no credentials: expected those of an account"), "no credentials: expected those of"),
         ({"BucketRegion": REGION}, ""),

@@ -124,7 +124,7 @@ def test_candidates_start_together_the_cheapest_first_and_the_journal_holds_them
         if operation == "create_endpoint" and of(parameters).startswith("c5.large"):
             slow.append(parameters["EndpointName"])
         if operation == "describe_endpoint" and parameters["EndpointName"] in slow:
-            assert others.wait(30)  # on a thread of its own
+            assert others.wait(200)  # on a thread of its own; on a slow machine it takes a while
 
     def on_step(step: SearchStep) -> None:
         search.steps.append(step)
@@ -467,7 +467,7 @@ def test_a_process_that_is_killed_for_real_leaves_nothing_that_is_not_found(
                 process.kill()  # what it asked for took effect, and it never knew
                 break
             connection.send(answer)
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait() == -signal.SIGKILL
     assert aws.left() != []
     asyncio.run(reap(aws.living_door, run, [BUCKET], yes=True))
     assert aws.left() == []

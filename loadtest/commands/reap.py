@@ -43,21 +43,26 @@ def _execute(arguments: argparse.Namespace) -> int:
 
 
 async def reap(aws: "Aws", run: str | None, buckets: Sequence[str], *, yes: bool) -> int:
-    """Show what is left, and remove it if `yes`. Raises: AwsRefused; NotRemoved, once everything was tried."""
+    """Show what is left, and remove it if `yes`. Raises: NotRemoved, once everything was tried."""
     from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES
-    from loadtest.lab.launchers.aws.removal import left_over, remove
+    from loadtest.lab.launchers.aws.removal import NotRemoved, left_over, remove
 
-    pieces = await left_over(aws, datetime.now(UTC), run=run, buckets=buckets, unseen=lambda told: words.warning("%s", told))
-    for piece in pieces:
+    left = await left_over(aws, datetime.now(UTC), run=run, buckets=buckets)
+    for place, why in left.unseen.items():
+        words.warning("%s was not looked at: %s", place, why)
+    unanswered = [place for place, why in left.unseen.items() if not why.forbidden]
+    for piece in left.pieces:
         told = ", ".join(piece.tags[tag] for tag in (TAG_CANDIDATE, TAG_EXPIRES) if tag in piece.tags)
         print(f"{piece}{f' ({told})' if told else ''}")
-    if not pieces:
-        print(f"nothing {f'of run {run}' if run else 'whose time is over'} is left in {aws.region}")
-    elif yes:
-        await remove(aws, pieces)
-        print(f"removed all {len(pieces)}")
-    else:
+    if left.pieces and yes:
+        await remove(aws, left.pieces)
+        print(f"removed all {len(left.pieces)}")
+    elif left.pieces:
         words.info("nothing was removed: add --yes to do it")
+    elif not unanswered:
+        print(f"nothing {f'of run {run}' if run else 'whose time is over'} is left in {aws.region}")
     if not buckets:
         words.info("packages and results were not looked for: name the spec's bucket with --bucket")
+    if unanswered:
+        raise NotRemoved(f"{', '.join(unanswered)}: what is left there is not known: the same command looks again")
     return ExitCode.MET

@@ -17,6 +17,7 @@ from loadtest.lab.generating import GeneratorLost, LoadJob
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
 from loadtest.lab.launchers.aws.machines import GENERATOR_UNIT
+from loadtest.lab.launchers.aws.removal import NotRemoved
 from loadtest.lab.launchers.ec2 import Ec2
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
@@ -25,7 +26,7 @@ from loadtest.search.events import Measured, Profiled, TakenBack
 from tests.deploying.machine_here import written
 from tests.deploying.test_ec2_machine import schema, verified
 from tests.loadtest.examples import example_spec
-from tests.loadtest.fake_aws import BUCKET, REGION, Killed, moto, packed, refused, seen
+from tests.loadtest.fake_aws import BUCKET, IMAGE_ID, REGION, Killed, moto, packed, refused, seen
 from tests.loadtest.fake_ec2 import FakeEc2, kit, subnet
 from tests.loadtest.launched import LaunchedSearch, of
 
@@ -500,6 +501,34 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     assert aws.left() == []
 
 
+def test_a_search_with_a_profile_of_ones_own_needs_no_rights_of_iam(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if "role" in operation or "instance_profile" in operation:
+            raise refused("AccessDenied", f"not authorized to perform {operation}")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, instance_profile="mine")
+    asyncio.run(search.run())
+    assert search.launcher.left_behind == []
+    assert aws.left() == []
+
+
+def test_a_service_that_does_not_answer_at_the_end_is_told_and_the_others_are_cleared(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_volumes":
+            raise refused("", "Read timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    asyncio.run(search.run())
+    (told,) = search.launcher.left_behind
+    assert told.startswith("what is left in EC2 could not be listed: ")
+    assert told.endswith(f"`{search.launcher.reaped_by}` tries again")
+    assert aws.left() == []
+
+
 def test_reap_says_what_it_may_not_look_at_and_goes_on(aws: FakeEc2, caplog: pytest.LogCaptureFixture) -> None:
     def fault(operation: str, parameters: Mapping[str, Any]) -> None:
         if operation == "describe_instances":
@@ -508,6 +537,62 @@ def test_reap_says_what_it_may_not_look_at_and_goes_on(aws: FakeEc2, caplog: pyt
     aws.fault = fault  # type: ignore[assignment]  # it answers nothing
     assert asyncio.run(reap(aws.door, "abc1", [BUCKET], yes=True)) == 0
     assert "list_roles" in aws.calls
+
+
+def standing(run: str) -> str:
+    """A machine of a run whose time is over, which costs money. Returns its id."""
+    tags = [{"Key": TAG_RUN, "Value": run}, {"Key": TAG_EXPIRES, "Value": "2020-01-01T00:00:00+00:00"}]
+    tagged = [{"ResourceType": "instance", "Tags": tags}]
+    asked = {"ImageId": IMAGE_ID, "MinCount": 1, "MaxCount": 1, "InstanceType": "m5.large"}
+    found: str = seen("ec2", "run_instances", **asked, TagSpecifications=tagged)["Instances"][0]["InstanceId"]
+    return found
+
+
+@pytest.mark.parametrize("run", ["1111aaaa", None])
+def test_what_others_remove_while_it_is_looked_at_keeps_nothing_from_removal(aws: FakeEc2, run: str | None) -> None:
+    machine = standing("1111aaaa")
+    model, role, key = "loadtest-2222bbbb-001-abc", "loadtest-2222bbbb", "serving-gateway/loadtest-2222bbbb-ec2/ready"
+    gone = {
+        "list_endpoint_configs": {"EndpointConfigs": [{"EndpointConfigName": model, "EndpointConfigArn": 30 * "arn:"}]},
+        "list_tags": ("ValidationException", "Could not find it."),
+        "list_instance_profiles": {"InstanceProfiles": [{"InstanceProfileName": role}]},
+        "get_instance_profile": ("NoSuchEntity", "It cannot be found."),
+        "list_roles": {"Roles": [{"RoleName": role}]},
+        "get_role": ("NoSuchEntity", "It cannot be found."),
+        "list_objects_v2": {"Contents": [{"Key": key}]},
+        "get_object_tagging": ("NoSuchKey", "The specified key does not exist."),
+    }
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+        answer = gone.get(operation)
+        if isinstance(answer, tuple):
+            raise refused(*answer)
+        return answer
+
+    aws.fault = fault
+    assert machine in aws.left()
+    assert asyncio.run(reap(aws.door, run, [BUCKET], yes=True)) == 0
+    assert aws.left() == []
+    assert ("get_role" in aws.calls) == (run is None)  # else its name says that it is another run's
+
+
+@pytest.mark.parametrize("operation", ["list_endpoints", "describe_volumes", "list_roles", "list_objects_v2"])
+def test_what_is_found_is_removed_also_where_a_service_does_not_answer(
+    aws: FakeEc2, capsys: pytest.CaptureFixture[str], operation: str
+) -> None:
+    standing("1111aaaa")
+
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation:
+            raise refused("", "Read timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    with pytest.raises(NotRemoved, match="what is left there is not known"):
+        asyncio.run(reap(aws.door, "1111aaaa", [BUCKET], yes=True))
+    assert aws.left() == []
+    with pytest.raises(NotRemoved, match="what is left there is not known"):
+        asyncio.run(reap(aws.door, "1111aaaa", [BUCKET], yes=True))
+    assert "nothing of run" not in capsys.readouterr().out
 
 
 # Before anything is paid for.

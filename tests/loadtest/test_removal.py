@@ -1,4 +1,4 @@
-"""What is removed stays asked for until it is gone, whatever AWS answers meanwhile."""
+"""What is removed stays asked for until it is gone, whatever AWS answers meanwhile, and what its answers mean."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import botocore.session
 import pytest
 from botocore.model import OperationModel
 
-from loadtest.lab.launchers.aws.door import Aws
+from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 from loadtest.lab.launchers.aws.removal import Piece, remove
 
 MACHINE = Piece("instance", "i-0123456789abcdef0")
@@ -69,3 +69,14 @@ def test_what_is_no_machine_is_gone_where_it_is_not_there(monkeypatch: pytest.Mo
     account = Account(monkeypatch, "NoSuchKey", 404, times=99)
     asyncio.run(remove(account.door, [PACKAGE]))
     assert account.calls == ["DeleteObject"]
+
+
+@pytest.mark.parametrize("code", ["InsufficientInstanceCapacity", "InsufficientCapacity", "InternalError"])
+def test_what_ec2_has_none_left_of_it_has_answered_although_its_status_is_500(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    account = Account(monkeypatch, code, 500, times=99)
+    with pytest.raises(AwsRefused, match=code) as raised:
+        asyncio.run(account.door.call("ec2", "run_instances", MinCount=1, MaxCount=1))
+    assert raised.value.code == (code if code.startswith("Insufficient") else "")  # which may be done all the same
+    assert account.calls == ["RunInstances"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -63,7 +64,7 @@ async def soon(seconds: float) -> None:
 
 @asynccontextmanager
 async def gateway() -> AsyncIterator[RunningLocal]:
-    launcher = {"kind": "local", "stands_for": {"c7i.large": []}}
+    launcher = {"kind": "local", "stands_for": {"c7i.large": [min(os.sched_getaffinity(0))]}}
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 2}}]
     slo = {"p99_ms": 900}  # a request that cannot be answered by then is refused, and a busy machine may take long
     (candidate,) = example_spec(slo=slo, launcher=launcher, candidates=candidates).candidates

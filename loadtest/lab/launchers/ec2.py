@@ -279,12 +279,11 @@ class Ec2:
             self._generator.cancel()
             with suppress(asyncio.CancelledError, LoadtestError):
                 await self._generator
-        pieces = dict.fromkeys(self._made)
-        try:
-            pieces |= dict.fromkeys(await machines_left(self._aws, self.run_id, self._wanted.bucket))
-        except AwsRefused as exc:
-            self.left_behind.append(f"what is left could not be listed: {exc}: `{self.reaped_by}` tries again")
+        left = await machines_left(self._aws, self.run_id, self._wanted.bucket)
+        for place, why in left.unseen.items():
+            self.left_behind.append(f"what is left in {place} could not be listed: {why}: `{self.reaped_by}` tries again")
             words.error("loadtest: %s", self.left_behind[-1])
+        pieces = dict.fromkeys([*self._made, *left.pieces])
         await self.removed(GENERATOR, list(pieces))
         self._generator, self._group_id, self._number = None, "", 0
         self._made.clear()

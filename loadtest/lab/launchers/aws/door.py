@@ -31,13 +31,14 @@ _MISSING: Final = frozenset(
     )
 )
 _BUSY: Final = frozenset(("ResourceInUse", "ConflictException", "DependencyViolation", "DeleteConflict", "VolumeInUse"))
+_NONE_LEFT: Final = "Insufficient"  # how EC2's codes of capacity begin: status 500, and yet nothing was made
 _PATIENCE: Final = 6  # times that a throttled call is made again, after botocore's own
 _FIRST_PAUSE_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 
 class AwsRefused(LoadtestError):
-    """AWS answered with an error. code: its name there, such as ResourceLimitExceeded."""
+    """AWS answered with an error. code: its name there, such as ResourceLimitExceeded; "": what was asked may be done."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message, code)
@@ -147,6 +148,13 @@ class Boto:
                 self._asked.add(service)
                 return answer
         except PlatformRefused as exc:
-            raise AwsRefused(exc.message, exc.reason) from exc
+            raise AwsRefused(exc.message, exc.reason or _none_left(exc)) from exc
         except GatewayError as exc:  # no boto3, no credentials
             raise AwsRefused(exc.message) from exc
+
+
+def _none_left(refused: PlatformRefused) -> str:
+    """The code of what AWS has none left of; "": it is no such answer."""
+    response = getattr(refused.__cause__, "response", {})  # of botocore's ClientError
+    code = str(response.get("Error", {}).get("Code", ""))
+    return code if code.startswith(_NONE_LEFT) else ""

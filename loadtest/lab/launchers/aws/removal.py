@@ -1,6 +1,6 @@
 """Removes what a run has made, whoever is left to do it: the run itself, on every way out, or `loadtest reap` after it."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
@@ -36,8 +36,24 @@ class Piece:
         return f"{self.kind} s3://{self.bucket}/{self.name}" if self.bucket else f"{self.kind} {self.name}"
 
 
+@dataclass(slots=True)
+class Left:
+    """What there is of a run, or of several. unseen: what was not looked at to its end, such as EC2 -> why."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    unseen: dict[str, AwsRefused] = field(default_factory=dict)
+
+    async def add(self, place: str, listed: AsyncIterator[Piece]) -> None:
+        """All of a listing; of one that breaks off, what came before."""
+        try:
+            async for piece in listed:
+                self.pieces.append(piece)
+        except AwsRefused as exc:
+            self.unseen[place] = exc
+
+
 class NotRemoved(LoadtestError):
-    """Something is left, and may cost money."""
+    """Something is left, or may be, and may cost money."""
 
 
 def made_by(operation: str, hosting: Hosting) -> list[Piece]:
@@ -132,54 +148,32 @@ def _deletion(piece: Piece) -> list[tuple[str, str, dict[str, Any]]]:
     return [calls[piece.kind]]
 
 
-async def left_over(
-    aws: Aws,
-    now: datetime,
-    *,
-    run: str | None = None,
-    buckets: Sequence[str] = (),
-    unseen: Callable[[str], None] = lambda told: None,
-) -> list[Piece]:
-    """What is there of a run; of None: of all whose time is over. buckets: where packages may be. unseen: told what may not be
-    looked at.
-
-    Raises: AwsRefused, for another reason.
-    """
-    found = [
-        *await _seen(_endpoints(aws), "SageMaker", unseen),
-        *await _seen(_machines(aws), "EC2", unseen),
-        *await _seen(_roles(aws), "IAM", unseen),
-        *await _seen(_objects(aws, buckets), "S3", unseen),
-    ]
-    mine = [piece for piece in found if due(piece.tags, now, run)]
-    gone = {piece.tags[TAG_RUN] for piece in mine} | ({run} if run else set())
-    return [*mine, *[piece for piece in await _seen(_logs(aws), "CloudWatch Logs", unseen) if run_in(piece.name) in gone]]
+async def left_over(aws: Aws, now: datetime, *, run: str | None = None, buckets: Sequence[str] = ()) -> Left:
+    """What is there of a run; of None: of all whose time is over. buckets: where packages may be."""
+    found = Left()
+    await found.add("SageMaker", _endpoints(aws, run))
+    await found.add("EC2", _machines(aws))
+    await found.add("IAM", _roles(aws, run))
+    for bucket in buckets:
+        await found.add(f"s3://{bucket}", _objects(aws, bucket, run))
+    mine = Left([piece for piece in found.pieces if due(piece.tags, now, run)], found.unseen)
+    gone = {piece.tags[TAG_RUN] for piece in mine.pieces} | ({run} if run else set())
+    await mine.add("CloudWatch Logs", _logs(aws, gone))
+    return mine
 
 
-async def machines_left(aws: Aws, run: str, bucket: str) -> list[Piece]:
-    """The same of a run on EC2. Raises: AwsRefused."""
-    listed = (_machines(aws), _roles(aws), _objects(aws, (bucket,)))
-    return [piece for each in listed async for piece in each if piece.tags.get(TAG_RUN) == run]
+async def machines_left(aws: Aws, run: str, bucket: str) -> Left:
+    """The same of a run on EC2, but for role and instance profile: whoever makes them knows their names before."""
+    found = Left()
+    await found.add("EC2", _machines(aws))
+    await found.add(f"s3://{bucket}", _objects(aws, bucket, run))
+    return Left([piece for piece in found.pieces if piece.tags.get(TAG_RUN) == run], found.unseen)
 
 
-async def _seen(listed: AsyncIterator[Piece], service: str, unseen: Callable[[str], None]) -> list[Piece]:
-    """All of it, as far as this may be listed."""
-    found = []
-    try:
-        async for piece in listed:
-            found.append(piece)  # what was seen before a refusal counts
-    except AwsRefused as exc:
-        if not exc.forbidden:
-            raise
-        unseen(f"{service} was not looked at: {exc}")
-    return found
-
-
-async def _endpoints(aws: Aws) -> AsyncIterator[Piece]:
+async def _endpoints(aws: Aws, run: str | None) -> AsyncIterator[Piece]:
     for kind, operation, key, name, arn in _LISTED:
-        async for entry in pages(aws, "sagemaker", operation, key, NameContains=OURS):
-            if run_in(entry[name]):
-                told = await aws.call("sagemaker", "list_tags", ResourceArn=entry[arn])
+        async for entry in pages(aws, "sagemaker", operation, key, NameContains=_beginning(run)):
+            if run_in(entry[name]) and (told := await _still(aws, "sagemaker", "list_tags", ResourceArn=entry[arn])):
                 yield Piece(kind, entry[name], tags=_tags(told["Tags"]))
 
 
@@ -195,27 +189,45 @@ async def _machines(aws: Aws) -> AsyncIterator[Piece]:
         yield Piece("security group", each["GroupId"], tags=_tags(each["Tags"]))
 
 
-async def _roles(aws: Aws) -> AsyncIterator[Piece]:
+async def _roles(aws: Aws, run: str | None) -> AsyncIterator[Piece]:
     async for each in pages(aws, "iam", "list_instance_profiles", "InstanceProfiles", PathPrefix=PATH):
         name = each["InstanceProfileName"]
-        told = await aws.call("iam", "get_instance_profile", InstanceProfileName=name)
-        yield Piece("instance profile", name, tags=_tags(told["InstanceProfile"].get("Tags", ())))
+        if not name.startswith(_beginning(run)):
+            continue
+        if told := await _still(aws, "iam", "get_instance_profile", InstanceProfileName=name):
+            yield Piece("instance profile", name, tags=_tags(told["InstanceProfile"].get("Tags", ())))
     async for each in pages(aws, "iam", "list_roles", "Roles", PathPrefix=PATH):
-        told = await aws.call("iam", "get_role", RoleName=each["RoleName"])
-        yield Piece("role", each["RoleName"], tags=_tags(told["Role"].get("Tags", ())))
+        name = each["RoleName"]
+        if name.startswith(_beginning(run)) and (told := await _still(aws, "iam", "get_role", RoleName=name)):
+            yield Piece("role", name, tags=_tags(told["Role"].get("Tags", ())))
 
 
-async def _objects(aws: Aws, buckets: Sequence[str]) -> AsyncIterator[Piece]:
-    for bucket in buckets:
-        async for entry in pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=f"{KEYS}/{OURS}"):
-            told = await aws.call("s3", "get_object_tagging", Bucket=bucket, Key=entry["Key"])
+async def _objects(aws: Aws, bucket: str, run: str | None) -> AsyncIterator[Piece]:
+    async for entry in pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=f"{KEYS}/{_beginning(run)}"):
+        if told := await _still(aws, "s3", "get_object_tagging", Bucket=bucket, Key=entry["Key"]):
             yield Piece("package", entry["Key"], bucket, _tags(told["TagSet"]))
 
 
-async def _logs(aws: Aws) -> AsyncIterator[Piece]:
+async def _logs(aws: Aws, runs: Collection[str]) -> AsyncIterator[Piece]:
     """They take no tags from us, and stay behind their endpoint."""
     async for entry in pages(aws, "logs", "describe_log_groups", "logGroups", logGroupNamePrefix=LOGS + OURS):
-        yield Piece("logs", entry["logGroupName"])
+        if run_in(entry["logGroupName"]) in runs:
+            yield Piece("logs", entry["logGroupName"])
+
+
+async def _still(aws: Aws, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+    """What AWS tells of something that was listed; nothing, if it is gone since. Raises: AwsRefused."""
+    try:
+        return await aws.call(service, operation, **parameters)
+    except AwsRefused as exc:
+        if exc.missing:
+            return {}
+        raise
+
+
+def _beginning(run: str | None) -> str:
+    """Of the names of a run; of None: of any. Tags are asked one by one, so names are looked at first."""
+    return f"{OURS}{run or ''}"
 
 
 def _tags(listed: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -262,6 +274,12 @@ async def quotas_of(aws: Aws) -> dict[str, int] | None:
     return found or None
 
 
+_UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
+    "400": "the credentials may have expired: sign in again, as by `aws sso login`",
+    "403": "expected a bucket of yours, and the right s3:ListBucket for it",
+}
+
+
 async def check_bucket(aws: Aws, bucket: str) -> None:
     """The first call of a search, so it tells of credentials as well. Raises: UsageError; AwsRefused."""
     try:
@@ -270,6 +288,8 @@ async def check_bucket(aws: Aws, bucket: str) -> None:
         if exc.missing:
             made = f"`aws s3 mb s3://{bucket} --region {aws.region}` makes it"
             raise UsageError(f"launcher.bucket: {bucket}: there is no such bucket: {made}") from exc
+        if exc.code in _UNSAID:
+            raise UsageError(f"launcher.bucket: {bucket}: S3 answered {exc.code}: {_UNSAID[exc.code]}") from exc
         raise
     there = found.get("BucketRegion", aws.region)
     if there != aws.region:

@@ -31,7 +31,6 @@ _MISSING: Final = frozenset(
     )
 )
 _BUSY: Final = frozenset(("ResourceInUse", "ConflictException", "DependencyViolation", "DeleteConflict", "VolumeInUse"))
-_NONE_LEFT: Final = "Insufficient"  # how EC2's codes of capacity begin: status 500, and yet nothing was made
 _PATIENCE: Final = 6  # times that a throttled call is made again, after botocore's own
 _FIRST_PAUSE_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 30.0
@@ -148,13 +147,6 @@ class Boto:
                 self._asked.add(service)
                 return answer
         except PlatformRefused as exc:
-            raise AwsRefused(exc.message, exc.reason or _none_left(exc)) from exc
+            raise AwsRefused(exc.message, exc.reason) from exc
         except GatewayError as exc:  # no boto3, no credentials
             raise AwsRefused(exc.message) from exc
-
-
-def _none_left(refused: PlatformRefused) -> str:
-    """The code of what AWS has none left of; "": it is no such answer."""
-    response = getattr(refused.__cause__, "response", {})  # of botocore's ClientError
-    code = str(response.get("Error", {}).get("Code", ""))
-    return code if code.startswith(_NONE_LEFT) else ""

@@ -178,7 +178,7 @@ class Ingress:
             doors=self._asked_keys(),
             multi_model=self._multi_model,
         )
-        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns)
+        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:

@@ -1,4 +1,7 @@
-"""Requests that no model gets are counted as others are, by the code of the answer, and the log tells of them."""
+"""Requests that no model gets are counted as others are, by the code of the answer, and the log tells of them.
+
+And what is counted stands at 0 before: a rate sees no step from nothing.
+"""
 
 import asyncio
 import contextlib
@@ -34,7 +37,7 @@ CONFIG = {
         "grpc_port": 0,
         "limits": {"body_bytes": MIB, "memory_bytes": 4 * MIB, "body_timeout_s": 0.4, "header_bytes": 4096},
     },
-    "models": [{"name": "one", **MODEL}, {"name": "two", **MODEL}],
+    "models": [{"name": "one", **MODEL}, {"name": "two", "slo": {"p99_ms": 100}, **MODEL}],
 }
 INFER = b"POST /v2/models/one/infer HTTP/1.1\r\nHost: h\r\n"
 INVOKE = b"POST /invocations HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
@@ -77,14 +80,25 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     loop.close()
 
 
-def counted(ports: Ports, protocol: str) -> Counter[str]:
-    """Requests that named no model, by code."""
+def scraped(ports: Ports) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", ports.http or 0, timeout=TIMEOUT_S)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()
+    return text
+
+
+def counted(ports: Ports, protocol: str) -> Counter[str]:
+    """Requests that named no model, by code."""
     of = rf'^gateway_requests_total{{code="(\w+)",model="",protocol="{protocol}",version=""}} (\d+)'
-    return Counter({code: int(number) for code, number in re.findall(of, text, re.MULTILINE)})
+    return Counter({code: int(number) for code, number in re.findall(of, scraped(ports), re.MULTILINE)})
+
+
+def test_a_model_stands_at_0_for_both_protocols_before_it_is_asked(ports: Ports) -> None:
+    of = r'^gateway_(requests|slo_requests)_total{.*model="two",protocol="(\w+)".*} 0$'
+    assert Counter(re.findall(of, scraped(ports), re.MULTILINE)) == {
+        (name, protocol): values for protocol in ("rest", "grpc") for name, values in (("requests", 4), ("slo_requests", 2))
+    }
 
 
 @contextlib.contextmanager

@@ -115,6 +115,7 @@ class Ingress:
                 shared_workers=config.server.shared_workers,
                 probe_every_length=probe_every_length,
                 call_soon=self._loop_runs.call_soon,
+                processes=config.server.ingresses,
             ),
             metrics=self.metrics,
             clock=self._clock,

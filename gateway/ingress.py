@@ -115,6 +115,7 @@ class Ingress:
                 shared_workers=config.server.shared_workers,
                 probe_every_length=probe_every_length,
                 call_soon=self._loop_runs.call_soon,
+                processes=config.server.ingresses,
             ),
             metrics=self.metrics,
             clock=self._clock,
@@ -178,7 +179,7 @@ class Ingress:
             doors=self._asked_keys(),
             multi_model=self._multi_model,
         )
-        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns)
+        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:

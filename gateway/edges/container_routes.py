@@ -12,7 +12,7 @@ from gateway.edges.multi_model_routes import TARGET_MODEL, MultiModelRoutes
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotFound
+from gateway.errors import GatewayError, InvalidArgument, NotFound, UnsupportedMediaType
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import GIVEN, TAKEN, Form, answer_of, attributes_of, form_of
 from gateway.protocols.raw_body import RawCodec
@@ -103,15 +103,20 @@ class ContainerRoutes:
 
     def _invoke(self, exchange: Exchange, route: AskedModel) -> None:
         """At /invocations, or at the path of a model."""
-        asked = self._asked(exchange, route.name)
-        if self._is_raw(asked):
+        try:
+            asked = self._asked(exchange, route.name)
+            raw = self._is_raw(asked)
+            if not raw and _SESSION in exchange.headers:
+                raise InvalidArgument(
+                    "X-Amzn-SageMaker-Session-Id: sessions are not kept here: leave it out; every request stands for itself"
+                )
+        except GatewayError as exc:  # no inference begins, which would count it
+            self._v2.refused(exc, exchange, exchange.arrival_ns)
+            raise
+        if raw:
             inference = RawInvocation(self._raw_endpoints, exchange, asked)
             exchange.on_disconnect = inference.cancel
             inference.start()
-        elif _SESSION in exchange.headers:
-            raise InvalidArgument(
-                "X-Amzn-SageMaker-Session-Id: sessions are not kept here: leave it out; every request stands for itself"
-            )
         else:
             self._start(exchange, asked, Invocation)
 
@@ -221,12 +226,12 @@ class ContainerRoutes:
                 self._endpoints.find(asked.name, asked.version, exchange)  # 404 goes before: the platform then loads it anew
             got = told.decode("latin-1")
             taken = ", ".join((*TAKEN, "image/*, audio/* and video/*"))
-            exchange.respond(415, error_body(f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}"))
+            self._turn_away(exchange, 415, f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}")
             return
         answer = answer_of(headers.get(b"accept", b""))
         if answer is None:
             got, given = headers[b"accept"].decode("latin-1"), ", ".join(GIVEN)
-            exchange.respond(406, error_body(f"Accept: {got[:100]!r}: nothing of it is given; expected one of {given}"))
+            self._turn_away(exchange, 406, f"Accept: {got[:100]!r}: nothing of it is given; expected one of {given}")
             return
         json_bytes = form.header or headers.get(_JSON_BYTES)
         if json_bytes is not None and answer in _AS_V2:
@@ -243,3 +248,8 @@ class ContainerRoutes:
         exchange.on_disconnect = inference.cancel
         exchange.on_drained = inference.drained
         inference.start()
+
+    def _turn_away(self, exchange: Exchange, status: int, message: str) -> None:
+        """Answer a form that is not known, or cannot be given."""
+        exchange.respond(status, error_body(message))
+        self._v2.refused(UnsupportedMediaType(message), exchange, exchange.arrival_ns)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import quote_from_bytes
 
-from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message import EncodeError, Message
 
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, Overloaded, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
@@ -106,6 +106,9 @@ class CallHandler(Protocol):
     def leave(self, error: GatewayError) -> None:
         """End the call with an error, once what is whole has been answered."""
 
+    def refused(self, error: GatewayError) -> None:
+        """The call ends with an error, for what was to be a message. `cancel` comes next."""
+
 
 class OneMessage(ABC):
     """A handler for calls that take one message, which `start` gets; another number of them fails the call."""
@@ -135,6 +138,8 @@ class OneMessage(ABC):
 
     def leave(self, error: GatewayError) -> None:
         self._call.end_with(error)
+
+    def refused(self, error: GatewayError) -> None: ...  # noqa: B027  # that counts where it is an inference
 
 
 class GrpcCall:
@@ -320,6 +325,7 @@ class GrpcCall:
         handler = self._handler
         self.fail(error)
         if handler is not None:
+            handler.refused(error)
             self._give_up(handler)
 
     def reset(self) -> None:
@@ -483,17 +489,3 @@ def framed(message: Message | bytes) -> bytes:
 
 def _too_long() -> InternalError:
     return InternalError("the answer is of 2 GiB or more, which a gRPC message cannot hold")
-
-
-def parser(message_class: Any) -> Callable[[Buffer], Any]:
-    """Reads messages of a class. What it gives raises InvalidArgument for bytes that are none."""
-    parse = message_class.FromString
-    name = message_class.DESCRIPTOR.full_name
-
-    def parse_or_refuse(data: Buffer) -> Any:
-        try:
-            return parse(data)
-        except DecodeError:
-            raise InvalidArgument(f"the request is no {name}") from None
-
-    return parse_or_refuse

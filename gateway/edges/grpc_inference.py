@@ -143,6 +143,10 @@ class InferCall(OneMessage):
         self._inference = _GrpcInference(self._endpoints, self._call, data)
         self._inference.start()
 
+    def refused(self, error: GatewayError) -> None:
+        if self._inference is None:
+            self._endpoints.refused(error, self._call, self._call.arrival_ns)
+
     def cancel(self) -> None:
         if self._inference is not None:
             self._inference.cancel()
@@ -251,9 +255,16 @@ class InferStream:
 
     def shut_down(self) -> None:
         """Answer what came, then end."""
-        self.leave(NotReady("the server is shutting down", retry_after_s=1.0))
+        self._end_behind(NotReady("the server is shutting down", retry_after_s=1.0))
 
     def leave(self, error: GatewayError) -> None:
+        self.refused(error)
+        self._end_behind(error)
+
+    def refused(self, error: GatewayError) -> None:
+        self._endpoints.refused(error, self._call, time.monotonic_ns())  # of the call's age no message is
+
+    def _end_behind(self, error: GatewayError) -> None:
         self._farewell = error
         self._call.deafen()
         self.drained()

@@ -17,9 +17,9 @@ from grpc_health.v1 import health_pb2
 
 from gateway.access.rules import ADMIN, INFER, MODELS, OPEN
 from gateway.config import Limits
-from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage, parser
+from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage
 from gateway.edges.grpc_inference import GrpcEndpoints, InferCall, InferStream
-from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall
+from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall, parser
 from gateway.edges.http2 import Http2Connection
 from gateway.edges.http_server import last_words_s, listen
 from gateway.edges.long_turns import LongTurns
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _PROTOCOL: Final = "grpc"
 _SERVICE: Final = "inference.GRPCInferenceService"
+_INFER: Final = f"/{_SERVICE}/ModelInfer".encode()
+_STREAM: Final = f"/{_SERVICE}/ModelStreamInfer".encode()
+_INFERENCES: Final = frozenset((_INFER, _STREAM))
 _HEALTH: Final = "grpc.health.v1.Health"
 _WATCH_S: Final = 0.25  # how late a watcher of the health is told, at most
 _DRAIN_IDLE_S: Final = 1.0
@@ -170,8 +173,8 @@ class GrpcServer:
             self._needs[path] = _NEEDS.get(method.name, ADMIN)
         endpoints = GrpcEndpoints(repository, _PROTOCOL, self._doors)
         self._endpoints = endpoints
-        calls[f"/{_SERVICE}/ModelInfer".encode()] = lambda call: call.listen(InferCall(call, endpoints))
-        calls[f"/{_SERVICE}/ModelStreamInfer".encode()] = lambda call: call.listen(InferStream(call, endpoints, self._streams))
+        calls[_INFER] = lambda call: call.listen(InferCall(call, endpoints))
+        calls[_STREAM] = lambda call: call.listen(InferStream(call, endpoints, self._streams))
 
         async def check(message: Any) -> Message:
             if message.service not in ("", _SERVICE):
@@ -233,7 +236,7 @@ class GrpcServer:
         if begin is None:
             call.fail(Unsupported(f"unknown method {path.decode(errors='replace')}"))
         elif headers.get(b"grpc-encoding", b"identity") not in ENCODINGS:
-            call.fail(Unsupported("unknown grpc-encoding, expected identity, gzip or deflate"))
+            self._refuse(call, path, Unsupported("unknown grpc-encoding, expected identity, gzip or deflate"))
         else:
             timeout = headers.get(b"grpc-timeout")
             try:
@@ -243,19 +246,14 @@ class GrpcServer:
                     self._doors.meet(call)
                     self._doors.check(call, self._needs.get(path, INFER))
             except GatewayError as exc:
-                self._refuse(call, exc)
+                self._refuse(call, path, exc)
                 return
             begin(call)
 
-    def _refuse(self, call: GrpcCall, error: GatewayError) -> None:
+    def _refuse(self, call: GrpcCall, path: bytes, error: GatewayError) -> None:
         call.fail(error)
-        if error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
-            now_ns = time.monotonic_ns()
-            took_ns = now_ns - call.arrival_ns
-            self._endpoints.nowhere.failed(error.code, call.arrival_ns, now_ns)
-            self._endpoints.failures.tell(
-                error, model="", version="", protocol=_PROTOCOL, caller=call, trace=None, took_ns=took_ns, now_ns=now_ns
-            )
+        if path in _INFERENCES or error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
+            self._endpoints.refused(error, call, call.arrival_ns)
 
     def _unary(
         self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]], needs: str

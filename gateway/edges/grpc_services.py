@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from gateway.edges.grpc_call import GrpcCall, OneMessage, parser
+from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.edges.reflection import Reflection
 from gateway.engine.repository import Repository
 from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
@@ -17,6 +17,21 @@ from gateway.protocols.messages import pb
 from gateway.wire.tensors import Buffer
 
 Reply = TypeVar("Reply", bound=Message)
+
+
+def parser(message_class: Any) -> Callable[[Buffer], Any]:
+    """Reads messages of a class. What it gives raises InvalidArgument for bytes that are none."""
+    parse = message_class.FromString
+    name = message_class.DESCRIPTOR.full_name
+
+    def parse_or_refuse(data: Buffer) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            raise InvalidArgument(f"the request is no {name}") from None
+
+    return parse_or_refuse
+
 
 _parse_reflection: Final = parser(reflection_pb2.ServerReflectionRequest)
 _TOLD_AT_ONCE: Final = 64  # answers of reflection, before others have their turn
@@ -87,6 +102,8 @@ class ReflectionCall:
 
     def leave(self, error: GatewayError) -> None:
         self._call.fail(error)
+
+    def refused(self, error: GatewayError) -> None: ...
 
     def cancel(self) -> None: ...
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, cast
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.process import ports
-from gateway.wire.exchange import Handler, Result
+from gateway.wire.exchange import Handler, OnFault, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
@@ -75,15 +75,24 @@ async def listen(
 class HttpServer:
     """A listener and its connections. Life: start -> drain. Everything on one event loop."""
 
-    def __init__(self, handler: Handler, limits: Limits, memory: Memory | None = None, turns: LongTurns | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        memory: Memory | None = None,
+        turns: LongTurns | None = None,
+        on_fault: OnFault = lambda exchange, error: None,
+    ) -> None:
         """handler: called on the loop with each whole request; it answers through the exchange, at once or later.
 
-        memory: what bounds it beside other listeners of this process. turns: that it shares with them.
+        memory: what bounds it beside other listeners of this process. turns: that it shares with them. on_fault: told of each
+        answer that is an error and not the handler's.
         """
         self.handler = handler
         self.limits = limits
         self.memory = memory or Memory()
         self.turns = turns or LongTurns()
+        self.on_fault = on_fault
         self.draining = False
         self.heads = KnownHeads()
         self.connections: set[HttpConnection] = set()
@@ -176,7 +185,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     )  # fmt: skip
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
-        self.http = Http1Connection(server.handler, server.limits, self, memory=server.memory, heads=server.heads)
+        self.http = Http1Connection(
+            server.handler, server.limits, self, memory=server.memory, heads=server.heads, on_fault=server.on_fault
+        )
         self._reader = self.http.reader
         self._server = server
         self._limits = server.limits

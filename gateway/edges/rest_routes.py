@@ -1,7 +1,6 @@
 """Paths to calls on the repository to answers: what the HTTP listener serves. A path is parsed once and remembered."""
 
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, unquote
@@ -178,13 +177,12 @@ class RestRoutes:
         """The error as the client may read it. Who was refused is counted, and the log tells of some."""
         error = doors.veiled(exchange, error)
         if error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
-            now_ns = time.monotonic_ns()
-            took_ns = now_ns - exchange.arrival_ns
-            self._endpoints.nowhere.failed(error.code, exchange.arrival_ns, now_ns)
-            self._endpoints.failures.tell(
-                error, model="", version="", protocol="rest", caller=exchange, trace=None, took_ns=took_ns, now_ns=now_ns
-            )
+            self.on_fault(exchange, error)
         return error
+
+    def on_fault(self, exchange: Exchange, error: GatewayError) -> None:
+        """What its connection has refused is counted, and the log tells of some."""
+        self._endpoints.refused(error, exchange, exchange.arrival_ns)
 
     # paths
 

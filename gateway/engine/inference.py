@@ -109,6 +109,15 @@ class Endpoints(Generic[C]):
         """Of a model of the configuration. Both empty: `nowhere`."""
         return self.repository.metrics.endpoint(name, version, self.protocol)
 
+    def refused(self, error: GatewayError, caller: Caller, arrival_ns: int) -> None:
+        """Count a request, and tell the log of it, that was answered with an error before it was known what it asks."""
+        now_ns = time.monotonic_ns()
+        self.nowhere.failed(error.code, arrival_ns, now_ns)
+        took_ns = now_ns - arrival_ns
+        self.failures.tell(
+            error, model="", version="", protocol=self.protocol, caller=caller, trace=None, took_ns=took_ns, now_ns=now_ns
+        )
+
 
 def _attributes(name: str, version: str) -> Attributes:
     return (("gateway.model", name), ("gateway.version", version)) if name else ()
@@ -282,15 +291,9 @@ class Inference(ABC, Generic[C, Reply]):
         if self._trace is not None:
             self._end_trace(self._trace, error, known_ns, now_ns)
         model, version = self._model_asked(error)
+        of = {"model": model, "version": version, "protocol": self._endpoints.protocol}
         self._endpoints.failures.tell(
-            error,
-            model=model,
-            version=version,
-            protocol=self._endpoints.protocol,
-            caller=self.caller,
-            trace=self._trace,
-            took_ns=now_ns - self._arrival_ns,
-            now_ns=now_ns,
+            error, **of, caller=self.caller, trace=self._trace, took_ns=now_ns - self._arrival_ns, now_ns=now_ns
         )
 
     def _end_trace(self, trace: RequestTrace, error: GatewayError | None, encoding_ns: int, ended_ns: int) -> None:

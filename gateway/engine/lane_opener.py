@@ -98,12 +98,13 @@ class LaneOpener:
         probe_every_length: bool = True,
         probe_failed: Callable[[], None] | None = None,
         call_soon: CallSoon | None = None,
+        processes: int = 1,
     ) -> None:
         """open_runner: makes the runner of a lane, not yet open. state_dir: made if it is not there; None keeps nothing.
 
         shared_workers: how many batches run at once over all lanes that compute in this process; None: as many as there are
         sessions. probe_every_length: see `probe`. probe_failed: called for each lane that is opened although it raised in a run
-        before traffic. call_soon: as `Lane` has it; None: the loop's.
+        before traffic. call_soon: as `Lane` has it; None: the loop's. processes: that open the same lanes.
         Raises: ConfigError, if nothing can be kept in the state_dir.
         """
         self._open_runner = open_runner
@@ -113,6 +114,7 @@ class LaneOpener:
         self._probe_every_length = probe_every_length
         self._probe_failed = probe_failed
         self._call_soon = call_soon
+        self._processes = processes
         self._shared = SharedWorkers(shared_workers) if shared_workers else None
 
     async def open(self, model: ModelSection) -> Opened:
@@ -219,10 +221,14 @@ class LaneOpener:
         return lane
 
     def _held(self, model: ModelSection, backend: Backend) -> Cost | None:
-        """What a backend in this process costs from now on; a replica counts its own."""
+        """What a backend in this process costs from now on; a replica counts its own.
+
+        Another server is one instance, whoever asks it: each process bears its share.
+        """
         if backend.usd_per_hour is None or backend.placement != "embedded":
             return None
-        cost = self._metrics.cost(model.name, model.version, backend.label, backend.usd_per_hour, backend.sessions)
+        usd_per_hour = backend.usd_per_hour if backend.computes_here else backend.usd_per_hour / self._processes
+        cost = self._metrics.cost(model.name, model.version, backend.label, usd_per_hour, backend.sessions)
         cost.hold()
         return cost
 

@@ -47,7 +47,8 @@ _ROLE: Final = ("role",)
 TABLE: Final = (
     # requests
     Metric("gateway_requests_total", "counter", "", (*_EDGE, "code"), "1",
-           "Requests answered, by the code of the answer: ok; overloaded: shed; deadline_exceeded: expired; cancelled; …"),
+           "Requests answered, by the code of the answer: ok; overloaded: shed, or no memory; deadline_exceeded: "
+           "expired; cancelled; …"),
     Metric("gateway_request_duration_seconds", "histogram", "seconds", _EDGE, "1",
            "Successful requests, from whole request read to answer encoded; of a decoupled model to its first part. The "
            "model's SLO is a bucket edge"),

@@ -245,6 +245,8 @@ class Metrics:
 
     def _own(self, wanted: Collection[tuple[str, str]] | None = None) -> Iterator[tuple[Key, State]]:
         """A block may come several times: they are to be merged. wanted: models and versions; None: all there is."""
+        readiness = tuple(self._readiness())
+        self._stand_at_0(readiness)
         # Taken now: in between slices lanes are opened, and closed into `_ended`.
         recorders: tuple[EndpointMetrics | LaneMetrics | RoutingMetrics, ...]
         recorders = (*self._endpoints.values(), *self._lanes, *self._routings)
@@ -257,9 +259,17 @@ class Metrics:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
         yield from self._told.states()
-        ready = {SEP.join(one[:2]): int(one[2]) for one in self._readiness()}
+        ready = {SEP.join(one[:2]): int(one[2]) for one in readiness}
         yield Key("node", ()), (self._process.info or None, ready or None)
         yield from ended
+
+    def _stand_at_0(self, readiness: Iterable[tuple[str, str, bool]]) -> None:
+        """Show what is ready before it is asked, by all protocols: of a counter that begins with a number no rate is seen."""
+        protocols = [protocol for model, _, protocol in self._endpoints if not model]
+        for protocol in protocols:  # one after the other, and a page of one that is not asked need not be written again
+            for model, version, ready in readiness:
+                if ready:
+                    self.endpoint(model, version, protocol)
 
     def _publish(self) -> Generator[None, None, None]:
         say = self._told.taken()

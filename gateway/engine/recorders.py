@@ -41,6 +41,9 @@ _CLIENTS: Final = frozenset(
     )
 )  # fmt: skip
 
+# Shown before they come, as alerts are about their rates: of what names no model, the first alone.
+_AT_0: Final = tuple(code.value for code in (Code.OVERLOADED, Code.DEADLINE_EXCEEDED, Code.BACKEND_FAILED))
+
 
 @dataclass(frozen=True, slots=True)
 class LaneGauges:
@@ -301,7 +304,7 @@ class EndpointMetrics:
         self._unfinished = [0, 0]  # answers in parts that have begun and not ended well, by whether the first part was in time
         self._gaps_ns = self._parts = 0
         self._ok = 0
-        self._failed: dict[str, int] = {}
+        self._failed: dict[str, int] = dict.fromkeys(_AT_0 if labels[0] else _AT_0[:1], 0)
         self._failed_ns = 0
         self._last_s: float | None = None
 

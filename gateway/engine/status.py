@@ -21,6 +21,7 @@ from gateway.config import Backend
 from gateway.engine.lane import Lane
 from gateway.engine.metric_blocks import Key, State, place
 from gateway.engine.metrics import Metrics, in_slices
+from gateway.engine.model_statistics import OK
 from gateway.engine.repository import Repository
 from gateway.engine.served_model import ServedModel
 from gateway.errors import without_folders
@@ -105,7 +106,8 @@ class Counts:
         model = self.models[key.labels[0], key.labels[1]]
         if key.kind == "edge":
             for code, count in state[_REQUESTS].items():
-                model.requests[code] += count
+                if count or code == OK:
+                    model.requests[code] += count
             for result, count in (state[_SLO] or {}).items():
                 model.slo_requests[result] += count
             latency = state[_LATENCY]

@@ -15,6 +15,7 @@ from typing import Final
 from gateway.tracing.context import random_bytes
 from gateway.tracing.opentelemetry import LOGS, Collector
 from gateway.tracing.settings import Settings
+from gateway.tracing.spans import number_of
 from gateway.tracing.templates import trace_bytes
 from gateway.types import BatchTrace, RequestTrace
 
@@ -50,7 +51,7 @@ class Exporter:
 
         It is called for one request in a hundred, and finds nothing of its own in a cache: so it touches little.
         """
-        size = 3 + (5 * len(trace.batches) or 1) if type(trace) is RequestTrace else 2  # spans, at most
+        size = number_of(trace)
         put = self._put + size
         waiting = put - self._taken
         if waiting > self._most or self._ending:

@@ -82,6 +82,25 @@ def spans_of(trace: RequestTrace | BatchTrace) -> list[Spans]:
     return [*[_of_batch(batch, batch.end) for batch in trace.batches if batch.ended is None and batch.end is not None], own]
 
 
+def number_of(trace: RequestTrace | BatchTrace) -> int:
+    """How many spans `spans_of` makes of it."""
+    assert trace.end is not None
+    if isinstance(trace, BatchTrace):
+        return 1 if trace.kind == "client" or not trace.end.started_ns else 2
+    end = trace.end
+    number = 2 if end.error else 3  # its own, decode and encode
+    queued = 1 if end.decoded_ns else 0
+    for batch in trace.batches:
+        ran = batch.end
+        number += queued
+        if ran is not None:
+            number += 1 if batch.parent == trace.own else 2
+            if batch.ended is None:
+                number += number_of(batch)
+        queued = 1 if ran is not None and ran.error else 0
+    return number if trace.batches else number + queued
+
+
 def _of_request(trace: RequestTrace, end: RequestEnd) -> Spans:
     error = end.error
     own = Span(

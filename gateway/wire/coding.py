@@ -8,8 +8,10 @@ from gateway.errors import GatewayError, TooLarge
 from gateway.turns import beside
 from gateway.wire.compression import WINDOW_BITS, inflate
 from gateway.wire.exchange import Exchange, Result, Run
-from gateway.wire.http_errors import STATUS, error_body
+from gateway.wire.http_errors import STATUS
 
+Refuse = Callable[[Exchange, int, str, bytes], None]
+"""Answers with a status, a message and headers."""
 _INLINE_BYTES: Final = 4 << 10  # a longer body, or one of which comes more than so much, is inflated off the loop
 _INFLATED_INLINE_BYTES: Final = 64 << 10
 
@@ -23,12 +25,12 @@ def _coding(exchange: Exchange) -> bytes:
     return exchange.headers.get(b"content-encoding", b"").strip().lower()
 
 
-def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[Exchange], None]) -> None:
-    """Inflate a coded body, then call done, which may be at once; or answer with what is wrong with it."""
+def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[Exchange], None], refuse: Refuse) -> None:
+    """Inflate a coded body, then call done, which may be at once; or refuse it for what is wrong with it."""
     encoding = _coding(exchange).removeprefix(b"x-")
     if encoding not in WINDOW_BITS:
         message = f"unsupported Content-Encoding {encoding.decode('latin-1')!r}, expected gzip or deflate"
-        exchange.respond(501, error_body(message), headers=b"Accept-Encoding: gzip, deflate\r\n")
+        refuse(exchange, 501, message, b"Accept-Encoding: gzip, deflate\r\n")
         return
     body = exchange.body
     here = len(body) <= _INLINE_BYTES
@@ -42,7 +44,7 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
                 here = False
                 run(partial(beside, work), take)
             else:
-                exchange.respond(STATUS[exc.code], error_body(exc.message))
+                refuse(exchange, STATUS[exc.code], exc.message, b"")
             return
         except BaseException:  # no memory for it, say
             exchange.failed()

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from gateway.errors import GatewayError
 from gateway.turns import beside
 from gateway.wire.compression import choose_encoding, deflate
 from gateway.wire.date import date_line
@@ -276,3 +277,5 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
 
 
 Handler = Callable[[Exchange], None]
+OnFault = Callable[[Exchange, GatewayError], None]
+"""Told of what is answered with an error and no handler gets."""

@@ -23,10 +23,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config import Limits
+from gateway.errors import NotReady
 from gateway.wire.coding import inflate_body, is_coded
-from gateway.wire.exchange import Exchange, Handler, Pieces, Run
+from gateway.wire.exchange import Exchange, Handler, OnFault, Pieces, Run
 from gateway.wire.http1_bounds import SHORT_BYTES, BoundedHttp1Connection, Outlet
-from gateway.wire.http_errors import error_body
+from gateway.wire.http_errors import FAULTS, error_body
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
@@ -35,6 +36,7 @@ from gateway.wire.tensors import Buffer
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_NOW_BYTES: Final = 64 << 10  # an answer of more does not wait for those of the same read
 _TURN_NS: Final = 1_000_000  # and the request that it is used up with
+_SHUTTING_DOWN: Final = "the server is shutting down"
 _AGAIN: Final = b"Retry-After: 1\r\n"
 
 log = logging.getLogger(__name__)
@@ -47,8 +49,8 @@ class Http1Connection(BoundedHttp1Connection):
     """
 
     __slots__ = (
-        "_answered_requests", "_clock", "_continue_due", "_gathering", "_handler", "_path", "_query", "_recycled", "_target",
-        "_turn_began_ns", "draining", "last_arrival_ns",
+        "_answered_requests", "_clock", "_continue_due", "_gathering", "_handler", "_on_fault", "_path", "_query", "_recycled",
+        "_target", "_turn_began_ns", "draining", "last_arrival_ns",
     )  # fmt: skip
 
     def __init__(
@@ -59,16 +61,18 @@ class Http1Connection(BoundedHttp1Connection):
         clock: Callable[[], int] = time.monotonic_ns,
         memory: Memory | None = None,
         heads: KnownHeads | None = None,
+        on_fault: OnFault = lambda exchange, error: None,
     ) -> None:
         """handler: called with each whole request; it answers through the exchange, at once or later.
 
-        memory: of the process. heads: of the listener.
+        memory: of the process. heads: of the listener. on_fault: told of each answer that is an error of the stream's.
         """
         super().__init__(limits, outlet, memory)
         self.reader = RequestReader(self, limits, heads)
         self.draining = False
         self.last_arrival_ns = clock()
         self._handler = handler
+        self._on_fault = on_fault
         self._clock = clock
         self._gathering = False  # small answers wait until all that came is read, then leave in one write
         self._turn_began_ns = 0  # 0: with the first request that is read
@@ -160,7 +164,7 @@ class Http1Connection(BoundedHttp1Connection):
         if self._is_last():
             self._outlet.close()
             return
-        fault = 503, "the server is shutting down"
+        fault = 503, _SHUTTING_DOWN
         for exchange in self._backlog:
             exchange.fault = exchange.fault or fault
         if self._unread or self.reader.phase in (HEAD, BODY, FILLING):
@@ -228,7 +232,7 @@ class Http1Connection(BoundedHttp1Connection):
             self._outlet.write([_CONTINUE])
 
     def refused(self, status: int, message: str) -> None:
-        fault = Exchange(self, b"", b"", b"", {}, b"", keep_alive=False, fault=(status, message))
+        fault = Exchange(self, b"", b"", b"", {}, b"", keep_alive=False, arrival_ns=self._clock(), fault=(status, message))
         self._unread.clear()
         if self._backlog or not self._has_room():
             self._backlog.append(fault)
@@ -243,10 +247,10 @@ class Http1Connection(BoundedHttp1Connection):
         self.held_bytes += size
         if exchange.fault is not None:
             status, message = exchange.fault
-            exchange.respond(status, error_body(message), headers=_AGAIN if status == 503 else b"")
+            self._refuse(exchange, status, message)
         elif b"content-encoding" in exchange.headers and is_coded(exchange):
             self._hold(exchange, self._limits.body_bytes)  # so much it may become
-            inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated)
+            inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated, self._refuse)
         else:
             self._handle(exchange)
 
@@ -255,7 +259,13 @@ class Http1Connection(BoundedHttp1Connection):
         if self._account.ask(self.held()):
             self._handle(exchange)
         else:
-            exchange.respond(503, error_body(NO_MEMORY), headers=_AGAIN)
+            self._refuse(exchange, 503, NO_MEMORY)
+
+    def _refuse(self, exchange: Exchange, status: int, message: str, headers: bytes = b"") -> None:
+        """Answer what the handler does not get."""
+        if exchange.connection is not None:
+            exchange.respond(status, error_body(message), headers=_AGAIN if status == 503 else headers)
+            self._on_fault(exchange, NotReady(message) if message == _SHUTTING_DOWN else FAULTS[status](message))
 
     def _handle(self, exchange: Exchange) -> None:
         try:
@@ -271,7 +281,7 @@ class Http1Connection(BoundedHttp1Connection):
             return
         exchange.pieces = None  # of which nothing has left
         if not exchange.answered:
-            exchange.respond(500, error_body("internal error"))
+            self._refuse(exchange, 500, "internal error")
 
     # answering
 

@@ -4,7 +4,8 @@ from typing import Final
 
 import orjson
 
-from gateway.errors import Code
+from gateway import errors
+from gateway.errors import Code, GatewayError
 
 STATUS: Final[dict[Code, int]] = {
     Code.INVALID_ARGUMENT: 400,
@@ -25,6 +26,19 @@ STATUS: Final[dict[Code, int]] = {
     Code.BACKEND_UNREACHABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }
+
+FAULTS: Final[dict[int, type[GatewayError]]] = {
+    400: errors.InvalidArgument,
+    408: errors.DeadlineExceeded,
+    413: errors.TooLarge,
+    417: errors.Unsupported,
+    431: errors.TooLarge,
+    500: errors.InternalError,
+    501: errors.Unsupported,
+    503: errors.Overloaded,
+    505: errors.Unsupported,
+}
+"""What a request is counted as that no handler gets, by the status of its answer."""
 
 
 def error_body(message: str) -> bytes:

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ModelSection, parse_config
 from gateway.engine import recorders
+from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metric_blocks import FIELDS
 from gateway.engine.metric_files import NodeFiles, written
 from gateway.engine.metric_table import BY_NAME, TRITON_TABLE
@@ -30,6 +31,8 @@ from gateway.engine.recorders import LaneGauges
 from gateway.engine.runner import Execution
 from gateway.errors import BackendFailed, Code
 from loadtest.verdict.statistics import percentiles
+from tests.engine.simulated_runner import SimulatedRunner
+from tests.simulation import SimulatedClock, run_simulated
 
 MS = 1_000_000
 
@@ -310,6 +313,29 @@ def told_usd(metrics: Metrics) -> tuple[float, float]:
     labels = {"model": "m", "version": "1", "backend": "cpu"}
     busy, idle = (found[key("gateway_cost_usd_total", state=state, **labels)] for state in ("busy", "idle"))
     return busy, idle
+
+
+@pytest.mark.parametrize(
+    ("backend", "usd_per_hour"),
+    [({"kind": "triton", "url": "gpu:8001", "model": "m"}, 6.0), ({"kind": "synthetic"}, 18.0)],
+)
+def test_another_server_costs_once_whichever_processes_ask_it(
+    backend: dict[str, Any], usd_per_hour: float, tmp_path: Path
+) -> None:
+    model = ModelSection.model_validate(
+        {"name": "m", "batching": {"probe_s": 0}, "backends": [{**backend, "name": "b", "usd_per_hour": 6.0}]}
+    )
+    processes = [Metrics(directory=tmp_path) for _ in range(3)]
+
+    async def main(clock: SimulatedClock) -> None:
+        for metrics in processes:
+            opener = LaneOpener(lambda *_: SimulatedRunner(clock, fixed_ns=MS), metrics=metrics, clock=clock, processes=3)
+            await opener.open(model)
+            metrics.flush()
+
+    run_simulated(main)
+    found = exposed(processes[0])
+    assert found[key("gateway_cost_usd_per_hour", model="m", version="1", backend="b")] == pytest.approx(usd_per_hour)
 
 
 def test_a_changed_price_counts_from_then_on() -> None:

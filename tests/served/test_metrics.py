@@ -81,7 +81,7 @@ def test_counts_are_the_clients_and_quantiles_lie_in_the_same_bucket_or_the_next
 
         for protocol, seen_ns in took_ns.items():
             labels = {"model": "m", "protocol": protocol}
-            codes = {"ok": len(ROWS), "backend_failed": 1, "invalid_argument": 1}
+            codes = {"ok": len(ROWS), "backend_failed": 1, "invalid_argument": 1, "overloaded": 0, "deadline_exceeded": 0}
             assert told("gateway_requests_total", **labels) == codes
             buckets = told("gateway_request_duration_seconds_bucket", **labels)
             edges = [float(edge) for edge in buckets]

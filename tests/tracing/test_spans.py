@@ -3,9 +3,10 @@
 from typing import Any
 
 import msgspec
+import pytest
 
 from gateway.tracing.context import write
-from gateway.tracing.spans import Spans, spans_of
+from gateway.tracing.spans import Spans, number_of, spans_of
 from gateway.types import BatchEnd, BatchTrace, RequestEnd, RequestTrace, SpanContext
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -113,6 +114,32 @@ def test_a_request_has_the_batch_with_it_in_which_no_other_is_traced() -> None:
     assert [each.own.name for each in spans] == ["batch", "op"]
     assert spans[0] == spans_of(lone)[0]
     assert spans[0].own.links == (OWN,)
+
+
+def of_its_own(at_ns: int, **more: Any) -> BatchTrace:
+    """A batch in which no other request is traced."""
+    lone = batch(at_ns, of=OWN, **more)
+    lone.ended = None
+    return lone
+
+
+def still_running() -> BatchTrace:
+    running = of_its_own(200)
+    running.end = None
+    return running
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        request(of_its_own(200)), request(batch(200)), request(batch(200, of=OWN)), request(batch(200), batch(205)),
+        request(of_its_own(200, error="backend_failed"), batch(400)), request(still_running(), error="deadline_exceeded"),
+        request(error="overloaded"), request(decoded_ns=0, error="invalid_argument"), request(), batch(200),
+        msgspec.structs.replace(batch(200), kind="client"), msgspec.structs.replace(batch(200), end=BatchEnd(0, 0, 300)),
+    ],
+)  # fmt: skip
+def test_what_finds_no_room_is_counted_as_the_spans_that_it_would_have_been(trace: RequestTrace | BatchTrace) -> None:
+    assert number_of(trace) == sum(map(len, spans_of(trace)))
 
 
 def test_what_another_process_tells_of_itself_is_not_told_twice() -> None:

@@ -365,7 +365,7 @@ async def test_a_drain_ends_in_time_with_a_model_that_hangs() -> None:
 async def test_a_port_that_is_taken_is_an_os_error() -> None:
     async with serving() as served:
         port = int(served.url.rsplit(":", 1)[1])
-        with pytest.raises(OSError, match="address already in use"):
+        with pytest.raises(OSError, match="Address already in use"):
             await GrpcServer(served.repository, Limits()).start("127.0.0.1", port)
 
 

@@ -301,6 +301,31 @@ def test_a_body_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     assert next_one.rows == 8
 
 
+def test_a_process_that_is_stopped_costs_the_request_that_it_had(tmp_path: Path) -> None:
+    spec = ModelSpec("x", (TensorSpec("INPUT0", "FP32", (-1, -1)),), (TensorSpec("OUTPUT0", "FP32", (-1, -1)),), 1 << 30)
+    codec = RestCodec("echo", "1", spec, None, 32)
+
+    async def outcomes() -> list[Any]:
+        bodies = LongBodies(SharedMemoryRegions(tmp_path / "regions"), late_s=10)
+        others = {child.pid for child in children()}
+        found: list[Any] = []
+        try:
+            for turn in range(3):
+                done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                if turn == 1:
+                    (own,) = (child for child in children() if child.pid not in others)
+                    own.suspend()
+                bodies.infer(codec, infer_body(values()), None, 0, done.set_result)
+                found.append(await done)
+        finally:
+            bodies.close()
+        return found
+
+    first, stopped, next_one = asyncio.run(outcomes())
+    assert isinstance(stopped, InternalError)
+    assert all(isinstance(each, InferRequest) for each in (first, next_one))
+
+
 def test_a_fault_of_ours_costs_its_request_and_not_the_process(tmp_path: Path) -> None:
     spec = ModelSpec("x", (TensorSpec("INPUT0", "FP32", (-1, -1)),), (TensorSpec("OUTPUT0", "FP32", (-1, -1)),), 1 << 30)
     no_depth: Any = None  # no codec has it

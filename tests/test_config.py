@@ -311,3 +311,14 @@ def test_lengths_are_padded_to_buckets_but_where_the_backend_surely_runs_any_as_
     (model,) = parse_config(yaml.safe_load(text), source="x.yaml").models
     assert model.ragged is not None
     assert model.ragged.on(model.backends[0]) == model.ragged.model_copy(update={"buckets": buckets})
+
+
+@pytest.mark.parametrize("name", ["", "../q", "a/b", "x y", "-a", "ä", "a\n", 101 * "a"])
+def test_an_application_whose_name_no_file_may_have_is_refused(name: str) -> None:
+    models = [{"name": "m", "backends": [{"kind": "synthetic"}]}]
+    with pytest.raises(
+        ConfigError, match=r"x\.yaml: ray\.application: '.*: expected 1 to 100 letters, digits, '\.', '_' or '-',"
+    ):
+        parse_config({"ray": {"application": name}, "models": models}, source="x.yaml")
+    told = parse_config({"ray": {"application": "eu-1.b_2"}, "models": models}, source="x.yaml")
+    assert told.ray.application == "eu-1.b_2"

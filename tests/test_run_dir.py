@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.process.run_dir import fresh_run_dir, make_run_dir, private_directory, shared_run_dir
+from gateway.process.run_dir import fresh_run_dir, make_run_dir, private_directory, remove_shared_run_dir, shared_run_dir
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make what belongs to others")
 NOBODY = 65534
@@ -129,3 +129,17 @@ def test_where_nothing_usual_can_be_written_to_memory_is_taken_or_what_to_do_is_
 def test_what_cannot_be_made_says_why(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^server.run_dir: '{tmp_path}/x+': cannot be (made|used): File name too long"):
         private_directory(tmp_path / ("x" * 300))
+
+
+def test_a_shared_run_dir_is_removed_but_not_from_where_others_could_have_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    private_directory(shared_run_dir("one") / "regions")
+    other = private_directory(shared_run_dir("other"))
+    remove_shared_run_dir("one")
+    remove_shared_run_dir("never made")
+    assert [path.name for path in other.parent.iterdir()] == ["other"]
+    other.parent.chmod(0o777)
+    remove_shared_run_dir("other")
+    assert other.exists()

@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+
+from gateway.process.run_dir import private_directory, shared_run_dir
 
 pytestmark = pytest.mark.slow
 
@@ -181,3 +184,18 @@ with blocked():
 """
     done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "pass"])
+def test_the_run_dir_that_the_child_names_is_removed_however_that_ends(end: str) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    kept = private_directory(shared_run_dir(f"{name}-of-another"))
+    named = private_directory(shared_run_dir(name) / "metrics").parent
+    (named / "metrics" / "file").write_text("")
+    try:
+        with supervised(f"tell(RUN_DIR + {name!r}); tell(SERVING); {HEARS}", stop=end) as process:
+            process.terminate()
+            process.communicate(timeout=20)
+            assert (named.exists(), kept.exists()) == (False, True)
+    finally:
+        kept.rmdir()

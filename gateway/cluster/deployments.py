@@ -25,6 +25,7 @@ from gateway.cluster.control import SharedControl, control_name
 from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
+from gateway.cluster.run_dirs import run_dir_of
 from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
@@ -34,7 +35,7 @@ from gateway.process.announcement import ReadyModel
 from gateway.process.console import Speech, set_up
 from gateway.process.machine import cores
 from gateway.process.prints import never_raise
-from gateway.process.run_dir import make_run_dir, shared_run_dir
+from gateway.process.run_dir import make_run_dir
 from gateway.process.supervisor import outlive_signals
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class IngressReplica:
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
             self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
-        self._ingress = self._build(_run_dir(config.server.run_dir))
+        self._ingress = self._build(run_dir_of(self._application, config.server.run_dir))
         try:
             if self._control is not None:
                 self._begin_with(await self._control.asked())
@@ -354,17 +355,6 @@ def port_owner(cluster: str, application: str) -> str:
     return f"{cluster}/{application}"
 
 
-def _run_dir(own: str | None) -> Path:
-    """Of this node, for the processes of this application."""
-    # Not in Ray's session directory, to which everyone can write: they could put another in the place of ours.
-    return Path(own or shared_run_dir(f"{_session_dir().name}-{serve.get_replica_context().app_name}"))
-
-
 def _metrics_dir(own: str | None) -> Path:
     """Raises: ConfigError."""
-    return make_run_dir(_run_dir(own))
-
-
-def _session_dir() -> Path:
-    node: Any = ray._private.worker._global_node  # set in every process of Ray
-    return Path(node.get_session_dir_path())
+    return make_run_dir(run_dir_of(serve.get_replica_context().app_name, own))

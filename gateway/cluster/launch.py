@@ -45,12 +45,13 @@ from ray.serve.handle import DeploymentHandle
 from gateway.cluster.control import control_name
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
 from gateway.cluster.leaving import end_silent
+from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
 from gateway.process.console import Speech, step
 from gateway.process.ports import check_ports
-from gateway.process.supervisor import ENDING, LEFT, LOST, SERVING, hear_signals
+from gateway.process.supervisor import ENDING, LEFT, LOST, RUN_DIR, SERVING, hear_signals
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
@@ -98,7 +99,9 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     head = _Head(tell)
     try:
         with _cluster(config, found, head), _serve_instance(head, tell, own=own):
-            if not own:
+            if own:
+                tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
+            else:
                 tell(f"{LEFT}the application {config.ray.application} is left on the Ray cluster")
             with _deployed(app, config, head, watch, own=own) as ingress:
                 http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
@@ -404,6 +407,8 @@ def _deployed(
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
     replaces = watch.deployer()
+    if replaces is None and not own:
+        begin_life(name, config.server.run_dir)
     try:
         try:
             with step(f"loading {named(model.name for model in config.models)} on Ray"):
@@ -420,9 +425,8 @@ def _deployed(
             # What Serve says of a replica that is ended while it starts: a traceback.
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         if ingress is not None or not own:
-            drain_s = config.server.drain_timeout_s
             left = replaces if ingress is None else None
-            deleting = threading.Thread(target=_delete, args=(name, watch, drain_s, left), name="delete", daemon=True)
+            deleting = threading.Thread(target=_delete, args=(config, watch, own, left), name="delete", daemon=True)
             deleting.start()
             while deleting.is_alive() and not head.lost:
                 deleting.join(_LOOK_S)
@@ -430,11 +434,13 @@ def _deployed(
             _drain(ingress, config.server)
 
 
-def _delete(application: str, watch: _ApplicationWatch, drain_s: float, replaces: str | None) -> None:
+def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
 
-    replaces: who has deployed what it was to replace and has not; None: nothing. As `_ApplicationWatch.deployer` has it.
+    own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `_ApplicationWatch.deployer` has
+    it; None: nothing.
     """
+    application = config.ray.application
     try:
         if replaces == "" and watch.ours():
             log.warning(
@@ -447,8 +453,9 @@ def _delete(application: str, watch: _ApplicationWatch, drain_s: float, replaces
         if not watch.ours():
             return
         before = watch.details() or {"deployments": {}}
+        run_dir = run_dir_name(application)
         serve.delete(application, _blocking=False)
-        drained = time.monotonic() + drain_s + _ENDED_S
+        drained = time.monotonic() + config.server.drain_timeout_s + _ENDED_S
         until = drained + _DELETED_S
         # Serve tells of the deletion a little later, and of no replicas from then on.
         while (details := watch.details()) is not None and (
@@ -459,19 +466,21 @@ def _delete(application: str, watch: _ApplicationWatch, drain_s: float, replaces
                 log.error("the application %s is still being deleted", application)
                 return
             if now > drained:
-                end_silent(_replicas(before), _SILENT_S)
+                end_silent(_of_replicas(before, "actor_name"), _SILENT_S)
             time.sleep(_LOOK_S)
         if details is not None:  # another's, by now
             return
+        if not own:  # else the supervisor does
+            clear_run_dirs(run_dir, config.server.run_dir, _of_replicas(before, "node_id"))
         with contextlib.suppress(ValueError):  # there is none: it had one ingress
             ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s could not be deleted", application)
 
 
-def _replicas(details: Mapping[str, Any]) -> set[str]:
-    """The names of their actors. details: of the application, as Serve's controller tells them."""
-    return {replica["actor_name"] for each in details["deployments"].values() for replica in each["replicas"]}
+def _of_replicas(details: Mapping[str, Any], key: str) -> set[str]:
+    """details: of the application, as Serve's controller tells them."""
+    return {replica[key] for each in details["deployments"].values() for replica in each["replicas"] if replica[key]}
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

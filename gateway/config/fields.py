@@ -58,6 +58,12 @@ def _host(value: object) -> object:
     return value
 
 
+def _application(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise Unfit(expected="1 to 100 letters, digits, '.', '_' or '-', of which the first is a letter or digit")
+    return value
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address is reached from this machine only."""
     try:
@@ -66,6 +72,7 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+Application = Annotated[str, BeforeValidator(_application)]  # stands in names of files and directories
 Host = Annotated[str, BeforeValidator(_host)]
 ModelName = Annotated[str, BeforeValidator(partial(_name, most=LONGEST_NAME))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import Host, Port, Strict, is_loopback
+from gateway.config.fields import Application, Host, Port, Strict, is_loopback
 from gateway.documents.faults import Unfit
 
 BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
@@ -131,5 +131,5 @@ class Ray(Strict):
 
     address: str | None = None  # None: join a running cluster of this node if there is one, else start one
     dashboard: bool = False
-    application: str = "gateway"
+    application: Application = "gateway"
     channel_host: str | None = None  # where replicas take batches of other nodes; None: at the node's address in the cluster

@@ -58,9 +58,10 @@ class Dispatcher:
         policy = POLICIES[model.routing.policy](model.routing, slo_ns, seed)
         candidates = tuple(self._lanes)
         ring_bytes = int(model.batching.record_mib * 2**20 / (len(model.backends) + 1))
+        chooses = len(model.backends) > 1 or any(candidate.to_zero for candidate in candidates)  # the only one refuses at zero
         self.router = (
             RecordedRouter(candidates, policy, model.routing.ejection, slo_ns, ring=Ring(ring_bytes))
-            if ring_bytes and len(model.backends) > 1
+            if ring_bytes and chooses
             else Router(candidates, policy, model.routing.ejection, slo_ns)
         )
         # Not where others are missing: what is sent to it now is to be moved once they have joined.

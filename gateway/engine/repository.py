@@ -212,12 +212,12 @@ class Repository:
         """Whether every model that should be loaded can be served."""
         if self._closing:
             return False
-        return all(_serves(served) for served in self.all_models() if served.wanted)
+        return all(served.serves for served in self.all_models() if served.wanted)
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Raises: NotFound, for a name that is in no configuration."""
         try:
-            return not self._closing and _serves(self.model(name, version))
+            return not self._closing and self.model(name, version).serves
         except NotReady:
             return False
 
@@ -282,11 +282,13 @@ class Repository:
         """The repository index: name, version, state, and the reason of what is not ready."""
         rows = []
         for served in self.all_models():
-            if served.state == "READY":
+            if served.serves:
                 rows.append({"name": served.name, "version": served.version, "state": "READY"})
             elif not ready_only:
-                reason = without_folders(served.reason)
-                rows.append({"name": served.name, "version": served.version, "state": served.state, "reason": reason})
+                state, reason = served.state, without_folders(served.reason)
+                if state == "READY":
+                    state, reason = "UNAVAILABLE", "no backend has a live session"
+                rows.append({"name": served.name, "version": served.version, "state": state, "reason": reason})
         return rows
 
     # load and unload
@@ -470,10 +472,6 @@ class Repository:
             return await close_all(lanes)
         finally:
             served.leaving = tuple(lane for lane in served.leaving if lane not in lanes)
-
-
-def _serves(served: ServedModel) -> bool:
-    return served.state == "READY" and any(lane.available for lane in served.lanes)
 
 
 def _not_ready(served: ServedModel, ready: list[str]) -> NotReady:

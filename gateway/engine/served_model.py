@@ -35,6 +35,11 @@ class ServedModel:
         return self.config.name
 
     @property
+    def serves(self) -> bool:
+        """Whether a request sent here can be expected to be run."""
+        return self.state == "READY" and any(lane.available for lane in self.lanes)
+
+    @property
     def all_lanes(self) -> tuple[Lane, ...]:
         """Wherever a request of it may be."""
         return self.lanes + self.leaving

@@ -229,8 +229,8 @@ def state_of(lane: Lane, candidate: Candidate, ejected: int) -> tuple[str, str]:
     """Of a backend that is loaded. ejected: in so many processes of the node."""
     if candidate.health.ejected:
         return "ejected", str(candidate.health).removeprefix("ejected ")
+    if not lane.available:
+        return "down", "scaled to zero, and no replica has come: one is awaited" if lane.runner.cold else "no live session"
     if lane.runner.cold:
         return "asleep", "scaled to zero; a request starts it"
-    if not lane.available:
-        return "down", "no live session"
     return "live", f"ejected in {ejected} other process{'es' * (ejected > 1)} of the node" if ejected else ""

@@ -5,9 +5,11 @@ directory on the way, and each symbolic link, must belong to us or to root, and 
 one with the sticky bit, such as /tmp: there nobody can rename what is not his.
 """
 
+import contextlib
 import grp
 import os
 import pwd
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -46,6 +48,15 @@ def shared_run_dir(name: str) -> Path:
     Raises: ConfigError.
     """
     return _temporary() / f"gateway-{os.geteuid()}" / name
+
+
+def remove_shared_run_dir(name: str) -> None:
+    """Remove what `shared_run_dir` names, if it was made and nobody else could have put something in its place."""
+    with contextlib.suppress(ConfigError):
+        path = shared_run_dir(name)
+        above = _existing(path.parent, 0)
+        if above is not None and os.stat(above).st_uid == os.geteuid():
+            shutil.rmtree(above / path.name, ignore_errors=True)
 
 
 def private_directory(path: Path) -> Path:

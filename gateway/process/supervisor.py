@@ -22,6 +22,7 @@ import psutil
 
 from gateway.process.console import words
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
+from gateway.process.run_dir import remove_shared_run_dir
 
 LOST: Final = 3
 """The child's exit code if Ray was lost, which it has told."""
@@ -30,6 +31,7 @@ LOST: Final = 3
 SERVING: Final = "serving"
 ENDING: Final = "ending"  # by itself
 LEFT: Final = "left "  # and what is left behind if it is killed from now on
+RUN_DIR: Final = "run_dir "  # and the name of a `shared_run_dir` that is to be removed at the end
 
 _PDEATHSIG, _SUBREAPER = 1, 36  # of prctl(2)
 _MARGIN_S: Final = 2.5  # beside the drain, of the 3 s that are promised
@@ -52,13 +54,14 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
                 [*command, str(tell)], stdin=subprocess.PIPE, pass_fds=[tell], env=env, start_new_session=True
             )
         os.close(tell)
+        watch = _Watch(child, drain_timeout_s, others)
         try:
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(work)
-            return _Watch(child, drain_timeout_s, others).until_ended(woken, told)
+            return watch.until_ended(woken, told)
         finally:
-            _end_all(but=others)
+            watch.end_all()
             os.close(told)
 
 
@@ -73,6 +76,7 @@ class _Watch:
         self._interrupts = Interrupts()
         self._serving = False
         self._left = ""
+        self._run_dir = ""
         self._asked = False
         self._until_s: float | None = None
 
@@ -98,6 +102,12 @@ class _Watch:
             return 1
         return (0 if self._asked else 1) if code == LOST else code
 
+    def end_all(self) -> None:
+        """Leave nothing of the child."""
+        _end_all(but=self._others)
+        if self._run_dir:
+            remove_shared_run_dir(self._run_dir)
+
     def _hear(self, said: str) -> None:
         for line in said.splitlines():
             if line == SERVING:
@@ -106,6 +116,8 @@ class _Watch:
                 self._wait_no_longer()
             elif line.startswith(LEFT):
                 self._left = line.removeprefix(LEFT)
+            elif line.startswith(RUN_DIR):
+                self._run_dir = line.removeprefix(RUN_DIR)
 
     def _signalled(self, number: int) -> bool:
         """Returns whether the child is to be killed."""
@@ -114,7 +126,7 @@ class _Watch:
             return False
         meaning = self._interrupts.meaning(number, time.monotonic())
         if meaning == "end":
-            _end_all(but=self._others)
+            self.end_all()
             end_at_once(self._left)
         if meaning == "stop":
             self._asked = True

@@ -23,8 +23,9 @@ from tritonclient.grpc import service_pb2_grpc
 from backends.base import Tensors
 from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
-from gateway.cluster.deployments import _content, _deployment_names, _key, _session_dir  # how an ingress names what it calls
+from gateway.cluster.deployments import _content, _deployment_names, _key  # how an ingress names what it calls
 from gateway.cluster.remote import Link, RemoteRunner, _execution, _Run
+from gateway.cluster.run_dirs import _session_dir
 from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled

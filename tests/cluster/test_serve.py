@@ -9,7 +9,9 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ray.serve.context import _get_global_client
 from benchmarks.ports import free_port
 from gateway.cluster import application
 from gateway.config import parse_config
+from gateway.process.run_dir import shared_run_dir
 from tests.cluster.conftest import Gateway, config, request
 from tests.cluster.load import infer_body
 
@@ -50,6 +53,22 @@ def start(path: Path, document: dict[str, Any], **environment: str) -> tuple["su
     return process, int(ready.split()[2].rpartition(":")[2])
 
 
+def run_dirs(application: str) -> set[Path]:
+    """Of any life of it, on this machine."""
+    return set(shared_run_dir("").glob(f"session_*-{application}*"))
+
+
+@contextmanager
+def segment() -> Iterator[str]:
+    """The key of a shared memory object."""
+    path = Path(f"/dev/shm/gateway-test-{uuid.uuid4().hex}")
+    path.write_bytes(bytes(64))
+    try:
+        yield f"/{path.name}"
+    finally:
+        path.unlink()
+
+
 @pytest.fixture
 def ray_directory() -> Iterator[Path]:
     """Where Ray leaves its address and its sockets, whose paths have to be short."""
@@ -75,6 +94,29 @@ def test_serve_joins_a_cluster_and_takes_back_only_its_application(cluster: Clus
         assert "joined" not in serve.status().applications  # and Serve still answers
     finally:
         end(process)
+
+
+def test_who_is_deployed_after_one_that_was_deleted_has_none_of_its_regions_and_counts(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "anew"}
+    before = run_dirs("anew")
+    with segment() as key:
+        for _ in range(2):
+            process, port = start(tmp_path / "gateway.yaml", document)
+            try:
+                assert request(port, "GET", "/v2/systemsharedmemory/status") == (200, [])
+                (model,) = request(port, "GET", "/v2/status")[1]["models"]
+                assert model["requests"] == {}
+                assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
+                body = {"key": key, "byte_size": 64}
+                assert request(port, "POST", "/v2/systemsharedmemory/region/r/register", body)[0] == 200
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 0
+                assert run_dirs("anew") == before
+            finally:
+                end(process)
 
 
 def test_a_replica_that_is_frozen_holds_no_end_up(cluster: Cluster, tmp_path: Path) -> None:
@@ -247,6 +289,8 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
     ray_directory: Path, tmp_path: Path
 ) -> None:
     document = config(fixed_ms=1500.0).model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"application": "alone"}
+    before = run_dirs("alone")
     process, port = start(tmp_path / "gateway.yaml", document, RAY_TMPDIR=str(ray_directory))  # no Ray's address is there
     try:
         started = psutil.Process(process.pid).children(recursive=True)
@@ -264,6 +308,7 @@ def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it
         out, told = process.stdout.read(), process.stderr.read()
         asking.join()
         assert [status for status, _ in answers] == [200]
+        assert run_dirs("alone") == before
         # One whose parent ended before it has ended, too, until init looks.
         assert not [each for each in started if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         models, page, how, command = out.splitlines()

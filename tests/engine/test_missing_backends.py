@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import yaml
 
@@ -16,6 +17,7 @@ from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository
 from gateway.engine.shared_memory import SharedMemoryRegions
+from gateway.engine.status import Status
 from gateway.errors import BackendFailed, ConfigError, GatewayError
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
@@ -65,6 +67,10 @@ class Lab:
         )
         assert isinstance(await answer, InferResponse)
         return next(runner.label for runner in self.runners if len(runner.batches) > before[runner])
+
+    def index(self) -> dict[str, Any]:
+        (row,) = self.repository.index()
+        return row
 
     def missing(self) -> dict[str, str]:
         return self.repository.missing("m")
@@ -182,3 +188,22 @@ def test_an_unload_or_reload_ends_the_tries(tmp_path: Path) -> None:
         assert lab.missing() == {}
 
     simulated(tmp_path, main, dear=DOWN)
+
+
+@pytest.mark.parametrize(("cold", "detail"), [(False, "no live session"), (True, "no replica has come")])
+def test_a_model_that_refuses_every_request_is_nowhere_told_to_be_ready(tmp_path: Path, cold: bool, detail: str) -> None:
+    async def main(lab: Lab) -> None:
+        for runner in lab.runners:
+            runner.cold = cold
+        assert lab.index()["state"] == "READY"
+        for runner in lab.runners:
+            runner.available = False
+        assert lab.index() == {
+            "name": "m", "version": "1", "state": "UNAVAILABLE", "reason": "no backend has a live session"
+        }  # fmt: skip
+        assert not lab.repository.model_ready("m")
+        (model,) = orjson.loads(await Status(lab.repository).json())["models"]
+        assert [backend["state"] for backend in model["backends"]] == ["down", "down"]
+        assert all(detail in backend["detail"] for backend in model["backends"])
+
+    simulated(tmp_path, main)

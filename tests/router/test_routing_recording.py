@@ -13,10 +13,11 @@ from gateway import cli
 from gateway.batching import checkpoint
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.engine.dispatcher import Dispatcher
-from gateway.errors import BackendFailed, Overloaded
+from gateway.errors import BackendFailed, BackendUnreachable, Overloaded
 from gateway.routing.replay import RoutingHistory, replay_routing
-from gateway.types import InferRequest
+from gateway.types import InferRequest, InferResponse
 from gateway.why.causes import Cause
+from gateway.why.report import answer, told
 from gateway.why.unserved import cause_of
 from tests.router.fleet import CPU, FLEET, GPU, INF2, MS, Fleet, Kind, S, drive, failing, poisson, slower
 from tests.simulation import SimulatedClock, run_simulated
@@ -101,6 +102,36 @@ def test_what_is_refused_for_the_load_is_named() -> None:
     causes = Counter(cause_of(refused, ()) for refused in history.unserved)
     assert len(history.unserved) > 1000
     assert causes[Cause.QUEUE] >= 0.95 * len(history.unserved), causes
+
+
+def test_what_the_only_backend_refuses_at_zero_is_named() -> None:
+    scaling = {"min_replicas": 0, "max_replicas": 1}
+    kind = replace(CPU, options=(("placement", "replicas"), ("autoscaling", scaling)))
+
+    async def main(clock: SimulatedClock) -> bytes:
+        fleet = Fleet(clock, (kind,))
+        (sessions,) = fleet.sessions
+        sessions.to_zero = True
+        for _ in range(2):
+            sessions.live = 0
+            sessions.on_change()
+            for _ in range(5):
+                assert isinstance(await fleet.send(), BackendUnreachable)
+            await asyncio.sleep(3.0)
+            sessions.live = 1
+            sessions.on_change()
+            await asyncio.sleep(1.0)
+            assert isinstance(await fleet.send(), InferResponse)
+        ring = fleet.dispatcher.ring
+        assert ring is not None
+        return packed("m", "1", [], process="p", processes=1, now_ns=clock.now_ns(), unix_s=0.0, routing=ring)
+
+    (recording,) = unpacked(run_simulated(main), "here")
+    found = answer(recording, "here")
+    assert found.routing is not None
+    assert not found.routing.difference
+    assert [cause for _, cause in found.unserved] == [Cause.COLD_START] * 10
+    assert "refused, as no backend would have been in time: 10" in told([found])
 
 
 def test_a_request_that_routing_refused_is_found_by_its_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,6 +243,18 @@ def test_a_backend_is_named_as_it_is_in_the_gateways_file(catalogue: Catalogue, 
     assert "cannot be read" in faults_of(catalogue, gateway=str(tmp_path / "none"), model="adder")[0]
 
 
+@pytest.mark.parametrize(("text", "fault"), [("sever: {}\nmodels: []\n", "sever"), (None, "cannot be read")])
+def test_a_gateways_file_is_checked_that_only_locks_the_doors(
+    catalogue: Catalogue, tmp_path: Path, text: str | None, fault: str
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    if text is not None:
+        path.write_text(text)
+    found = faults_of(catalogue, gateway=str(path))
+    assert found[0].startswith("s: gateway: ")
+    assert fault in found[0]
+
+
 def test_a_model_as_large_as_the_instances_memory_is_let_pass(catalogue: Catalogue, tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     for size, fits in ((4 << 30, True), ((4 << 30) + 1, False)):

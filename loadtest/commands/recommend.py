@@ -231,7 +231,15 @@ async def _search(
     if launcher.left_behind:
         outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
     now = datetime.datetime.now(datetime.UTC)
-    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
+    again = asked_with(arguments)
+    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, asked_with=again)
+
+
+def asked_with(arguments: argparse.Namespace) -> list[str]:
+    """The options that asked this question here; the budget's minutes are for who goes on."""
+    kept = ("out", "target_rps", "max_usd", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
+    given = ((name, getattr(arguments, name)) for name in kept)
+    return [part for name, value in given if value is not None for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 async def unless_interrupted(work: Coroutine[Any, Any, T], interrupted: "Interruption", otherwise: T) -> T:

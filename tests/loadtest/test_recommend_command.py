@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from gateway.config import load_config
-from loadtest.cli import main
+from loadtest.cli import main, parser
+from loadtest.commands.recommend import asked_with
 from loadtest.errors import ExitCode
 from loadtest.reports.recommendation import to_json
 from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
@@ -95,6 +96,16 @@ def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, 
     answered = {"files": [requests_file(tmp_path, 301, expected=True)]}
     assert "1 kind of candidates are compared with the expected answers:" in planned("2", candidates=[exact], payload=answered)
     assert "compared" not in planned("2", candidates=[exact], payload=files)
+
+
+def test_what_asked_a_question_asks_it_again() -> None:
+    options = ["--target-rps", "500", "--max-usd", "2.5", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
+    options += ["--key", "k.pem", "--api-key-file", "own key", "--out", "some where", "--openmetrics", "runs.om"]
+    begins = [["recommend", "spec.yaml", *more] for more in ([], options)]
+    for argv in begins:
+        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--fresh"])
+        again = parser().parse_args(["recommend", "spec.yaml", *asked_with(asked)])
+        assert vars(again) == vars(parser().parse_args(argv))
 
 
 def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def told(
     agreed: Mapping[str, Agreed] | None = None,
     spec: SearchSpec | None = None,
     paid: bool = False,
-    out: Path | None = None,
+    asked_with: Sequence[str] = (),
     **outcome: Any,
 ) -> Recommendation:
     """predicted: 500/s where nothing else is said; 0: never."""
@@ -67,7 +67,7 @@ def told(
         )
     usual: dict[str, Any] = {"verified": None, "floor": None, "seconds": 60.0, "usd": 0.5, "notes": (), "profiles": {}}
     found = SearchOutcome(tuple(standings), winner=winner, runner_up=runner_up, **{**usual, **outcome})
-    return build(spec, question, found, now=NOW, machine="a machine", paid=paid, out=out)
+    return build(spec, question, found, now=NOW, machine="a machine", paid=paid, asked_with=asked_with)
 
 
 PROVEN = {ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}
@@ -172,7 +172,7 @@ def test_a_winner_is_proven_where_its_rate_passed() -> None:
         "",
     )
     assert (proven.verified, proven.winner, proven.runner_up) == (True, ONE, TWO)
-    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, out=Path("some where"))
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, asked_with=("--out", "some where"))
     assert (held.state, held.proven, held.exit_code) == ("not proven", False, ExitCode.MISSED)
     assert held.command == "loadtest recommend example.yaml --out 'some where' --resume --budget-minutes 3"
     assert "more" in held.needed

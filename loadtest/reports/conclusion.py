@@ -167,7 +167,7 @@ def _costs(question: Question, standing: Standing) -> tuple[float, float]:
     """The least and the most it may cost: at the lowest rate that it missed, or as estimated, and at the claimed one."""
     claimed, missed = standing.claimed_rps, standing.missed_rps
     most = missed if math.isfinite(missed) else standing.estimated_rps
-    return question.cost(standing.entrant, max(most, claimed)), question.cost(standing.entrant, claimed)
+    return question.usd(standing.entrant, max(most, claimed)), question.usd(standing.entrant, claimed)
 
 
 def _pareto_p99(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:

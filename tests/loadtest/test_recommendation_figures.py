@@ -235,6 +235,21 @@ def test_costs_are_told_apart_where_their_brackets_are() -> None:
     assert not told(PROVEN, ONE).margin_resolved  # with nobody
 
 
+@pytest.mark.parametrize(("prices", "rates"), [((0.1, 0.1), (300, 130)), ((0.3, 0.1), (300, 30))])
+def test_fleets_that_cost_the_same_are_as_cheap_as_each_other(prices: tuple[float, float], rates: tuple[float, float]) -> None:
+    spec = example_spec(target_rps=50)
+    odd = dict(zip((ONE, TWO), prices, strict=True))
+    candidates = tuple(
+        replace(candidate, price=Price(usd_per_hour=odd.get(candidate.name, 1.0), source="mine", date=None))
+        for candidate in spec.candidates
+    )
+    runs = {name: [run(name, rps), run(name, 1.05 * rps, "fail", MISSED)] for name, rps in zip((ONE, TWO), rates, strict=True)}
+    found = told(runs, ONE, TWO, spec=replace(spec, candidates=candidates))
+    assert (found.margin, found.margin_resolved) == (0, False)
+    assert "PROVEN: A is as cheap as any" in found.answer
+    assert "; the same is what B, the runner-up, costs" in found.answer
+
+
 def test_the_margin_and_the_price_that_flips_are_those_of_the_claims() -> None:
     found = told(PROVEN, ONE, TWO)
     assert found.margin == pytest.approx(400 / 300 - 1)

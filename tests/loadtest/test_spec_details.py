@@ -243,6 +243,17 @@ def test_a_backend_is_named_as_it_is_in_the_gateways_file(catalogue: Catalogue, 
     assert "cannot be read" in faults_of(catalogue, gateway=str(tmp_path / "none"), model="adder")[0]
 
 
+def test_a_key_that_would_say_nothing_where_it_stands_is_refused(catalogue: Catalogue) -> None:
+    settings = {"sessions": [1, 2], "usd_per_hour": [0.01, 0.5], "name": ["p", "q"]}
+    own = {"usd_per_hour": 1, "price_source": "mine"}
+    odd = candidate(settings=settings, backend={**BACKEND, "usd_per_hour": 0.9}, **own)
+    assert faults_of(catalogue, candidates=[odd]) == [
+        "s: candidates[0]: settings.usd_per_hour: [0.01, 0.5]: expected beside `settings`: it is the candidate's price",
+        "s: candidates[0]: backend.usd_per_hour: 0.9: expected beside `backend`: it is the candidate's price",
+        "s: candidates[0]: settings.name: ['p', 'q']: expected one name, in `backend`: another name makes no other candidate",
+    ]
+
+
 @pytest.mark.parametrize(("text", "fault"), [("sever: {}\nmodels: []\n", "sever"), (None, "cannot be read")])
 def test_a_gateways_file_is_checked_that_only_locks_the_doors(
     catalogue: Catalogue, tmp_path: Path, text: str | None, fault: str

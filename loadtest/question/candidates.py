@@ -127,6 +127,9 @@ class Expansion:
 
     def _misplaced(self) -> Iterator[str]:
         """Keys that say nothing where they stand."""
+        told = {key: getattr(self.wanted, key) for key in ("price_source", "price_date")}
+        if self.wanted.usd_per_hour is None and (lone := [f"{key}: {each}" for key, each in told.items() if each is not None]):
+            yield f"{self.at}: usd_per_hour: missing, expected the price that is told of by {' and '.join(lone)}"
         own = self.wanted.backend if isinstance(self.wanted.backend, dict) else {}
         settings = {key: list(values) for key, values in self.wanted.settings.items()}
         for place, keys in (("settings", settings), ("backend", own)):
@@ -158,7 +161,7 @@ class Expansion:
         return _PricedInstance(instance_type, price, told, ())
 
     def _running(self) -> list[CandidateSetup]:
-        faults: list[str] = []
+        faults = list(self._misplaced())
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:

@@ -254,6 +254,17 @@ def test_a_key_that_would_say_nothing_where_it_stands_is_refused(catalogue: Cata
     ]
 
 
+def test_where_a_price_comes_from_needs_the_price(catalogue: Catalogue) -> None:
+    dated = {"price_source": "ours", "price_date": "2020-01-01"}
+    expected = "usd_per_hour: missing, expected the price that is told of by price_source: ours and price_date: 2020-01-01"
+    assert faults_of(catalogue, candidates=[candidate(**dated)]) == [f"s: candidates[0]: {expected}"]
+    running = {"url": "http://127.0.0.1:1", "instances": ["c7i.large"], **dated}
+    found = faults_of(catalogue, launcher={"kind": "url"}, model="adder", candidates=[running])
+    assert found == [f"s: candidates[0]: {expected}"]
+    (only_fault,) = faults_of(catalogue, candidates=[candidate(**dated, usd_per_hour=-1)])
+    assert "-1" in only_fault
+
+
 @pytest.mark.parametrize(("text", "fault"), [("sever: {}\nmodels: []\n", "sever"), (None, "cannot be read")])
 def test_a_gateways_file_is_checked_that_only_locks_the_doors(
     catalogue: Catalogue, tmp_path: Path, text: str | None, fault: str

@@ -109,7 +109,8 @@ def _recommend(arguments: argparse.Namespace) -> int:
         try:
             found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted, shown))
         except asyncio.CancelledError:
-            words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
+            again = "the same command" + " without --fresh" * arguments.fresh
+            words.warning("loadtest: interrupted: what was measured is kept in %s; %s goes on from there", folder, again)
             if launcher.paid:
                 words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             return interrupted.exit_code

@@ -119,11 +119,12 @@ def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "again"), [([], "the same command"), (["--fresh"], "the same command without --fresh")])
+def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path, options: list[str], again: str) -> None:
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic"}}]
     spec = write(tmp_path, candidates=candidates, launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
     command = [sys.executable, "-m", "loadtest.cli", "recommend", spec, "--out", str(tmp_path / "results")]
-    command += ["--budget-minutes", "0.4"]
+    command += ["--budget-minutes", "0.4", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -132,7 +133,7 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    assert "goes on from there" in " ".join(rest.split())
+    assert f"; {again} goes on from there" in " ".join(rest.split())
     assert "Traceback" not in rest
     journal = (tmp_path / "results" / "journal.jsonl").read_text()
     assert '"profiled"' in journal

@@ -109,7 +109,8 @@ def _recommend(arguments: argparse.Namespace) -> int:
         try:
             found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted, shown))
         except asyncio.CancelledError:
-            words.warning("loadtest: interrupted: what was measured is kept in %s; the same command goes on from there", folder)
+            again = "the same command" + " without --fresh" * arguments.fresh
+            words.warning("loadtest: interrupted: what was measured is kept in %s; %s goes on from there", folder, again)
             if launcher.paid:
                 words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             return interrupted.exit_code
@@ -231,7 +232,15 @@ async def _search(
     if launcher.left_behind:
         outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
     now = datetime.datetime.now(datetime.UTC)
-    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, out=arguments.out)
+    again = asked_with(arguments)
+    return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, asked_with=again)
+
+
+def asked_with(arguments: argparse.Namespace) -> list[str]:
+    """The options that asked this question here; the budget's minutes are for who goes on."""
+    kept = ("out", "target_rps", "max_usd", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
+    given = ((name, getattr(arguments, name)) for name in kept)
+    return [part for name, value in given if value is not None for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 async def unless_interrupted(work: Coroutine[Any, Any, T], interrupted: "Interruption", otherwise: T) -> T:

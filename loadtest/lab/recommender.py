@@ -50,6 +50,7 @@ from loadtest.search.events import (
     TakenBack,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
+from loadtest.verdict.blocks import suffice
 
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
 SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
@@ -402,11 +403,14 @@ class Lab:
         result, batches = loaded.result, loaded.batches
         self._keep(result)
         profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
+        verdict = result.verdict or "undecided"
+        if verdict == "pass" and experiment.purpose == "peak" and not suffice(result.blocks, wanted):
+            verdict = "undecided"  # so short a run only held its rate: its intervals may be too narrow
         return Measured(
             entrant=experiment.entrant,
             purpose=experiment.purpose,
             rps=experiment.rps,
-            verdict=result.verdict or "undecided",
+            verdict=verdict,
             blocks=tuple((block.requests, block.met) for block in result.blocks if not block.warmup and block.requests),
             seconds=0.0,
             valid=result.valid,

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from backends.check import checked
 from backends.mistakes import Wanted
 from backends.source import is_source
 from gateway.config import parse_config
+from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 from gateway.instances.facts import Price, PriceBasis
 from loadtest.errors import UsageError
@@ -108,7 +109,7 @@ class Expansion:
             return self._running()
         if self.wanted.url is not None:
             raise UsageError(f"{self.at}: url: only for `launcher: {{kind: url}}`")
-        faults: list[str] = []
+        faults = list(self._misplaced())
         backend = collect(faults, "", self._backend)
         instances = [collect(faults, "", partial(self._instance, name)) for name in self.wanted.instances or ("",)]
         # Settings are checked even where no instance type is well, on one of no name.
@@ -123,6 +124,21 @@ class Expansion:
         if faults:
             raise UsageError("\n".join(dict.fromkeys(faults)))
         return found
+
+    def _misplaced(self) -> Iterator[str]:
+        """Keys that say nothing where they stand."""
+        told = {key: getattr(self.wanted, key) for key in ("price_source", "price_date")}
+        if self.wanted.usd_per_hour is None and (lone := [f"{key}: {each}" for key, each in told.items() if each is not None]):
+            yield f"{self.at}: usd_per_hour: missing, expected the price that is told of by {' and '.join(lone)}"
+        own = self.wanted.backend if isinstance(self.wanted.backend, dict) else {}
+        settings = {key: list(values) for key, values in self.wanted.settings.items()}
+        for place, keys in (("settings", settings), ("backend", own)):
+            if "usd_per_hour" in keys:
+                value = shown(keys["usd_per_hour"])
+                yield f"{self.at}: {place}.usd_per_hour: {value}: expected beside `{place}`: it is the candidate's price"
+        if "name" in settings:
+            value = shown(settings["name"])
+            yield f"{self.at}: settings.name: {value}: expected one name, in `backend`: another name makes no other candidate"
 
     def _instance(self, instance_type: str) -> _PricedInstance:
         if self._launched:
@@ -145,7 +161,7 @@ class Expansion:
         return _PricedInstance(instance_type, price, told, ())
 
     def _running(self) -> list[CandidateSetup]:
-        faults: list[str] = []
+        faults = list(self._misplaced())
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:

@@ -151,7 +151,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
     if not bad & {"model", "gateway"} and not ("launcher" in bad and isinstance(file.model, str) and file.gateway is None):
         model = collect(faults, source, partial(_model, file))
     candidates: list[CandidateSetup] = []
-    doors = collect([], source, partial(_doors, file)) or {}  # a gateway file at fault is told with the model
+    doors = collect(faults, source, partial(_doors, file)) or {}
     whole = model is not None and "candidates" not in bad and not incomplete
     if model is not None and "candidates" not in bad:
         for index, wanted in enumerate(file.candidates):

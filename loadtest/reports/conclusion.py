@@ -4,7 +4,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from loadtest.prices.costs import (
@@ -56,9 +55,9 @@ def build(
     now: datetime.datetime,
     machine: str,
     paid: bool,
-    out: Path | None = None,
+    asked_with: Sequence[str] = (),
 ) -> Recommendation:
-    """Put the outcome of a search into a document. out: where results were asked to go; None: to the usual place."""
+    """Put the outcome of a search into a document. asked_with: options that ask the same question again."""
     today = now.date()
     configured = {candidate.name: candidate for candidate in spec.candidates}
     standings = {standing.entrant.name: standing for standing in outcome.standings}
@@ -131,7 +130,7 @@ def build(
         refused=spec.refused,
     )
     if state == "not proven":
-        words, command = headline.needed(found, outcome.needed_seconds, out)
+        words, command = headline.needed(found, outcome.needed_seconds, asked_with)
         found = replace(found, needed=words, command=command)
     return replace(found, answer=headline.answer(found))
 
@@ -168,7 +167,7 @@ def _costs(question: Question, standing: Standing) -> tuple[float, float]:
     """The least and the most it may cost: at the lowest rate that it missed, or as estimated, and at the claimed one."""
     claimed, missed = standing.claimed_rps, standing.missed_rps
     most = missed if math.isfinite(missed) else standing.estimated_rps
-    return question.cost(standing.entrant, max(most, claimed)), question.cost(standing.entrant, claimed)
+    return question.usd(standing.entrant, max(most, claimed)), question.usd(standing.entrant, claimed)
 
 
 def _pareto_p99(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, ...]:

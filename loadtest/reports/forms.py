@@ -87,9 +87,11 @@ def configuration(found: "Recommendation") -> str:
     """The gateway configuration to deploy, with where it comes from as a comment."""
     import yaml
 
-    lines = (found.answer, f"{found.created_at}, {found.source}, on {found.machine}.")
-    why = "".join(f"# {part}\n" for line in lines for part in textwrap.wrap(line, 110))
-    return why + yaml.safe_dump(found.configuration, sort_keys=False, allow_unicode=True)
+    from loadtest.reports.headline import answer
+
+    lines = (answer(found, command=False), f"{found.created_at}, {found.source}, on {found.machine}.")
+    told = [*(part for line in lines for part in textwrap.wrap(line, 110)), *found.command.splitlines()]
+    return "".join(f"# {part}\n" for part in told) + yaml.safe_dump(found.configuration, sort_keys=False, allow_unicode=True)
 
 
 def show(found: "Recommendation", console: "Console") -> None:
@@ -104,6 +106,8 @@ def show(found: "Recommendation", console: "Console") -> None:
     console.print(Text(question(found), style="bold"))
     console.print()
     console.print(Text.assemble((signal.word, f"bold {STYLES[signal.style]}"), ": ", (headline(found), "bold"), "."))
+    if found.command:
+        console.print(Text(f"  {found.command}"), soft_wrap=True)  # to be copied
     told = Table.grid(padding=(0, 2), pad_edge=True)
     told.add_column(justify="right", style="bold", no_wrap=True)
     told.add_column()
@@ -173,6 +177,7 @@ def markdown(found: "Recommendation") -> str:
     from loadtest.reports.states import SIGNALS
 
     lines = [f"### {_plain(question(found))}", "", f"**{SIGNALS[found.state].word}**: {_plain(headline(found))}.", ""]
+    lines += ["```sh", found.command, "```", ""] if found.command else []
     lines += [f"- **{fact.value}** {_plain(fact.label)}" for fact in facts(found)]
     lines += ["", *_markdown_table(tables.candidates(found)), ""]
     if apart := tables.apart(found):

@@ -3,8 +3,8 @@
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from loadtest.prices.costs import HOURS_PER_MONTH
@@ -32,8 +32,10 @@ def question(found: Recommendation) -> str:
     return f"What is the cheapest way to serve {found.model}{at} with {slo_in_words(found.slo)}?"
 
 
-def headline(found: Recommendation, *, command: bool = True) -> str:
-    """What follows the state's word: the answer, or what it would take to have one. command: with the command for that."""
+def headline(found: Recommendation, *, command: bool = False) -> str:
+    """What follows the state's word: the answer, or what it would take to have one. command: with the command for that, which
+    else stands on a line of its own.
+    """
     winner = found.winner_report
     slo = slo_in_words(found.slo)
     if found.state == "proven" and winner is not None:
@@ -78,9 +80,11 @@ def _standing(found: Recommendation) -> str:
     return "is the cheapest" if sure else "is the cheapest that was found"
 
 
-def needed(found: Recommendation, seconds: float | None, out: Path | None) -> tuple[str, str]:
-    """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told."""
-    command = f"loadtest recommend {shlex.quote(found.source)}" + (f" --out {shlex.quote(str(out))}" if out else "")
+def needed(found: Recommendation, seconds: float | None, options: Sequence[str]) -> tuple[str, str]:
+    """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told. options: of the
+    command, beside its budget's minutes.
+    """
+    command = shlex.join(("loadtest", "recommend", found.source, *options))
     if seconds is None:
         enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
         return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
@@ -93,10 +97,10 @@ def facts(found: Recommendation) -> list[Fact]:
     return _missed(found) if winner is None else [*_of_winner(found, winner), *_of_rest(found, winner)]
 
 
-def answer(found: Recommendation) -> str:
-    """The whole answer as sentences, for where there is no layout."""
+def answer(found: Recommendation, *, command: bool = True) -> str:
+    """The whole answer as sentences, for where there is no layout. command: as in `headline`."""
     told = "; ".join(f"{fact.value} {fact.label}" for fact in facts(found))
-    return f"{SIGNALS[found.state].word}: {headline(found)}." + (f" {told}." if told else "")
+    return f"{SIGNALS[found.state].word}: {headline(found, command=command)}." + (f" {told}." if told else "")
 
 
 def price_told(price: PriceReport) -> str:

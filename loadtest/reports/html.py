@@ -38,7 +38,7 @@ def render(found: Recommendation) -> str:
         title=question(found),
         found=found,
         signal=SIGNALS[found.state],
-        headline=headline(found, command=False),
+        headline=headline(found),
         facts=[(fact.value, fact.label) for fact in facts(found)],
         candidates=tables.candidates(found),
         candidates_note=_candidates_note(found),

@@ -61,19 +61,27 @@ class Question:
     longest_ms: float = 0.0
     subject: str = ""
 
-    def cost(self, entrant: Entrant, max_rps: float) -> float:
-        """What is minimised: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
+    def usd(self, entrant: Entrant, max_rps: float) -> float:
+        """What it costs: the fleet's USD per hour at the target rate, else USD per million. Infinite at no rate.
 
-        Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as heavy, breaks the tie.
         A fleet that needs more instances than can be had costs TOO_FEW times its price.
         """
         if max_rps <= 0:
             return math.inf
-        per_million = cost_per_million(entrant.usd_per_hour, max_rps)
         if self.target_rps is None:
-            return per_million
-        fleet = fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom) + 1e-6 * per_million
+            return cost_per_million(entrant.usd_per_hour, max_rps)
+        fleet = fleet_usd_per_hour(entrant.usd_per_hour, self.target_rps, max_rps, self.headroom)
+        fleet = float(f"{fleet:.12g}")  # 3 of 0.1 cost as much as one of 0.3
         return fleet if self.suffices(entrant, max_rps) else TOO_FEW * fleet
+
+    def cost(self, entrant: Entrant, max_rps: float) -> float:
+        """What is minimised. Fleets come in whole instances, so that many cost the same: the cost per million, a millionth as
+        heavy, breaks the tie.
+        """
+        usd = self.usd(entrant, max_rps)
+        if self.target_rps is None or max_rps <= 0:
+            return usd
+        return usd + 1e-6 * cost_per_million(entrant.usd_per_hour, max_rps)
 
     def suffices(self, entrant: Entrant, max_rps: float) -> bool:
         """Whether as many of it as can be had carry the target rate alone; so they do where none is set."""

@@ -24,7 +24,7 @@ PRECISION = 1.04  # highest failing over highest passing rate at which a peak is
 MOST_TRIALS = 10  # per candidate
 MOST_VAIN = 4  # that prove nothing, ever further down; then the next candidate is tried
 EASIER = 0.8  # of a rate that the load generator did not keep up with twice
-HURRIED = 0.6  # of a decisive trial's time: what is tried while no rate is proven; it may do, and there is nothing to lose
+HURRIED = 0.6  # of a decisive trial's time: so long one is tried while no rate is proven; it shows what holds, and proves none
 
 
 def next_load(known: Knowledge) -> Load | None:

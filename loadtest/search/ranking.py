@@ -41,7 +41,7 @@ def rank(question: Question, outcome: SearchOutcome, *, seed: int) -> Ranking | 
     runner_up = by_name[outcome.runner_up] if outcome.runner_up else None
     margin = flip = None
     if runner_up is not None and all(question.suffices(s.entrant, s.claimed_rps) for s in (winner, runner_up)):
-        costs = [question.cost(standing.entrant, standing.claimed_rps) for standing in (winner, runner_up)]
+        costs = [question.usd(standing.entrant, standing.claimed_rps) for standing in (winner, runner_up)]
         margin = costs[1] / costs[0] - 1
         flip = flip_usd_per_hour(question, winner, runner_up)
     possible = [s for s in outcome.standings if s.predicted_rps > 0 and not s.broken]
@@ -92,7 +92,7 @@ def _probability_cheapest(question: Question, winner: Standing, possible: Sequen
     costs: dict[str, np.ndarray] = {}
     for standing in possible:
         peaks = sample_peaks(standing, question.required, random)
-        costs[standing.entrant.name] = np.array([question.cost(standing.entrant, peak) for peak in peaks])
+        costs[standing.entrant.name] = np.array([question.usd(standing.entrant, peak) for peak in peaks])
     rest = [cost for name, cost in costs.items() if name != winner.entrant.name]
     cheapest = DRAWS if not rest else int(np.count_nonzero(costs[winner.entrant.name] <= np.min(rest, axis=0)))
     return (cheapest + 1) / (DRAWS + 2)  # the rule of succession

@@ -5,13 +5,14 @@ where the run is long enough for that, at most 200. The warm-up ends on the grid
 compared block by block.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
-from loadtest.results import LoadSpec, SloSpec
+from loadtest.results import Block, LoadSpec, SloSpec
 from loadtest.verdict import decision
 
 MIN_BLOCKS: Final = 20
@@ -43,12 +44,23 @@ class Grid:
 
     @classmethod
     def of(cls, spec: LoadSpec, duration_ns: int, rate_rps: float) -> "Grid":
-        limit_ms = max((objective.limit_ms for objective in spec.slo.objectives), default=0.0) if spec.slo else 0.0
-        wanted_ns = int(max(BLOCK_LIMITS * limit_ms * 1e6, BLOCK_REQUESTS / max(rate_rps, 1e-9) * 1e9))
+        wanted_ns = _wanted_ns(spec, rate_rps)
         most = int(MIN_BLOCKS / (1 - MOST_WARMUP))
         blocks = min(MAX_BLOCKS, max(most, duration_ns // wanted_ns))
         block_ns = -(-duration_ns // blocks)
         return cls(block_ns, wanted_ns, blocks)
+
+
+def suffice(blocks: Sequence[Block], spec: LoadSpec) -> bool:
+    """Whether a run's blocks are as many, and as long, as a proof takes. spec: of the run, with its rate."""
+    counted = [block for block in blocks if not block.warmup]
+    wanted_ns = _wanted_ns(spec, spec.rate_rps)
+    return len(counted) >= MIN_BLOCKS and all(round(block.duration_s * 1e9) >= wanted_ns for block in counted)
+
+
+def _wanted_ns(spec: LoadSpec, rate_rps: float) -> int:
+    limit_ms = max((objective.limit_ms for objective in spec.slo.objectives), default=0.0) if spec.slo else 0.0
+    return int(max(BLOCK_LIMITS * limit_ms * 1e6, BLOCK_REQUESTS / max(rate_rps, 1e-9) * 1e9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ def run_result(
     wanted = spec or LoadSpec(target="http://nowhere", model="m")
     requests = succeeded + sum((errors or {}).values())
     times = Percentiles(succeeded, *[service_ms if succeeded else 0.0] * 7)
-    each = requests // blocks
+    each, long_s = requests // blocks, wanted.duration_s / blocks
     return RunResult(
         spec=wanted,
         started_at="2026-08-01T12:00:00+00:00",
@@ -44,7 +44,7 @@ def run_result(
         verdict=verdict,
         requests_needed=None,
         blocks=tuple(
-            Block(n, float(n), 1.0, each, round(each * met_share), 0, service_ms, service_ms, service_ms, False)
+            Block(n, n * long_s, long_s, each, round(each * met_share), 0, service_ms, service_ms, service_ms, False)
             for n in range(blocks)
         ),
         generator=GeneratorReport(0.01, 0.02, 0.5, 0.1, 0.0, 8, 0.1, 1),

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -235,8 +234,17 @@ def test_a_proof_that_lacks_time_says_first_what_it_would_take() -> None:
 
 
 def test_the_command_goes_where_the_results_went() -> None:
-    _, command = needed(example("not proven"), 10.0, Path("my results"))
+    _, command = needed(example("not proven"), 10.0, ("--out", "my results"))
     assert command == "loadtest recommend example.yaml --out 'my results' --resume --budget-minutes 1"
+
+
+@pytest.mark.parametrize("form", ["text", "md", "html", "yaml"])
+def test_the_command_is_one_line_however_long_it_is(form: str) -> None:
+    command = f"loadtest recommend {'a/long/path/' * 20}spec.yaml --resume --budget-minutes 3"
+    found = replace(example("not proven"), command=command)
+    output = forms.configuration(found) if form == "yaml" else forms.render(found, form)
+    lines = [re.sub("^# |<.*?>", "", line).strip() for line in output.splitlines()]
+    assert lines.count(command) == 1
 
 
 def test_a_rate_that_is_not_proven_is_never_told_as_if_it_were() -> None:

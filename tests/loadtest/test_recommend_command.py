@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from gateway.config import load_config
-from loadtest.cli import main
+from loadtest.cli import main, parser
+from loadtest.commands.recommend import asked_with
 from loadtest.errors import ExitCode
 from loadtest.reports.recommendation import to_json
 from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
@@ -97,6 +98,16 @@ def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, 
     assert "compared" not in planned("2", candidates=[exact], payload=files)
 
 
+def test_what_asked_a_question_asks_it_again() -> None:
+    options = ["--target-rps", "500", "--max-usd", "2.5", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
+    options += ["--key", "k.pem", "--api-key-file", "own key", "--out", "some where", "--openmetrics", "runs.om"]
+    begins = [["recommend", "spec.yaml", *more] for more in ([], options)]
+    for argv in begins:
+        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--fresh"])
+        again = parser().parse_args(["recommend", "spec.yaml", *asked_with(asked)])
+        assert vars(again) == vars(parser().parse_args(argv))
+
+
 def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.json"
     path.write_text(to_json(example_recommendation()))
@@ -108,11 +119,12 @@ def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("options", "again"), [([], "the same command"), (["--fresh"], "the same command without --fresh")])
+def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path, options: list[str], again: str) -> None:
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic"}}]
     spec = write(tmp_path, candidates=candidates, launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
     command = [sys.executable, "-m", "loadtest.cli", "recommend", spec, "--out", str(tmp_path / "results")]
-    command += ["--budget-minutes", "0.4"]
+    command += ["--budget-minutes", "0.4", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -121,7 +133,7 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    assert "goes on from there" in " ".join(rest.split())
+    assert f"; {again} goes on from there" in " ".join(rest.split())
     assert "Traceback" not in rest
     journal = (tmp_path / "results" / "journal.jsonl").read_text()
     assert '"profiled"' in journal

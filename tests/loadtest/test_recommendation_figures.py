@@ -45,7 +45,7 @@ def told(
     agreed: Mapping[str, Agreed] | None = None,
     spec: SearchSpec | None = None,
     paid: bool = False,
-    out: Path | None = None,
+    asked_with: Sequence[str] = (),
     **outcome: Any,
 ) -> Recommendation:
     """predicted: 500/s where nothing else is said; 0: never."""
@@ -67,7 +67,7 @@ def told(
         )
     usual: dict[str, Any] = {"verified": None, "floor": None, "seconds": 60.0, "usd": 0.5, "notes": (), "profiles": {}}
     found = SearchOutcome(tuple(standings), winner=winner, runner_up=runner_up, **{**usual, **outcome})
-    return build(spec, question, found, now=NOW, machine="a machine", paid=paid, out=out)
+    return build(spec, question, found, now=NOW, machine="a machine", paid=paid, asked_with=asked_with)
 
 
 PROVEN = {ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}
@@ -172,7 +172,7 @@ def test_a_winner_is_proven_where_its_rate_passed() -> None:
         "",
     )
     assert (proven.verified, proven.winner, proven.runner_up) == (True, ONE, TWO)
-    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, out=Path("some where"))
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, asked_with=("--out", "some where"))
     assert (held.state, held.proven, held.exit_code) == ("not proven", False, ExitCode.MISSED)
     assert held.command == "loadtest recommend example.yaml --out 'some where' --resume --budget-minutes 3"
     assert "more" in held.needed
@@ -233,6 +233,21 @@ def test_costs_are_told_apart_where_their_brackets_are() -> None:
     dearer = {ONE: BRACKETS[ONE], TWO: [run(TWO, 500), run(TWO, 510, "fail", MISSED)]}
     assert told(dearer, ONE, TWO).margin_resolved  # the other way round
     assert not told(PROVEN, ONE).margin_resolved  # with nobody
+
+
+@pytest.mark.parametrize(("prices", "rates"), [((0.1, 0.1), (300, 130)), ((0.3, 0.1), (300, 30))])
+def test_fleets_that_cost_the_same_are_as_cheap_as_each_other(prices: tuple[float, float], rates: tuple[float, float]) -> None:
+    spec = example_spec(target_rps=50)
+    odd = dict(zip((ONE, TWO), prices, strict=True))
+    candidates = tuple(
+        replace(candidate, price=Price(usd_per_hour=odd.get(candidate.name, 1.0), source="mine", date=None))
+        for candidate in spec.candidates
+    )
+    runs = {name: [run(name, rps), run(name, 1.05 * rps, "fail", MISSED)] for name, rps in zip((ONE, TWO), rates, strict=True)}
+    found = told(runs, ONE, TWO, spec=replace(spec, candidates=candidates))
+    assert (found.margin, found.margin_resolved) == (0, False)
+    assert "PROVEN: A is as cheap as any" in found.answer
+    assert "; the same is what B, the runner-up, costs" in found.answer
 
 
 def test_the_margin_and_the_price_that_flips_are_those_of_the_claims() -> None:

@@ -271,6 +271,25 @@ def test_a_target_that_nobody_answers_at_is_lost(spec: SearchSpec) -> None:
     assert measured.failure == "the target went away: 90 of 100 requests found nobody"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "blocks", "purpose", "verdict"),
+    [
+        (10, 20, "peak", "pass"),  # at 1000/s ten limits of 50 ms are longer than 200 requests: 20 of 0.5 s
+        (9.9, 20, "peak", "undecided"),
+        (10, 19, "peak", "undecided"),
+        (9.9, 20, "recovery", "pass"),
+    ],
+)
+def test_only_a_run_of_enough_blocks_that_are_long_enough_proves_its_rate(
+    spec: SearchSpec, seconds: float, blocks: int, purpose: Any, verdict: str
+) -> None:
+    async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
+        return run_result(wanted, succeeded=1000, verdict="pass", blocks=blocks)
+
+    measured = answer(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 1000, seconds, purpose))
+    assert measured.verdict == verdict
+
+
 def test_an_invalid_run_says_why(spec: SearchSpec) -> None:
     async def measure(wanted: LoadSpec, **how: Any) -> RunResult:
         return run_result(wanted, succeeded=100, valid=False)

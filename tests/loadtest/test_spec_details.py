@@ -243,6 +243,40 @@ def test_a_backend_is_named_as_it_is_in_the_gateways_file(catalogue: Catalogue, 
     assert "cannot be read" in faults_of(catalogue, gateway=str(tmp_path / "none"), model="adder")[0]
 
 
+def test_a_key_that_would_say_nothing_where_it_stands_is_refused(catalogue: Catalogue) -> None:
+    settings = {"sessions": [1, 2], "usd_per_hour": [0.01, 0.5], "name": ["p", "q"]}
+    own = {"usd_per_hour": 1, "price_source": "mine"}
+    odd = candidate(settings=settings, backend={**BACKEND, "usd_per_hour": 0.9}, **own)
+    assert faults_of(catalogue, candidates=[odd]) == [
+        "s: candidates[0]: settings.usd_per_hour: [0.01, 0.5]: expected beside `settings`: it is the candidate's price",
+        "s: candidates[0]: backend.usd_per_hour: 0.9: expected beside `backend`: it is the candidate's price",
+        "s: candidates[0]: settings.name: ['p', 'q']: expected one name, in `backend`: another name makes no other candidate",
+    ]
+
+
+def test_where_a_price_comes_from_needs_the_price(catalogue: Catalogue) -> None:
+    dated = {"price_source": "ours", "price_date": "2020-01-01"}
+    expected = "usd_per_hour: missing, expected the price that is told of by price_source: ours and price_date: 2020-01-01"
+    assert faults_of(catalogue, candidates=[candidate(**dated)]) == [f"s: candidates[0]: {expected}"]
+    running = {"url": "http://127.0.0.1:1", "instances": ["c7i.large"], **dated}
+    found = faults_of(catalogue, launcher={"kind": "url"}, model="adder", candidates=[running])
+    assert found == [f"s: candidates[0]: {expected}"]
+    (only_fault,) = faults_of(catalogue, candidates=[candidate(**dated, usd_per_hour=-1)])
+    assert "-1" in only_fault
+
+
+@pytest.mark.parametrize(("text", "fault"), [("sever: {}\nmodels: []\n", "sever"), (None, "cannot be read")])
+def test_a_gateways_file_is_checked_that_only_locks_the_doors(
+    catalogue: Catalogue, tmp_path: Path, text: str | None, fault: str
+) -> None:
+    path = tmp_path / "gateway.yaml"
+    if text is not None:
+        path.write_text(text)
+    found = faults_of(catalogue, gateway=str(path))
+    assert found[0].startswith("s: gateway: ")
+    assert fault in found[0]
+
+
 def test_a_model_as_large_as_the_instances_memory_is_let_pass(catalogue: Catalogue, tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     for size, fits in ((4 << 30, True), ((4 << 30) + 1, False)):

@@ -13,7 +13,7 @@ a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns w
 
 import inspect
 import reprlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import UnionType
@@ -23,6 +23,7 @@ import numpy as np
 
 from backends.base import (
     ExecutionFailed,
+    InputRefused,
     LoadFailed,
     OutputsRefused,
     Tensors,
@@ -36,6 +37,8 @@ from backends.discovery import normalised
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
 _ROW: Final = (-1,)
+_TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
+_TEXT_EXPANSION: Final = 16  # times its characters: 4 for the text itself
 _NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
 FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
 
@@ -200,7 +203,7 @@ def call_by_name(
     """
     if signature.style == "names":
         return normalised(_named(function(**_arrays(signature, inputs)), outputs))
-    columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
+    columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [_named(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
     return _gathered(answers, outputs)
@@ -215,7 +218,7 @@ def stream_by_name(
             for result in results:
                 yield normalised(_named(result, outputs, "yielded"))
         return
-    columns = {name: _values(array, signature.inputs.get(name)) for name, array in inputs.items()}
+    columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     if rows != 1:
         raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
@@ -272,29 +275,45 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
 
 
 def _arrays(signature: Signature, inputs: Tensors) -> Tensors:
-    """Inputs as a function of arrays gets them."""
-    texts = {
-        name: np.array([_decoded(element) for element in inputs[name].flat], np.str_).reshape(inputs[name].shape)
-        for name, hint in signature.inputs.items()
-        if hint is not None and hint.as_text and name in inputs
-    }
-    return {**inputs, **texts}
+    """Inputs as a function of arrays gets them. Raises: InputRefused."""
+    as_text = [name for name, hint in signature.inputs.items() if hint is not None and hint.as_text and name in inputs]
+    return inputs if not as_text else {**inputs, **{name: _text_array(name, inputs[name]) for name in as_text}}
 
 
-def _values(array: np.ndarray, hint: Hint | None) -> list[Any]:
+def _text_array(name: str, array: np.ndarray) -> np.ndarray:
+    """In numpy's text each element takes the room of the longest. Raises: InputRefused, where that is out of proportion."""
+    texts = _decoded(name, array.flat)
+    longest = max(map(len, texts), default=0)
+    size = 4 * longest * len(texts)
+    if size > max(_TEXT_BYTES, _TEXT_EXPANSION * sum(map(len, texts))):
+        raise InputRefused(
+            f"input {name!r}: its longest text has {longest} characters; with all {len(texts)} as long, they would take "
+            f"{size >> 20} MiB"
+        )
+    return np.array(texts, np.str_).reshape(array.shape)
+
+
+def _values(name: str, array: np.ndarray, hint: Hint | None) -> list[Any]:
     scalar = hint.scalar if hint is not None else None
     flat = array.reshape(array.shape[0], -1)
     if flat.shape[1] != 1:
         raise ExecutionFailed(f"expected one value a row, got shape {list(array.shape)}")
     values = flat[:, 0].tolist()
     if scalar is not None and issubclass(scalar, str):
-        return [_decoded(value) for value in values]
+        return _decoded(name, values)
     as_declared: Callable[[Any], Any] | None = scalar
     return [as_declared(value) for value in values] if as_declared is not None else values
 
 
-def _decoded(text: Any) -> Any:
-    return text.decode() if isinstance(text, bytes) else text
+def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
+    """Raises: InputRefused."""
+    texts = []
+    for index, element in enumerate(elements):
+        try:
+            texts.append(element.decode() if isinstance(element, bytes) else element)
+        except UnicodeDecodeError as exc:
+            raise InputRefused(f"input {name!r}: element {index}: {exc.reason}, expected text in UTF-8") from exc
+    return texts
 
 
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:

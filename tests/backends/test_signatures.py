@@ -1,14 +1,14 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from backends.base import ExecutionFailed, LoadFailed, OutputsRefused, TensorSpec
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
 from backends.signatures import call_by_name, hint_of, signature_of, stream_by_name
 
@@ -182,6 +182,27 @@ def test_a_function_of_numpys_text_gets_that() -> None:
     whole = call_by_name(upper, signature_of(upper, method=False), inputs, declared)
     (part,) = stream_by_name(upper_in_parts, signature_of(upper_in_parts, method=False), inputs, declared)
     assert whole["output"].tolist() == part["output"].tolist() == [["A"], ["Ü"], ["C"]]
+
+
+def first_character(text: str) -> str:
+    return text[:1]
+
+
+@pytest.mark.parametrize("function", [upper, first_character])
+def test_what_is_no_utf_8_is_the_clients_fault(function: Callable[..., Any]) -> None:
+    inputs = {"text": np.array([[b"a"], [b"\xff"]], object)}
+    with pytest.raises(InputRefused, match=r"input 'text': element 1: invalid start byte, expected text in UTF-8"):
+        call_by_name(function, signature_of(function, method=False), inputs, None)
+
+
+def test_texts_that_would_all_take_the_room_of_a_long_one_are_refused() -> None:
+    def arrays(longest: int) -> dict[str, np.ndarray]:
+        return {"text": np.array([[b"a" * longest], *([b""] for _ in range(31))], object)}
+
+    signature = signature_of(upper, method=False)
+    assert call_by_name(upper, signature, arrays(1000), None)["output"].shape == (32, 1)
+    with pytest.raises(InputRefused, match=r"its longest text has 8000000 characters; with all 32 as long, .* 976 MiB"):
+        call_by_name(upper, signature, arrays(8_000_000), None)
 
 
 def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:

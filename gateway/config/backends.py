@@ -85,6 +85,12 @@ class Backend(Strict):
         """Whether its sessions take cores or a device of the ingress process, rather than of a replica or another server."""
         return self.placement == "embedded"
 
+    def share_usd_per_hour(self, processes: int) -> float | None:
+        """What of its price one of so many ingress processes bears: another server is one instance, whoever asks it."""
+        if self.usd_per_hour is None or self.computes_here or self.placement != "embedded":
+            return self.usd_per_hour
+        return self.usd_per_hour / processes
+
     @property
     def any_length(self) -> bool:
         """Whether it surely runs whatever length comes as well as any other, so that padding to buckets gains nothing."""

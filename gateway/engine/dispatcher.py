@@ -45,11 +45,17 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """See the module. On the event loop's thread. Life: made with open lanes, closed before or after them."""
 
-    def __init__(self, lanes: Sequence[Lane], model: ModelSection, metrics: Metrics, clock: Clock, *, seed: int = 0) -> None:
-        """lanes: one per backend of the model, in any order. seed: of this process, unlike others that serve the same model."""
+    def __init__(
+        self, lanes: Sequence[Lane], model: ModelSection, metrics: Metrics, clock: Clock, *, seed: int = 0, processes: int = 1
+    ) -> None:
+        """lanes: one per backend of the model, in any order. seed: of this process, unlike others that serve the same model.
+
+        processes: that do.
+        """
         slo_ns = round(model.slo.p99_ms * 1e6) if model.slo else None
         self._slo_ns = slo_ns
         self._model = model
+        self._processes = processes
         self._clock = clock
         self._metrics = metrics.routing(model.name, model.version)
         self._lanes: dict[Candidate, Lane] = {}
@@ -121,7 +127,7 @@ class Dispatcher:
 
     def _observed(self, lane: Lane) -> Candidate:
         backend = next(backend for backend in self._model.backends if backend.label == _label(lane))
-        candidate = _candidate(lane, backend, self._model)
+        candidate = _candidate(lane, backend, self._model, self._processes)
         self._lanes[candidate] = lane
         lane.observer = _Observer(self, candidate)
         return candidate
@@ -473,14 +479,14 @@ def _label(lane: Lane) -> str:
     return lane.name.rsplit("/", 1)[1]
 
 
-def _candidate(lane: Lane, backend: Backend, model: ModelSection) -> Candidate:
+def _candidate(lane: Lane, backend: Backend, model: ModelSection, processes: int) -> Candidate:
     groups = model.routing.equivalent or (tuple(other.label for other in model.backends),)
     equivalents = {label for group in groups if backend.label in group for label in group} - {backend.label}
     return Candidate(
         backend.label,
         lane,
         Health(model.routing.ejection),
-        worker_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
+        worker_usd_per_hour=(backend.share_usd_per_hour(processes) or 0.0) / backend.sessions,
         canary_share=backend.canary_share,
         shadow_share=backend.shadow_share,
         equivalents=frozenset(equivalents),

@@ -221,13 +221,10 @@ class LaneOpener:
         return lane
 
     def _held(self, model: ModelSection, backend: Backend) -> Cost | None:
-        """What a backend in this process costs from now on; a replica counts its own.
-
-        Another server is one instance, whoever asks it: each process bears its share.
-        """
-        if backend.usd_per_hour is None or backend.placement != "embedded":
+        """What a backend in this process costs from now on; a replica counts its own."""
+        usd_per_hour = backend.share_usd_per_hour(self._processes)
+        if usd_per_hour is None or backend.placement != "embedded":
             return None
-        usd_per_hour = backend.usd_per_hour if backend.computes_here else backend.usd_per_hour / self._processes
         cost = self._metrics.cost(model.name, model.version, backend.label, usd_per_hour, backend.sessions)
         cost.hold()
         return cost
@@ -279,7 +276,7 @@ class LaneOpener:
             max_queue_rows=batching.max_queue_rows,
             slo_ns=round(model.slo.p99_ms * 1e6) if model.slo else None,
             ragged=model.ragged.on(backend).model_dump() if model.ragged else None,
-            session_usd_per_hour=(backend.usd_per_hour or 0.0) / backend.sessions,
+            session_usd_per_hour=(backend.share_usd_per_hour(self._processes) or 0.0) / backend.sessions,
             decoupled=spec.decoupled,
         )
         ring_bytes = int(batching.record_mib * 2**20 / len(model.backends))

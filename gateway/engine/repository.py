@@ -372,12 +372,12 @@ class Repository:
     async def _load(self, served: ServedModel) -> None:
         if self._loads_ended:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
-        if not served.lanes:
-            served.state = "LOADING"
+        served.state = served.state if served.lanes else "LOADING"
         lanes: tuple[Lane, ...] = ()
         try:
             lanes, missing = await self._open(served.config)
-            dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid())
+            processes = self._config.server.ingresses
+            dispatcher = Dispatcher(lanes, served.config, self.metrics, self._clock, seed=os.getpid(), processes=processes)
         except BaseException as exc:
             await close_all(lanes)
             served.state = "READY" if served.lanes else "UNAVAILABLE"

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ModelSection, parse_config
 from gateway.engine import recorders
+from gateway.engine.dispatcher import Dispatcher
 from gateway.engine.lane_opener import LaneOpener
 from gateway.engine.metric_blocks import FIELDS
 from gateway.engine.metric_files import NodeFiles, written
@@ -330,7 +331,11 @@ def test_another_server_costs_once_whichever_processes_ask_it(
     async def main(clock: SimulatedClock) -> None:
         for metrics in processes:
             opener = LaneOpener(lambda *_: SimulatedRunner(clock, fixed_ns=MS), metrics=metrics, clock=clock, processes=3)
-            await opener.open(model)
+            lanes, _ = await opener.open(model)
+            dispatcher = Dispatcher(lanes, model, metrics, clock, processes=3)
+            (candidate,) = dispatcher.router.candidates
+            recorded = lanes[0].batcher.ring.settings
+            assert candidate.worker_usd_per_hour == recorded.session_usd_per_hour == pytest.approx(usd_per_hour / 3)
             metrics.flush()
 
     run_simulated(main)

@@ -39,6 +39,7 @@ class CandidateSetup:
     price: None for a `url` candidate whose instance type is still to be asked from the server, and where none is known of one
     that is to be launched, which `preflight` refuses.
     artifact_bytes: of the model's file; None if it is no single file.
+    pool: candidates of one pool share their max_count: same entry, same instance type; "": none but itself.
     """
 
     name: str
@@ -57,6 +58,7 @@ class CandidateSetup:
     numerics: str = ""
     full_precision: bool | None = None
     artifact_bytes: int | None = None
+    pool: str = ""
 
     @property
     def usd_per_hour(self) -> float:
@@ -66,7 +68,8 @@ class CandidateSetup:
     @property
     def entrant(self) -> Entrant:
         """What the search must know of it."""
-        return Entrant(self.name, self.group, self.usd_per_hour, self.sessions, self.max_rows, self.numerics, self.max_count)
+        price, most = self.usd_per_hour, self.max_count
+        return Entrant(self.name, self.group, price, self.sessions, self.max_rows, self.numerics, most, self.pool)
 
 
 def priced(candidate: CandidateSetup, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> CandidateSetup:
@@ -266,6 +269,7 @@ class Expansion:
             numerics=numerics_of(parsed.kind, options),
             full_precision=full_precision(parsed.kind, options),
             artifact_bytes=_size(options.get("model")),
+            pool=f"{self.at} {instance.instance_type}",
         )
 
     def _check_device(self, instance_type: str, device: str) -> None:

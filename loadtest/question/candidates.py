@@ -151,6 +151,8 @@ class Expansion:
         faults: list[str] = []
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
+        elif not self.wanted.url.startswith(("http://", "https://")):
+            faults.append(f"{self.at}: url: {self.wanted.url!r}: expected an address that begins with http:// or https://")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:
             faults.append(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
         price, basis, instance_type = None, self.file.basis, ""
@@ -159,7 +161,8 @@ class Expansion:
             price, basis = collect(faults, "", partial(self._price, instance_type)) or (None, basis)
         if faults or self.wanted.url is None:
             raise UsageError("\n".join(faults))
-        name = " ".join(filter(None, (instance_type, self.wanted.url)))
+        url = self.wanted.url.rstrip("/")
+        name = " ".join(filter(None, (instance_type, url)))
         return [
             CandidateSetup(
                 name=name,
@@ -172,9 +175,9 @@ class Expansion:
                 sessions=1,
                 max_rows=int(self.model.get("max_rows", 32)),
                 document={},
-                url=self.wanted.url.rstrip("/"),
+                url=url,
                 max_count=self.wanted.max_count,
-                numerics=self.wanted.url.rstrip("/"),
+                numerics=url,
             )
         ]
 

@@ -110,7 +110,7 @@ def _run(asker: Asker, spec: ModelSpec, source: Path, output: Path) -> float:
     job = job_of(store, "", chunk_rows=512, output=str(output), columns={}, keep=None)
     done = begin(files, job, restart=True)
     begun_s = time.perf_counter()
-    uvloop.run(RowsWork(job, store, files, spec, asker, done, lambda rows, bad: None).run())
+    uvloop.run(RowsWork(job, store, files, spec, asker, done, lambda *_: None).run())
     return time.perf_counter() - begun_s
 
 

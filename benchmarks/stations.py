@@ -81,6 +81,7 @@ REST: Final = {
 PATHS: Final = (*REST, "grpc")
 WITH: Final = {"neither": (False, False), "ring": (True, False), "traces": (False, True), "both": (True, True)}
 _IDS: Final = 2000
+SKIPPED: Final = 4  # chunks, at first
 COUNTED: Final = 29_280  # requests: of 292 of them the spans are as many as leave at once
 
 
@@ -332,7 +333,7 @@ async def _drive(
     await all_sent(ingress)
     times.append((time.process_time() - begun_s) / requests * 1e6)
     await asyncio.sleep(0.05)
-    return times[4:]
+    return times[SKIPPED:]
 
 
 async def _measure(ingress: Any, arguments: argparse.Namespace) -> dict[str, list[float]]:
@@ -427,6 +428,9 @@ def main() -> None:
     parser.add_argument("--collector", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    timed = not (arguments.instructions or arguments.profile)
+    if timed and arguments.requests is not None and arguments.requests < (SKIPPED + 1) * CHUNK:
+        parser.error(f"--requests {arguments.requests}: expected at least {(SKIPPED + 1) * CHUNK}: one chunk behind the first")
     arguments.requests = arguments.requests or (COUNTED if arguments.instructions else 9600)
     arguments.rounds = arguments.rounds or (1 if arguments.instructions else 5)
     import uvloop

@@ -5,6 +5,8 @@ model; a budget may grow). The last line of a search that came to its end says s
 go on.
 """
 
+import contextlib
+import fcntl
 import hashlib
 from dataclasses import replace
 from io import FileIO
@@ -30,16 +32,34 @@ NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 
 class Journal:
-    """Life: open, append any number of events, finish if the search did, close. events: found when opened, oldest first."""
+    """Life: open, append any number of events, finish if the search did, close. events: found when opened, oldest first.
+
+    While it is open no other search has it: the kernel holds a lock on the file, until this process has ended at the latest.
+    """
 
     def __init__(self, path: Path, question: Question, *, fresh: bool = False, resume: bool = False) -> None:
         """fresh: forget what is there. resume: go on even if that search came to its end.
 
-        Raises: UsageError, if it belongs to another question, or there is nothing to go on from.
+        Raises: UsageError, if another search has it open, it belongs to another question, or there is nothing to go on from.
         """
         self._path = path
+        if resume and not path.exists():
+            raise UsageError(_nothing_to_resume(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as refused:
+            self._file: FileIO = refused.enter_context(path.open("a+b", buffering=0))
+            self.events = self._begin(question, fresh=fresh, resume=resume)
+            refused.pop_all()
+
+    def _begin(self, question: Question, *, fresh: bool, resume: bool) -> tuple[Entry, ...]:
+        path = self._path
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{path}: another search writes here: wait for its end, or name another folder by --out") from None
+        self._file.seek(0)
+        lines = [] if fresh else self._file.readall().splitlines(keepends=True)
         head = msgspec.json.encode({"question": fingerprint(question)}) + b"\n"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() and not fresh else []
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()  # the write that an interruption cut short
         if lines and lines[-1] == FINISHED:
@@ -47,13 +67,12 @@ class Journal:
         if lines and lines[0] != head:
             raise UsageError(f"{path}: belongs to another question ({CHANGED}): --fresh starts anew")
         if resume and len(lines) < 2:
-            raise UsageError(f"--resume: {path} has no measurement to go on from: leave --resume out")
-        self.events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: FileIO = path.open("ab", buffering=0)
+            raise UsageError(_nothing_to_resume(path))
+        events = tuple(_read(line, path, number) for number, line in enumerate(lines[1:], start=2))
         self._file.truncate(sum(map(len, lines)))  # and not written anew: there may be no room for what is there
         if not lines:
             self._write(head)
+        return events
 
     def append(self, event: Entry) -> None:
         self._write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
@@ -76,9 +95,13 @@ class Journal:
 
 def fingerprint(question: Question) -> str:
     """Equal for equal questions, whatever their budgets, and however many instances can be had."""
-    entrants = tuple(replace(entrant, max_count=None) for entrant in question.entrants)
+    entrants = tuple(replace(entrant, max_count=None, pool="") for entrant in question.entrants)
     asked = replace(question, entrants=entrants, seconds=0.0, max_usd=None, parallel=1, start_s=0.0)
     return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
+
+
+def _nothing_to_resume(path: Path) -> str:
+    return f"--resume: {path} has no measurement to go on from: leave --resume out"
 
 
 def _read(line: bytes, path: Path, number: int) -> Entry:

@@ -53,6 +53,7 @@ from loadtest.search.prediction import Lengths, predicted_rps
 from loadtest.verdict.blocks import suffice
 
 LOST_TARGET = ("refused", "reset")  # errors that mean that nobody is there
+GONE_S = 5.0  # after so long in which every request found nobody, nobody will come
 SATURATED_SHARE = 0.95  # of what closed-loop users are answered: open traffic has longer queues
 FAST_RPS = 4000.0  # from here on, what the load generator can offer is looked at
 WRAP_UP_S = 10.0  # after the budget's end a run is given up, and what it measured until then is kept
@@ -383,14 +384,22 @@ class Lab:
         )
         stop = asyncio.Event()
         alarm = asyncio.get_running_loop().call_later(left_s + WRAP_UP_S, stop.set) if math.isfinite(left_s) else None
-        told = self._on_progress
+        gone = ""
+
+        def look(progress: Progress) -> None:
+            nonlocal gone
+            if self._on_progress is not None:
+                self._on_progress(experiment, progress)
+            if progress.gone_s >= GONE_S:
+                gone = f"the target went away: for {progress.gone_s:.0f} s every request found nobody"
+            if gone or running.failure():
+                stop.set()
+
         job = LoadJob(
             wanted, _statistics(running), until_decided=experiment.until_decided, or_lost=experiment.purpose == "peak"
         )
         try:
-            loaded = await self._generating.load(
-                job, stop=stop, on_progress=None if told is None else lambda progress: told(experiment, progress)
-            )
+            loaded = await self._generating.load(job, stop=stop, on_progress=look)
         except GeneratorLost:
             raise
         except LoadtestError as exc:
@@ -415,7 +424,7 @@ class Lab:
             seconds=0.0,
             valid=result.valid,
             disturbed=result.machine is not None and result.machine.disturbed,
-            failure=running.failure() or _lost(result),
+            failure=running.failure() or gone or _lost(result),
             p50_ms=result.latency.p50,
             p95_ms=result.latency.p95,
             p99_ms=result.latency.p99,

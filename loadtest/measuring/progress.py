@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from loadtest.load.patterns import Schedule
-from loadtest.load.request_log import OK, PENDING, RequestLog
+from loadtest.load.request_log import OK, PENDING, REFUSED, RESET, RequestLog
 from loadtest.verdict.statistics import percentiles
 
 _FOLLOW_REQUESTS: Final = 200_000  # looked at in one go: more are not sent in between
@@ -14,7 +14,10 @@ _FOLLOW_REQUESTS: Final = 200_000  # looked at in one go: more are not sent in b
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What has happened so far, for a live display; rate and percentiles are of about the last second."""
+    """What has happened so far, for a live display; rate and percentiles are of about the last second.
+
+    gone_s: how long all that ended found nobody, from the first such request to the last; 0, once one ends in another way.
+    """
 
     elapsed_s: float
     sent: int
@@ -23,6 +26,7 @@ class Progress:
     rate_rps: float
     p50_ms: float
     p99_ms: float
+    gone_s: float = 0.0
 
 
 class Follower:
@@ -37,6 +41,8 @@ class Follower:
         self._ends = [size * (number + 1) for number in range(segments)]
         self._succeeded = self._failed = 0
         self._last_ns = 0
+        self._there_ns = -1  # when the latest request ended that found somebody
+        self._gone_ns = np.array([], np.int64)  # when the first and the last ended since then
 
     def settled_ns(self, elapsed_ns: int) -> int:
         """Up to when every intended request of an open loop is done."""
@@ -46,6 +52,7 @@ class Follower:
     def look(self, elapsed_ns: int) -> Progress:
         succeeded = failed = sent = 0
         recent: list[np.ndarray] = []
+        gone_ns = [self._gone_ns]
         for number, (first, end) in enumerate(zip(self._settled, self._ends, strict=True)):
             part = slice(first, min(end, first + _FOLLOW_REQUESTS))
             status, dispatched = np.asarray(self._log.status)[part], np.asarray(self._log.dispatched)[part]
@@ -58,7 +65,15 @@ class Follower:
             succeeded += int(np.count_nonzero(status[settled:] == OK))
             failed += int(np.count_nonzero(status[settled:] > OK))
             sent += int(np.count_nonzero(dispatched[settled:] > 0))
+            gone = (status == REFUSED) | (status == RESET)
+            self._there_ns = max(self._there_ns, int(done[(status != PENDING) & ~gone].max(initial=-1)))
+            gone_ns.append(done[gone])
             recent.append((done - intended)[(status == OK) & (done > self._last_ns)])
+        found_nobody_ns = np.concatenate(gone_ns)
+        found_nobody_ns = found_nobody_ns[found_nobody_ns > self._there_ns]
+        if len(found_nobody_ns):
+            found_nobody_ns = np.array([found_nobody_ns.min(), found_nobody_ns.max()])
+        self._gone_ns = found_nobody_ns
         latencies = percentiles(np.concatenate(recent))
         passed_s = max(elapsed_ns - self._last_ns, 1) / 1e9
         self._last_ns = elapsed_ns
@@ -70,4 +85,5 @@ class Follower:
             rate_rps=latencies.count / passed_s,
             p50_ms=latencies.p50,
             p99_ms=latencies.p99,
+            gone_s=float(np.ptp(found_nobody_ns)) / 1e9 if len(found_nobody_ns) else 0.0,
         )

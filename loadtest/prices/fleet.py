@@ -14,12 +14,16 @@ HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take b
 
 @dataclass(frozen=True, slots=True)
 class FleetOption:
-    """One kind of instance that may be in the fleet. max_count: None means any number can be had."""
+    """One kind of instance that may be in the fleet.
+
+    max_count: of all options of one pool ("": none but itself) together; None means any number can be had.
+    """
 
     name: str
     usd_per_hour: float
     max_rps: float
     max_count: int | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,27 @@ def cheapest_fleet(
     upper = np.array(
         [alone[i] if option.max_count is None else min(alone[i], option.max_count) for i, option in enumerate(options)]
     )
+    pools: dict[str, list[int]] = {}
+    for i, option in enumerate(options):
+        pools.setdefault(option.pool or option.name, []).append(i)
     found = milp(
         price,
         integrality=np.ones(len(options)),
         bounds=Bounds(0, upper),
-        # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
-        constraints=[LinearConstraint(carried / target_rps, lb=1), LinearConstraint(np.ones(len(options)), lb=min_instances)],
+        constraints=[
+            # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
+            LinearConstraint(carried / target_rps, lb=1),
+            LinearConstraint(np.ones(len(options)), lb=min_instances),
+            *(
+                LinearConstraint(np.isin(np.arange(len(options)), members).astype(float), ub=options[members[0]].max_count)
+                for members in pools.values()
+                if options[members[0]].max_count is not None
+            ),
+        ],
         options={"time_limit": 10.0},
     )
     if found.x is None:
-        most = float(carried @ upper)
+        most = sum(max(carried[members] * upper[members]) for members in pools.values())
         raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {rate(most)}; raise `max_count`")
     counts = {option.name: round(n) for option, n in zip(options, found.x, strict=True) if round(n)}
     by_name = {option.name: option for option in options}

@@ -40,6 +40,7 @@ class CandidateSetup:
     price: None for a `url` candidate whose instance type is still to be asked from the server, and where none is known of one
     that is to be launched, which `preflight` refuses.
     artifact_bytes: of the model's file; None if it is no single file.
+    pool: candidates of one pool share their max_count: same entry, same instance type; "": none but itself.
     """
 
     name: str
@@ -58,6 +59,7 @@ class CandidateSetup:
     numerics: str = ""
     full_precision: bool | None = None
     artifact_bytes: int | None = None
+    pool: str = ""
 
     @property
     def usd_per_hour(self) -> float:
@@ -67,7 +69,8 @@ class CandidateSetup:
     @property
     def entrant(self) -> Entrant:
         """What the search must know of it."""
-        return Entrant(self.name, self.group, self.usd_per_hour, self.sessions, self.max_rows, self.numerics, self.max_count)
+        price, most = self.usd_per_hour, self.max_count
+        return Entrant(self.name, self.group, price, self.sessions, self.max_rows, self.numerics, most, self.pool)
 
 
 def priced(candidate: CandidateSetup, instance_type: str, catalogue: Catalogue, basis: PriceBasis) -> CandidateSetup:
@@ -164,6 +167,8 @@ class Expansion:
         faults = list(self._misplaced())
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
+        elif not self.wanted.url.startswith(("http://", "https://")):
+            faults.append(f"{self.at}: url: {self.wanted.url!r}: expected an address that begins with http:// or https://")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:
             faults.append(f"{self.at}: a running server has one instance type, and its backend and settings are its own")
         price, basis, instance_type = None, self.file.basis, ""
@@ -172,7 +177,8 @@ class Expansion:
             price, basis = collect(faults, "", partial(self._price, instance_type)) or (None, basis)
         if faults or self.wanted.url is None:
             raise UsageError("\n".join(faults))
-        name = " ".join(filter(None, (instance_type, self.wanted.url)))
+        url = self.wanted.url.rstrip("/")
+        name = " ".join(filter(None, (instance_type, url)))
         return [
             CandidateSetup(
                 name=name,
@@ -185,9 +191,9 @@ class Expansion:
                 sessions=1,
                 max_rows=int(self.model.get("max_rows", 32)),
                 document={},
-                url=self.wanted.url.rstrip("/"),
+                url=url,
                 max_count=self.wanted.max_count,
-                numerics=self.wanted.url.rstrip("/"),
+                numerics=url,
             )
         ]
 
@@ -282,6 +288,7 @@ class Expansion:
             numerics=numerics_of(parsed.kind, options),
             full_precision=full_precision(parsed.kind, options),
             artifact_bytes=_size(options.get("model")),
+            pool=f"{self.at} {instance.instance_type}",
         )
 
     def _check_device(self, instance_type: str, device: str) -> None:

@@ -131,7 +131,7 @@ class CandidateSpec(_Section):
     backend: a backend of a gateway configuration, or the name of one in the file under `gateway`.
     settings: key -> values to try: any key of the backend, and max_rows, policy, max_delay_ms of batching.
     usd_per_hour: a price of one's own (contract, reservation, electricity); needs price_source.
-    max_count: the most instances of this kind that can be had.
+    max_count: the most instances that can be had of each of `instances`, whatever their settings.
     """
 
     instances: tuple[str, ...] = ()

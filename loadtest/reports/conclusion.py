@@ -66,7 +66,7 @@ def build(
     # Beside a proven rate, one that only held in a sample carries no fleet.
     sure = [standing for standing in ranked if standing.peak_rps or not (winner and winner.peak_rps)]
     options = [
-        FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, configured[s.entrant.name].max_count) for s in sure
+        FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, s.entrant.max_count, s.entrant.pool) for s in sure
     ]
     fleet = _fleet(options, spec.target_rps, question.headroom) if spec.target_rps and options else None
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)

@@ -22,7 +22,7 @@ class Entrant:
     """What the search must know of a candidate.
 
     Entrants of one group share a profile; those of one numerics ("": none but itself) compute the same, and share an agreement.
-    max_count: the most instances of it that can be had; None: any number.
+    max_count: the most instances that can be had, of all entrants of one pool ("": none but itself) together; None: any number.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Entrant:
     max_rows: int
     numerics: str = ""
     max_count: int | None = None
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,13 @@ class Question:
         return self.carried_rps(rates) >= (self.target_rps or 0.0) * (1 - 1e-9)
 
     def carried_rps(self, rates: Iterable[tuple[Entrant, float]]) -> float:
-        """What as many of each as can be had carry, with headroom; infinite where any number can be."""
-        return sum(rps * self.headroom * (entrant.max_count or math.inf) for entrant, rps in rates if rps > 0)
+        """What as many as can be had carry, with headroom, each pool as the fastest of it; infinite where any number can be."""
+        pools: dict[str, float] = {}
+        for entrant, rps in rates:
+            if rps > 0:
+                pool = entrant.pool or entrant.name
+                pools[pool] = max(pools.get(pool, 0.0), rps * self.headroom * (entrant.max_count or math.inf))
+        return sum(pools.values())
 
 
 @dataclass(frozen=True, slots=True)

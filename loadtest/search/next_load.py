@@ -121,6 +121,8 @@ def _prove(known: Knowledge, shortlist: list[Standing]) -> Load | None:
             return None
         if standing.peak_rps:
             continue
+        if _outdone(standing, shortlist):
+            continue
         rps = standing.estimated_rps * SURE
         if standing.failing_rps:  # the more often it failed, the further down
             rps = min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1))
@@ -130,6 +132,12 @@ def _prove(known: Knowledge, shortlist: list[Standing]) -> Load | None:
         if standing.tries < MOST_VAIN and (trial := _trial(known, standing, rps, share=share)):
             return trial
     return None
+
+
+def _outdone(standing: Standing, shortlist: list[Standing]) -> bool:
+    """Whether another of its pool is proven at what it may reach: then it adds nothing to what the pool carries."""
+    pool = standing.entrant.pool
+    return bool(pool) and any(other.entrant.pool == pool and other.peak_rps >= standing.estimated_rps for other in shortlist)
 
 
 def _raise(known: Knowledge, shortlist: list[Standing]) -> Load | None:

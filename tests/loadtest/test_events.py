@@ -75,6 +75,13 @@ def test_few_instances_of_each_carry_what_one_kind_does_not() -> None:
     assert asked.carries([(CHEAP, 1.0)])
 
 
+def test_of_one_pool_the_fastest_carries() -> None:
+    slow, fast = (replace(CHEAP, name=name, max_count=2, pool="large") for name in ("slow", "fast"))
+    asked = Question((slow, fast), 0.99, 50.0, 600.0, target_rps=140.0)
+    assert asked.carried_rps([(slow, 90.0), (fast, 100.0)]) == pytest.approx(140.0)
+    assert asked.carried_rps([(fast, 100.0), (slow, 90.0), (replace(DEAR, max_count=1), 10.0)]) == pytest.approx(147.0)
+
+
 def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:
     spent = Spent(Question((DEAR, CHEAP), 0.99, 50.0, 600.0))
     spent.add(Agreed("cheap", 1.0, 300, "cosine", 10.0))

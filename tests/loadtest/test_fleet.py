@@ -29,6 +29,17 @@ def test_what_cannot_be_had_is_not_planned_with() -> None:
         cheapest_fleet(options[:1], 400, headroom=1.0)
 
 
+def test_settings_of_one_pool_share_what_can_be_had() -> None:
+    fast = FleetOption("fast", 1.0, 100, max_count=4, pool="large")
+    slow = FleetOption("slow", 0.9, 95, max_count=4, pool="large")
+    other = FleetOption("other", 5.0, 100, max_count=4, pool="xlarge")
+    assert cheapest_fleet([fast, slow], 400, headroom=1.0).counts == {"fast": 4}
+    assert cheapest_fleet([fast, slow], 390, headroom=1.0).counts == {"fast": 2, "slow": 2}
+    assert cheapest_fleet([fast, slow, other], 500, headroom=1.0).counts == {"fast": 4, "other": 1}
+    with pytest.raises(NoFleet, match="the options end at 400/s"):
+        cheapest_fleet([fast, slow], 500, headroom=1.0)
+
+
 def test_the_autoscaling_target_is_half_of_the_peak_per_minute() -> None:
     assert cheapest_fleet([FleetOption("one", 1.0, 100)], 50).autoscaling_per_minute == {"one": 3000}
 

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,36 @@ def test_a_full_disk_leaves_no_half_of_a_log(tmp_path: Path) -> None:
     with no_file_longer_than(1000), pytest.raises(UsageError, match=r"the log cannot be written: .*File too large"):
         write_csv(path, log, used=np.arange(500))
     assert not path.exists()
+
+
+def test_one_search_at_a_time_writes_a_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, QUESTION)
+    journal.append(EVENTS[0])
+    for fresh in (False, True):
+        with pytest.raises(UsageError, match=f"{path}: another search writes here"):
+            Journal(path, QUESTION, fresh=fresh)
+    # A process that was started meanwhile does not keep it.
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        journal.append(EVENTS[1])
+        journal.close()
+        assert reopened(path) == EVENTS[:2]
+        child.communicate(b"\n")
+
+
+def test_what_is_refused_is_free_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with pytest.raises(UsageError, match="no measurement to go on from"):
+        Journal(path, QUESTION, resume=True)
+    assert not path.exists()
+    write(path)
+    with pytest.raises(UsageError) as refused:  # held, and with it all that its frames hold
+        Journal(path, dataclasses.replace(QUESTION, limit_ms=40))
+    assert reopened(path) == EVENTS
+    assert "another question" in str(refused.value)
 
 
 def test_a_finished_search_is_not_resumed(tmp_path: Path) -> None:

@@ -330,14 +330,18 @@ def test_the_answer_says_what_a_month_of_the_fleet_costs_where_a_rate_was_asked(
 def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
     few = {**example_spec_document(), "max_count": 2}
     spec = example_spec(target_rps=900, candidates=[few])
-    found = told({ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}, ONE, TWO, spec=spec)
+    found = told({ONE: [run(ONE, 400)], THREE: [run(THREE, 300)]}, ONE, THREE, spec=spec)
     assert found.fleet is not None
-    assert found.fleet.counts == {ONE: 2, TWO: 2}
+    assert found.fleet.counts == {ONE: 2, THREE: 2}
     assert found.InferenceRecommendations[0].EndpointConfiguration.InitialInstanceCount == 2
     # Beyond what two of each carry there is none.
     assert [fleet.rps for fleet in found.fleets] == [40, 80, 200, 400, 800]
     assert found.state == "proven"
     assert told({}, spec=spec).fleet is None
+    # Of one instance type, two can be had whatever the settings.
+    short = told({ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}, ONE, TWO, spec=spec)
+    assert (short.fleet, short.proven, [fleet.rps for fleet in short.fleets]) == (None, False, [40, 80, 200, 400])
+    assert short.notes[-1].startswith("as many instances as can be had carry 560/s of 900/s")
 
 
 def test_nothing_is_proven_of_a_fleet_while_too_little_of_it_is() -> None:
@@ -356,7 +360,7 @@ def test_there_is_no_winner_where_no_fleet_can_carry_the_target_rate() -> None:
     found = told(BRACKETS, ONE, TWO, spec=spec, predicted={THREE: 0.0, FOUR: 0.0})
     assert (found.state, found.winner, found.runner_up, found.fleet, found.exit_code) == ("no candidate", None, None, None, 1)
     assert found.answer == (
-        "NO CANDIDATE: as many instances as can be had carry 980/s of 5,000/s, loaded to 70 % of what is proven of each: "
+        "NO CANDIDATE: as many instances as can be had carry 560/s of 5,000/s, loaded to 70 % of what is proven of each: "
         "raise `max_count`, or ask for less."
     )
     assert found.configuration == {}

@@ -124,9 +124,7 @@ class FakeMeasure:
         self.specs: list[LoadSpec] = []
         self.may_give_up: list[bool] = []
 
-    async def __call__(
-        self, spec: LoadSpec, *, until_decided: bool = False, or_lost: bool = False, stop: asyncio.Event | None = None
-    ) -> RunResult:
+    async def __call__(self, spec: LoadSpec, *, until_decided: bool = False, or_lost: bool = False, **how: Any) -> RunResult:
         self.specs.append(spec)
         self.may_give_up.append(or_lost)
         if spec.pattern.startswith("users"):
@@ -288,6 +286,28 @@ def test_only_a_run_of_enough_blocks_that_are_long_enough_proves_its_rate(
 
     measured = answer(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 1000, seconds, purpose))
     assert measured.verdict == verdict
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_target_that_dies_is_loaded_no_longer(spec: SearchSpec, tells: bool) -> None:
+    name, launcher = spec.candidates[0].name, FakeLauncher()
+    looks: list[int] = []
+
+    async def measure(
+        wanted: LoadSpec, *, stop: asyncio.Event, on_progress: Callable[[Progress], None], **how: Any
+    ) -> RunResult:
+        for second in range(1, 60):
+            if second == 10 and tells:
+                launcher.died[name] = "ended with code -9"
+            looks.append(second)
+            on_progress(Progress(second, 10, 10, 0, 10.0, 4.0, 9.0, 0.0 if tells else max(0.0, second - 10)))
+            if stop.is_set():
+                break
+        return run_result(wanted, succeeded=100, errors={"refused": 50}, verdict="fail")
+
+    measured = answer(Lab(spec, launcher, measure), Load(name, 10, 60, "peak"))
+    told = "ended with code -9" if tells else "the target went away: for 5 s every request found nobody"
+    assert (looks[-1], measured.failure) == (10 if tells else 15, told)
 
 
 def test_an_invalid_run_says_why(spec: SearchSpec) -> None:

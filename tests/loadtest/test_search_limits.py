@@ -43,6 +43,15 @@ def test_who_is_cheapest_but_too_few_loses_to_whom_any_number_can_be_had_of() ->
     assert outcome.standings[1].peak_rps > 0
 
 
+def test_who_shares_instances_with_a_faster_one_is_not_proven_for_the_fleet() -> None:
+    few = tuple(replace(entrant, max_count=2, pool="few") for entrant in entrants(1.0, 1.0))
+    candidates = (*few, replace(entrants(1.0, 1.0, 4.0)[2], max_count=2))
+    truths = {"c0": Truth(400.0), "c1": Truth(200.0), "c2": Truth(400.0)}
+    outcome = SimulatedLab(question(candidates, target_rps=1000.0), truths).run()
+    assert [standing.peak_rps > 0 for standing in outcome.standings] == [True, False, True]
+    assert outcome.needed_seconds is None
+
+
 def test_as_many_are_proven_as_a_fleet_takes_of_which_there_are_few() -> None:
     candidates = tuple(replace(entrant, max_count=1) for entrant in entrants(1.0, 2.0, 4.0, 8.0))
     truths = {entrant.name: Truth(400.0) for entrant in candidates}

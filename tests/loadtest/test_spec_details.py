@@ -177,7 +177,7 @@ def test_a_running_server_is_described_by_its_url_and_what_is_known_of_it(catalo
     keys = {"launcher": {"kind": "url"}, "model": "adder"}
     server = {"url": "http://h:1/", "instances": ["inf2.xlarge"], "max_count": 3}
     (found,) = parsed(catalogue, candidates=[server], **keys).candidates
-    assert (found.name, found.group) == ("inf2.xlarge http://h:1/", "inf2.xlarge http://h:1/")
+    assert (found.name, found.group) == ("inf2.xlarge http://h:1", "inf2.xlarge http://h:1")
     assert (found.url, found.numerics, found.backend, found.sessions, found.max_rows) == (
         "http://h:1",
         "http://h:1",
@@ -190,6 +190,14 @@ def test_a_running_server_is_described_by_its_url_and_what_is_known_of_it(catalo
     assert (own.name, own.usd_per_hour, own.basis, own.instance_type) == ("http://h:1", 2, "own", "")
     (modelled,) = parsed(catalogue, candidates=[server], launcher={"kind": "url"}).candidates
     assert modelled.max_rows == 8
+
+
+def test_a_running_server_has_one_address_with_its_scheme(catalogue: Catalogue) -> None:
+    keys: dict[str, Any] = {"launcher": {"kind": "url"}, "model": "adder"}
+    bare = faults_of(catalogue, candidates=[{"url": "127.0.0.1:1"}], **keys)
+    assert bare == ["s: candidates[0]: url: '127.0.0.1:1': expected an address that begins with http:// or https://"]
+    twice = faults_of(catalogue, candidates=[{"url": "http://h"}, {"url": "http://h/"}], **keys)
+    assert twice == ["s: candidates: listed twice: http://h"]
 
 
 def test_a_running_servers_price_is_known_with_its_type(catalogue: Catalogue) -> None:

@@ -81,9 +81,9 @@ def ask(served: Served, path: str) -> int:
 
 
 def counted(served: Served) -> dict[tuple[str, ...], tuple[Any, Any]]:
-    """By model and version: requests by code, and those of the SLO."""
-    states = served.run(served.repository.metrics.counted())
-    return {key.labels[:2]: (state[0], state[3]) for key, state in states.items() if key.kind == "edge"}
+    """By model and version: requests by the codes that came, and those of the SLO."""
+    edges = {key: state for key, state in served.run(served.repository.metrics.counted()).items() if key.kind == "edge"}
+    return {key.labels[:2]: ({code: n for code, n in state[0].items() if n}, state[3]) for key, state in edges.items()}
 
 
 def test_what_a_model_that_is_not_ready_refuses_is_counted_and_told_under_its_name(
@@ -93,11 +93,11 @@ def test_what_a_model_that_is_not_ready_refuses_is_counted_and_told_under_its_na
         statuses = [ask(served, path) for path in ("m", "m/versions/2", "m/versions/1", "m/versions/3", "n")]
         assert statuses == [503, 503, 503, 404, 404]
         assert counted(served) == {
-            ("m", "2"): ({"ok": 0, "not_ready": 2}, {"met": 0, "missed": 2}),
-            ("m", "1"): ({"ok": 0, "not_ready": 1}, None),
+            ("m", "2"): ({"not_ready": 2}, {"met": 0, "missed": 2}),
+            ("m", "1"): ({"not_ready": 1}, None),
             ("", ""): ({"not_found": 2}, None),
         }
         assert {record.fields["model"] for record in caplog.records} == {"m"}  # type: ignore[attr-defined]
         assert change(served, "load") == change(served, "unload") == 200
         assert ask(served, "m") == 503
-        assert counted(served)["m", "2"] == ({"ok": 0, "not_ready": 3}, {"met": 0, "missed": 3})
+        assert counted(served)["m", "2"] == ({"not_ready": 3}, {"met": 0, "missed": 3})

@@ -421,6 +421,7 @@ def test_an_update_that_names_no_rate_stays_scaled_as_it_was(aws: FakeAws, capsy
     assert asked["RetainAllVariantProperties"]
     assert "Note: it stays scaled between 1 and 4, at 6000 requests a minute each: --requests-per-second" in told
     assert "instances: 1 × ml.m7i.large" in told
+    assert "A month: 88.33 USD with 1 instance, 353.32 USD with 4 instances." in told
 
 
 def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,10 +124,16 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     scale = kept_scale(hosting, found)
     for line in _price(hosting, scale):
         words.info("%s", line)
-    words.info("While the traffic is shifted both fleets cost.")
+    shifted = found.endpoint.configuration != hosting.state
+    if shifted:
+        words.info("While the traffic is shifted both fleets cost.")
     again = "If it was scaled, the same --update scales it again."
     if scale is not None:
-        words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+        if scale.least < scale.most:
+            words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+        else:
+            remedy = "--requests-per-second with --max-instances scales it"
+            words.info("Note: it is scaled %s, and will not be any more: it has %d then: %s.", found.scale, scale.least, remedy)
         again = f"It was scaled {found.scale}: --update with --requests-per-second and --max-instances scales it again."
     elif found.scale is not None and not scaling(hosting):
         words.info("Note: it is scaled %s, and will not be any more.", found.scale)
@@ -136,7 +142,8 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
     Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=f"{of_left}{again}".rstrip())
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
-    words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
+    if shifted:
+        words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
 
 
 def _of_ours(found: Deployed) -> Deployed:

@@ -140,12 +140,20 @@ class Deploying:
         question, place = made.sought
         words.info("Its answer is lost. %s", question.why)
         began_s = self._now_s()
-        while (found := found_at(self._called(question), place)) is None:
-            if self._now_s() - began_s >= _AGAIN_S:
+        while True:
+            over = self._now_s() - began_s >= _AGAIN_S
+            try:
+                found = found_at(self._called(question), place)
+            except PlatformRefused as exc:
+                if exc.reason or over:
+                    raise
+                found = None  # a network that lost one answer may lose more
+            if found is not None:
+                self._answers[made.named] = found
+                return True
+            if over:
                 return False
             self._sleep(_ASK_AGAIN_S)
-        self._answers[made.named] = found
-        return True
 
     def _told(self, left: Sequence[str], remains: str) -> str:
         if left:
@@ -171,8 +179,13 @@ class Deploying:
             except PlatformRefused as exc:
                 if absent(exc) or (call.already and exc.reason == call.already):
                     return
-                if not any(word in exc.message for word in _BUSY) or self._now_s() - began_s >= _BUSY_S:
+                busy = any(word in exc.message for word in _BUSY)
+                if exc.reason and not busy:
                     raise
+                if self._now_s() - began_s >= (_BUSY_S if busy else _AGAIN_S):
+                    raise
+                if not busy:  # done or not: asked again, it is done
+                    words.info("%s: asking again", exc.message)
             self._sleep(_ASK_AGAIN_S)
 
     def _subject(self, call: Call) -> str:

@@ -17,7 +17,7 @@ from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
-from gateway.deploying.sagemaker_standing import Deployed, told
+from gateway.deploying.sagemaker_standing import Deployed, StandingScale, told
 from gateway.deploying.sagemaker_update import kept_scale, update
 from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
 from gateway.documents.faults import ConfigFaults
@@ -121,12 +121,19 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     if found.endpoint.status != "InService":
         remedy = f"wait, or remove it with {_removing(hosting)}"
         raise ConfigError(f"--update: {hosting.name} is {found.endpoint.status}: expected InService: {remedy}")
-    for line in _price(hosting):
+    scale = kept_scale(hosting, found)
+    for line in _price(hosting, scale):
         words.info("%s", line)
-    words.info("While the traffic is shifted both fleets cost.")
+    shifted = found.endpoint.configuration != hosting.state
+    if shifted:
+        words.info("While the traffic is shifted both fleets cost.")
     again = "If it was scaled, the same --update scales it again."
-    if (scale := kept_scale(hosting, found)) is not None:
-        words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+    if scale is not None:
+        if scale.least < scale.most:
+            words.info("Note: it stays scaled %s: --requests-per-second names another rate.", scale)
+        else:
+            remedy = "--requests-per-second with --max-instances scales it"
+            words.info("Note: it is scaled %s, and will not be any more: it has %d then: %s.", found.scale, scale.least, remedy)
         again = f"It was scaled {found.scale}: --update with --requests-per-second and --max-instances scales it again."
     elif found.scale is not None and not scaling(hosting):
         words.info("Note: it is scaled %s, and will not be any more.", found.scale)
@@ -135,7 +142,8 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
     Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=f"{of_left}{again}".rstrip())
     print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
-    words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
+    if shifted:
+        words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
 
 
 def _of_ours(found: Deployed) -> Deployed:
@@ -194,15 +202,17 @@ def _archive(document: Document, folder: Path, bucket: str) -> PackedModel:
     return PackedModel(path, size, sha256, bucket)
 
 
-def _price(hosting: Hosting) -> list[str]:
+def _price(hosting: Hosting, kept: StandingScale | None = None) -> list[str]:
+    """kept: what goes on scaling it, whatever it asks for."""
     on_top = "S3, CloudWatch and what is sent over the network come on top."
     instances = instances_of(hosting.way)
     if instances is None:
         return ["Price: by request and by the time that it takes, nothing while nobody asks; not known here.", on_top]
+    bounds = instances if kept is None else kept
     lines = monthly(
         instances.types,
-        instances.least,
-        instances.most,
+        bounds.least,
+        bounds.most,
         bundled(),
         region=hosting.region,
         today=_now().date(),

@@ -146,6 +146,7 @@ class _Options:
             security_groups=groups,
             metrics=config.metrics.enabled,
             limit_ms=_limit_ms(config),
+            count_asked=self.given.instances is not None,
         )
 
     def _fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:

@@ -58,7 +58,7 @@ class Hosting:
     """What is to run, and where.
 
     package: an archive, or where in S3 one is already. metrics: whether the container has any. limit_ms: of the models' SLO,
-    within which 99 of 100 are to be answered; None: there is none.
+    within which 99 of 100 are to be answered; None: there is none. count_asked: somebody asked for the fewest of its instances.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Hosting:
     security_groups: tuple[str, ...] = ()
     metrics: bool = True
     limit_ms: float | None = None
+    count_asked: bool = False
 
     @property
     def digest(self) -> str:

@@ -35,22 +35,25 @@ _SETTLED: Final = ("InService", *READY.failed)
 def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 300) -> list[Call]:
     """stands: what is there; None: that is not known, and all is made. bake_s: how long the new fleet is watched.
 
-    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, that is made.
+    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, or is to have
+    other bounds, that is made.
     """
+    scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
-        return scaling(hosting) if stands.scale is None or not stands.scale.policies else []
+        if stands.scale is None or not stands.scale.policies:
+            return scaling(hosting)
+        return [] if scale is None or scale == stands.scale else _scaled_by(hosting, scale)
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
     if stands is not None and hosting.state in stands.configurations:
         made = made[:-1]
-    scale = kept_scale(hosting, stands)
     scaled = scaling(hosting) if scale is None else _scaled_by(hosting, scale)
     return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s, scaled=bool(scaled)), *scaled]
 
 
 def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | None:
-    """What goes on scaling it, as no rate is asked for: as it stands, with as many instances at least as are asked for.
+    """What goes on scaling it, as no rate is asked for: as it stands, but for the fewest instances, where they are asked for.
 
     None: nothing does, or something else is asked for.
     """
@@ -60,7 +63,7 @@ def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | Non
     others = INVOCATIONS if isinstance(way, Asynchronous) else BACKLOG
     if others in str(stands.scale.policies):  # which it is not measured by any more
         return None
-    least = max(stands.scale.least, way.instances.least)
+    least = way.instances.least if hosting.count_asked else max(stands.scale.least, way.instances.least)
     return replace(stands.scale, least=least, most=max(stands.scale.most, least))
 
 

@@ -25,11 +25,16 @@ METHOD: Final = "ModelInfer"
 _UNKNOWN: Final = 2  # the gRPC code for codes that nobody knows
 _LAST_CODE: Final = 16
 _NO_HTTP2: Final = (b"HTTP/", b"\x15\x03")  # an answer of HTTP/1, such as a port of TLS may give, and an alert of TLS
-_REPLACE_NS: Final = 100_000_000  # between two attempts, where a server lets fewer in than there should be
+_PAUSE_NS: Final = 100_000_000  # after a connection that came to nothing, while others take requests; then twice as long
+_MOST_PAUSE_NS: Final = 64 * _PAUSE_NS
 
 
 class GrpcClient(Client["_GrpcConnection"]):
-    """Life: as of `Client`. Requests take its connections in turn, and have those that ended replaced."""
+    """Life: as of `Client`. Requests take its connections in turn, and have those that ended replaced.
+
+    One that is opened beside others is in turn once the server has said something over it: a server that lets no more in may
+    say so only by closing what it accepted.
+    """
 
     def __init__(
         self,
@@ -63,7 +68,9 @@ class GrpcClient(Client["_GrpcConnection"]):
         self.no_http2 = f"it speaks no HTTP/2{'' if tls else '; if it speaks TLS, write grpcs://'}"
         self._in_turn: list[_GrpcConnection] = []
         self._turn = 0
-        self._replaced_ns = 0
+        self._opened = False
+        self._pause_ns = _PAUSE_NS
+        self._paused_until_ns = 0
 
     def __repr__(self) -> str:
         calls = sum(len(connection.indices) for connection in self.connections)
@@ -71,11 +78,12 @@ class GrpcClient(Client["_GrpcConnection"]):
 
     async def open(self, connections: int) -> None:
         await super().open(self._cap)
+        self._opened = True
 
     def send(self, index: int) -> None:
         count = len(self._in_turn)
         if count < self._cap:
-            self._replace()
+            self._connect()  # for a target that restarted, say, or wants connections to be young
         for _ in range(count):
             self._turn = (self._turn + 1) % count
             connection = self._in_turn[self._turn]
@@ -85,14 +93,6 @@ class GrpcClient(Client["_GrpcConnection"]):
         self._waiting.append(index)
         self._connect()
 
-    def _replace(self) -> None:
-        """Open what is missing, for a target that restarted, say, or wants connections to be young."""
-        now_ns = time.monotonic_ns()
-        if now_ns - self._replaced_ns >= _REPLACE_NS:
-            self._replaced_ns = now_ns
-            for _ in range(self._cap):
-                self._connect()  # up to the cap
-
     def expire(self, indices: Container[int]) -> None:
         for connection in list(self.connections):
             connection.cancel(indices)
@@ -101,16 +101,32 @@ class GrpcClient(Client["_GrpcConnection"]):
     def _connection(self) -> "_GrpcConnection":
         return _GrpcConnection(self)
 
+    def _connect(self) -> None:
+        """While others take requests, one at a time, and after a pause where the last came to nothing."""
+        if self._in_turn:
+            under_way = self._connecting or self._staying > len(self._in_turn)
+            if under_way or time.monotonic_ns() < self._paused_until_ns:
+                return
+        super()._connect()
+
     def _joined(self, connection: "_GrpcConnection") -> None:
-        self._in_turn.append(connection)
-        self.room(connection)
+        if connection.greeted or not self._opened or not self._in_turn:
+            self._in_turn.append(connection)
+            self.room(connection)
 
     def _not_joined(self, status: int, message: str) -> None:
+        self._came_to_nothing()
         if self._staying:
             return  # they will have room
         waiting, self._waiting = self._waiting, deque()
         for index in waiting:
             self.fail(index, status, message)
+
+    def _came_to_nothing(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._paused_until_ns:  # several at once count as one
+            self._paused_until_ns = now_ns + self._pause_ns
+            self._pause_ns = min(2 * self._pause_ns, _MOST_PAUSE_NS)
 
     # What connections report.
 
@@ -118,10 +134,21 @@ class GrpcClient(Client["_GrpcConnection"]):
         while self._waiting and connection.has_room:
             connection.send(self._waiting.popleft())
 
+    def greeted(self, connection: "_GrpcConnection") -> None:
+        """The server has let it in."""
+        if connection in self.connections and connection not in self._in_turn:  # else its dialling has not returned
+            self._in_turn.append(connection)
+            self.room(connection)
+
+    def answered(self) -> None:
+        """The first answer of a connection came."""
+        self._pause_ns, self._paused_until_ns = _PAUSE_NS, 0
+
     def leaves(self, connection: "_GrpcConnection") -> None:
         """It takes no more requests; another may be opened in its place, as the server wants it."""
         if connection in self._in_turn:
             self._in_turn.remove(connection)
+        if connection in self.connections:
             self.leaving.add(connection)
         if self._waiting:
             self._connect()
@@ -129,16 +156,22 @@ class GrpcClient(Client["_GrpcConnection"]):
     def lost(self, connection: "_GrpcConnection") -> None:
         if connection in self._in_turn:
             self._in_turn.remove(connection)
+        if connection in self.connections and not connection.answered:
+            self._came_to_nothing()
         super().lost(connection)
 
 
 class _GrpcConnection(Dialled):
-    """One HTTP/2 connection: the transport, and what its answers mean. indices: stream -> the request that it carries."""
+    """One HTTP/2 connection: the transport, and what its answers mean.
+
+    indices: stream -> the request that it carries. greeted: the server has said something. answered: also to a request.
+    """
 
     def __init__(self, client: GrpcClient) -> None:
         self._client = client
         self._core = ClientConnection(self, self._flush)
         self.indices: dict[int, int] = {}
+        self.greeted = self.answered = False
         self._going_away = False
 
     @property
@@ -186,6 +219,10 @@ class _GrpcConnection(Dialled):
                 raise ValueError(core.fault)
             if core.out:
                 self._flush()
+            if not self.greeted:
+                self.greeted = True
+                if not self._going_away:
+                    self._client.greeted(self)
         except (ValueError, IndexError) as exc:
             self.abort()
             self._end(MALFORMED, self._client.no_http2 if data.startswith(_NO_HTTP2) else str(exc))
@@ -195,6 +232,9 @@ class _GrpcConnection(Dialled):
     # what the answers are
 
     def headers(self, stream: int, headers: Headers, ended: bool) -> None:
+        if not self.answered:
+            self.answered = True
+            self._client.answered()
         if not ended:
             status = headers.get(b":status", b"200")
             if status != b"200":

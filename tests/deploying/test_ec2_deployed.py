@@ -237,6 +237,19 @@ def test_what_was_made_and_not_answered_is_found_and_taken_back(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("away", ["DescribeInstances", "TerminateInstances"])
+def test_a_network_that_is_away_for_a_while_leaves_no_machine(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    monkeypatch.setattr("gateway.aws.deployment._AGAIN_S", 60.0)
+    aws.lost = aws.after = "RunInstances"
+    aws.new, aws.status = {away: ["InternalError"] * 2}, 500  # as a call that is not answered
+    assert "nothing of it is left" in typed(capsys, tmp_path, code=1)
+    assert aws.new == {away: []}
+    assert nothing_stands()
+
+
+@pytest.mark.slow
 def test_what_may_have_been_made_and_is_not_found_keeps_nothing_else(
     aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:

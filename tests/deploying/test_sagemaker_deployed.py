@@ -421,13 +421,33 @@ def test_an_update_that_names_no_rate_stays_scaled_as_it_was(aws: FakeAws, capsy
     assert asked["RetainAllVariantProperties"]
     assert "Note: it stays scaled between 1 and 4, at 6000 requests a minute each: --requests-per-second" in told
     assert "instances: 1 × ml.m7i.large" in told
+    assert "A month: 88.33 USD with 1 instance, 353.32 USD with 4 instances." in told
 
 
 def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
-    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, "--instances", "3")
-    (target,) = aws.targets.values()
-    assert (target["MinCapacity"], target["MaxCapacity"]) == (3, 3)
+
+    def bounds() -> tuple[int, int]:
+        (target,) = aws.targets.values()
+        return target["MinCapacity"], target["MaxCapacity"]
+
+    update = ("deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
+    told = said(capsys, *update, "--instances", "3")
+    assert bounds() == (3, 3)
+    assert "scaled between 1 and 2, at 6000 requests a minute each, and will not be any more: it has 3 then" in told
+    said(capsys, *update)
+    assert bounds() == (3, 3)
+    made = len(aws.changed)
+    told = said(capsys, *update, "--instances", "1")
+    assert "Note: it stays scaled between 1 and 3" in told
+    assert "both fleets" not in told
+    assert "former configuration" not in told
+    assert aws.changed[made:] == ["register_scalable_target", "put_scaling_policy"]  # what it runs is the same
+    assert bounds() == (1, 3)
+    assert "there is nothing to change" in said(capsys, *update, "--instances", "1", code=2)
+    said(capsys, *update, "--instances", "2")
+    said(capsys, *update, "--instances", "1")
+    assert bounds() == (1, 3)
 
 
 @pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])

@@ -5,14 +5,15 @@ import errno
 import os
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 
+from loadtest.load import grpc_client
 from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
@@ -231,7 +232,7 @@ def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
             await until(lambda: not any(connection.has_room for connection in old))
             client.send(4)
             await until(lambda: any(4 in connection.indices.values() for connection in client.connections))
-            await until(lambda: len(client.connections) == len(opened) == 8)  # a place each
+            await until(lambda: client.send(5) or len(client.connections) == len(opened) == 8)  # a place each
             assert client.most_connections == 4
             client.expire(range(4))  # what they owe is given up: so they end
             await until(lambda: len(client.connections) == 4)
@@ -241,7 +242,8 @@ def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
     run(scenario)
 
 
-def test_connections_that_ended_are_replaced_while_others_have_room() -> None:
+def test_connections_that_ended_are_replaced_while_others_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_client, "_PAUSE_NS", 0)
     opened: list[asyncio.Transport] = []
 
     def begin(transport: asyncio.Transport) -> None:
@@ -260,42 +262,101 @@ def test_connections_that_ended_are_replaced_while_others_have_room() -> None:
             for transport in opened[1:]:
                 transport.abort()
             await until(lambda: len(client.connections) == 1)
-            client.send(0)
-            await until(lambda: len(client.connections) == 4 and len(opened) == 7)
+            await until(lambda: client.send(0) or (len(client.connections) == 4 and len(opened) == 7))
             assert (sent.done, sent.faults) == ([], [])
             await client.close()
 
     run(scenario)
 
 
-def test_a_target_that_lets_fewer_in_is_not_asked_with_every_request() -> None:
-    attempts: list[int] = []
+def test_a_connection_that_is_opened_beside_others_takes_requests_once_the_server_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_client, "_PAUSE_NS", 0)
+    opened: list[asyncio.Transport] = []
 
-    class OnlyOne(Dialler):
-        async def dial(self, protocol: Callable[[], Any]) -> Any:
-            attempts.append(len(attempts))
-            if len(attempts) > 1:
-                raise ConnectionRefusedError("one is enough")
-            return await super().dial(protocol)
+    def begin(transport: asyncio.Transport) -> None:
+        opened.append(transport)
+        if len(opened) <= 4:
+            transport.write(SETTINGS)
 
-    class Stays(Peer):
-        made = staticmethod(lambda transport: transport.write(SETTINGS))
+    class LetsFewerIn(Peer):
+        """It accepts those beyond, and may close them without a word."""
+
+        made = staticmethod(begin)
 
     async def scenario() -> None:
         sent = Sent()
-        async with listening(Stays) as port:
+        async with listening(LetsFewerIn) as port:
+            client = client_of("grpc", port, sent)
+            assert isinstance(client, GrpcClient)
+            await client.open(4)
+            await until(lambda: len(opened) == 4)
+            for transport in opened[1:]:
+                transport.abort()
+            await until(lambda: len(client.connections) == 1)
+            (first,) = client.connections
+            await until(lambda: client.send(0) or len(client.connections) == 2)
+            for index in range(1, REQUESTS):
+                client.send(index)
+                await asyncio.sleep(0)
+            assert len(opened) == 5  # one at a time
+            assert set(first.indices.values()) == set(range(REQUESTS))
+            opened[4].abort()
+            await until(lambda: client.send(1) or len(opened) == 6)
+            opened[5].write(SETTINGS)
+            await until(lambda: client.send(2) or any(each.indices for each in client.connections if each is not first))
+            assert (sent.done, sent.faults) == ([], [])
+            await client.close()
+
+    run(scenario)
+
+
+def test_a_target_that_lets_fewer_in_is_asked_less_and_less_often_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 0
+    monkeypatch.setattr(grpc_client, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    attempts: list[int] = []
+    full = True
+
+    class OnlyOne(Dialler):
+        async def dial(self, protocol: Callable[[], Any]) -> Any:
+            attempts.append(now_ns // 10**6)
+            if len(attempts) > 1 and full:
+                raise ConnectionRefusedError("one is enough")
+            return await super().dial(protocol)
+
+    class Answers(Peer):
+        made = staticmethod(lambda transport: transport.write(SETTINGS))
+
+        def data_received(self, data: bytes) -> None:
+            if b"grpc" in data:  # the first request over it
+                self.transport.write(headers(1, (b"grpc-status", b"0")))
+
+    async def scenario() -> None:
+        nonlocal now_ns, full
+        sent = Sent()
+        async with listening(Answers) as port:
             client = GrpcClient(OnlyOne("127.0.0.1", port, tls=False, timeout_s=5), authority="a", tls=False, requests=[b"x"],
                                 metadata=[], connections=4, log=RequestLog(REQUESTS), on_done=sent.on_done,
                                 on_fault=sent.on_fault, on_locked=sent.on_locked)  # fmt: skip
-            began_s = time.monotonic()
             await client.open(4)
-            for index in range(REQUESTS):
-                client.send(index)
+            client.send(0)
+            await sent.until(1)
+            for _ in range(400):
+                now_ns += 50_000_000
+                client.send(1)
                 for _ in range(4):
                     await asyncio.sleep(0)
-            in_time = 1 + (time.monotonic() - began_s) // 0.1
-            assert 4 < len(attempts) <= 4 + 3 * in_time
-            assert (len(client.connections), sent.done, sent.faults) == (1, [], [])
+            assert attempts == [0, 0, 0, 0, 50, 150, 350, 750, 1550, 3150, 6350, 12750, 19150]
+            assert (len(client.connections), sent.faults) == (1, [])
+            full = False
+            now_ns += 6_400_000_000
+            await until(lambda: client.send(2) or [each.answered for each in client.connections] == [True] * 4)
+            (*_, newest) = client.connections
+            newest.abort()
+            await until(lambda: len(client.connections) == 3)
+            await until(lambda: client.send(3) or len(client.connections) == 4)  # at once again
+            assert sent.faults == []
             await client.close()
 
     run(scenario)

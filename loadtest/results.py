@@ -6,6 +6,7 @@
 
 import re
 from dataclasses import dataclass, field, is_dataclass, replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args, get_type_hints
 
@@ -477,4 +478,16 @@ def read_run(path: str | Path) -> RunResult:
 
 def json_schema() -> dict[str, Any]:
     """The published JSON schema of a result file."""
-    return msgspec.json.schema(RunResult)
+    return schema_of(RunResult)
+
+
+def schema_of(document: type) -> dict[str, Any]:
+    """A JSON schema, alike for every version of msgspec: 0.22 leaves descriptions indented, and out the default of a dict."""
+    found = msgspec.json.schema(document)
+    for definition in found["$defs"].values():
+        if "description" in definition:
+            definition["description"] = cleandoc(definition["description"])
+        for field_schema in definition.get("properties", {}).values():
+            if field_schema.get("default") == {}:
+                del field_schema["default"]
+    return found

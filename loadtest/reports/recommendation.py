@@ -14,6 +14,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.prices.fleet import Fleet
 from loadtest.question.spec import RefusedCandidate
 from loadtest.reports.states import SIGNALS, RecommendationState
+from loadtest.results import schema_of
 from loadtest.search.curves import Cliff, CurvePoint, FrontPoint
 from loadtest.search.events import Measured, Timing
 
@@ -252,7 +253,7 @@ def held_points(report: CandidateReport) -> tuple[CurvePoint, ...]:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of `to_json`."""
-    return msgspec.json.schema(Recommendation)
+    return schema_of(Recommendation)
 
 
 def to_json(found: Recommendation) -> str:

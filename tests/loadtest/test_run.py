@@ -244,7 +244,7 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert path.read_bytes() == kept
     path.write_bytes(kept.replace(b"2026-11-28", b"2026\xce11-28"))
     assert main(["recover", str(path)]) == ExitCode.USAGE
-    assert "x.live: cannot be read: 'utf-8' codec" in capsys.readouterr().err
+    assert "x.live: cannot be read: " in capsys.readouterr().err
 
 
 def test_what_a_run_of_a_trace_had_measured_needs_no_trace(tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ async def measure(http: str) -> tuple[np.ndarray, int]:
 def show_metrics(http: str) -> None:
     with urllib.request.urlopen(f"http://{http}/metrics", timeout=10) as response:
         for line in response.read().decode().splitlines():
-            if line.startswith(("gateway_requests_total", "gateway_batches_total")) and "minilm-text" in line:
+            counts = line.startswith(("gateway_requests_total", "gateway_batches_total")) and "minilm-text" in line
+            if counts and not line.endswith(" 0"):
                 print(f"  {line}")
 
 

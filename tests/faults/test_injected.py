@@ -19,12 +19,11 @@ import numpy as np
 import orjson
 import psutil
 import pytest
-import uvloop
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.config import parse_config
 from gateway.ingress import Ingress, Ports
+from tests.faults.hosted import hosted
 from tests.grpc_server.serving import infer_request
 
 pytestmark = pytest.mark.slow
@@ -148,21 +147,8 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    loop = uvloop.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def start() -> tuple[Ingress, Ports]:
-        ingress = Ingress(parse_config(CONFIG, source="test"), run_dir=tmp_path_factory.mktemp("run"))
-        return ingress, await ingress.start()
-
-    ingress, ports = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)
-    yield Served(ingress, ports, loop)
-    asyncio.run_coroutine_threadsafe(ingress.drain(), loop).result(TIMEOUT_S)  # in time, after all that
-    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(TIMEOUT_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(TIMEOUT_S)
-    loop.close()
+    with hosted(CONFIG, tmp_path_factory.mktemp("run")) as served:
+        yield Served(*served)
 
 
 class Injected:

@@ -3,27 +3,24 @@
 And what is counted stands at 0 before: a rate sees no step from nothing.
 """
 
-import asyncio
 import contextlib
 import gzip
 import http.client
 import logging
 import re
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
-import uvloop
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.config import parse_config
-from gateway.ingress import Ingress, Ports
+from gateway.ingress import Ports
 from gateway.wire.http2_frames import END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame
 from gateway.wire.http2_headers import header_block
+from tests.faults.hosted import hosted
 from tests.grpc_server.odd_bytes import FIELDS
 
 Ask = Callable[[service_pb2_grpc.GRPCInferenceServiceStub, int], None]
@@ -63,21 +60,8 @@ OF_REST = {
 
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
-    loop = uvloop.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def start() -> tuple[Ingress, Ports]:
-        ingress = Ingress(parse_config(CONFIG, source="test"), run_dir=tmp_path_factory.mktemp("run"))
-        return ingress, await ingress.start()
-
-    ingress, ports = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)
-    yield ports
-    asyncio.run_coroutine_threadsafe(ingress.drain(), loop).result(TIMEOUT_S)
-    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(TIMEOUT_S)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(TIMEOUT_S)
-    loop.close()
+    with hosted(CONFIG, tmp_path_factory.mktemp("run")) as (_, ports, _):
+        yield ports
 
 
 def scraped(ports: Ports) -> str:

@@ -205,21 +205,25 @@ SETTINGS = frame(4, 0, 0)
 GO_AWAY = frame(7, 0, 0, struct.pack(">II", 2**31 - 1, 0))
 
 
+def greeting(opened: list[asyncio.Transport], first: int = REQUESTS) -> type[Peer]:
+    """Notes its connections, and begins to speak HTTP/2 over the first of them."""
+
+    class Greets(Peer):
+        @staticmethod
+        def made(transport: asyncio.Transport) -> None:
+            opened.append(transport)
+            if len(opened) <= first:
+                transport.write(SETTINGS)
+
+    return Greets
+
+
 def test_a_connection_that_goes_away_leaves_its_place_to_another() -> None:
     opened: list[asyncio.Transport] = []
 
-    def begin(transport: asyncio.Transport) -> None:
-        opened.append(transport)
-        transport.write(SETTINGS)
-
-    class Leaves(Peer):
-        """Each owes an answer for ever, as one to a request that takes long."""
-
-        made = staticmethod(begin)
-
     async def scenario() -> None:
         sent = Sent()
-        async with listening(Leaves) as port:
+        async with listening(greeting(opened)) as port:  # which owes each its answer for ever
             client = client_of("grpc", port, sent)
             assert isinstance(client, GrpcClient)
             await client.open(4)
@@ -246,16 +250,9 @@ def test_connections_that_ended_are_replaced_while_others_have_room(monkeypatch:
     monkeypatch.setattr(grpc_client, "_PAUSE_NS", 0)
     opened: list[asyncio.Transport] = []
 
-    def begin(transport: asyncio.Transport) -> None:
-        opened.append(transport)
-        transport.write(SETTINGS)
-
-    class Stays(Peer):
-        made = staticmethod(begin)
-
     async def scenario() -> None:
         sent = Sent()
-        async with listening(Stays) as port:
+        async with listening(greeting(opened)) as port:
             client = client_of("grpc", port, sent)
             await client.open(4)
             await until(lambda: len(opened) == 4)
@@ -275,19 +272,9 @@ def test_a_connection_that_is_opened_beside_others_takes_requests_once_the_serve
     monkeypatch.setattr(grpc_client, "_PAUSE_NS", 0)
     opened: list[asyncio.Transport] = []
 
-    def begin(transport: asyncio.Transport) -> None:
-        opened.append(transport)
-        if len(opened) <= 4:
-            transport.write(SETTINGS)
-
-    class LetsFewerIn(Peer):
-        """It accepts those beyond, and may close them without a word."""
-
-        made = staticmethod(begin)
-
     async def scenario() -> None:
         sent = Sent()
-        async with listening(LetsFewerIn) as port:
+        async with listening(greeting(opened, first=4)) as port:  # it may close those beyond without a word
             client = client_of("grpc", port, sent)
             assert isinstance(client, GrpcClient)
             await client.open(4)

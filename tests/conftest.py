@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from tests.file_scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
+
 # No test reads the prices that the user of this machine has fetched, nor leaves any.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the process that started it
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")

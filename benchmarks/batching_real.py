@@ -208,8 +208,9 @@ def summary(slo: float, names: list[str], found: dict[str, Any], arguments: argp
             best = max(means, key=means.__getitem__)
             both = sorted(ours.keys() & runs[best].keys())
             mine, theirs = [ours[at] for at in both], [runs[best][at] for at in both]
-            ratios = [one / other if other else math.inf for one, other in zip(mine, theirs, strict=True)]
-            half = _T.get(len(both), 2.4) * statistics.stdev(ratios) / math.sqrt(len(both)) if len(both) > 1 else math.nan
+            ratios = [one / other for one, other in zip(mine, theirs, strict=True) if other]  # none where the other had 0
+            count = len(ratios)
+            half = _T.get(count, 2.4) * statistics.stdev(ratios) / math.sqrt(count) if count > 1 else math.nan
             ratio = sum(mine) / sum(theirs) if sum(theirs) else math.inf
             print(
                 f"{arrivals:8} {load:6} {best:14} {statistics.mean(theirs):6.1%} {statistics.mean(mine):6.1%} {ratio:7.1%} "
@@ -231,7 +232,12 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="the figures as JSON; what it has already is not measured again")
     arguments = parser.parse_args()
     batching = settings([int(n) for n in arguments.rows.split(",")], [float(n) for n in arguments.delays.split(",")])
-    found = json.loads(arguments.keep.read_text()) if arguments.keep and arguments.keep.exists() else {}
+    found: dict[str, Any] = {"settings": {"lengths": arguments.lengths, "seconds": arguments.seconds}}
+    if arguments.keep and arguments.keep.exists():
+        kept = json.loads(arguments.keep.read_text())
+        if kept["settings"] != found["settings"]:
+            parser.error(f"{arguments.keep}: is of {kept['settings']}, expected {found['settings']}: name another file")
+        found = kept
     with tempfile.TemporaryDirectory() as temporary:
         for slo in arguments.slo_t1 or [arguments.slo_ms]:
             measured(slo, batching, found, arguments, Path(temporary))

@@ -349,8 +349,12 @@ def tables(result: dict[str, Any]) -> str:
     for lead in ranked:
         by_case.setdefault(lead.case, {})[lead.figure] = lead
     lines = [f"{len(cases)} cases, {result['seeds']} seeds of {result['requests']} requests, {result['date']}.", ""]
-    lines += [f"{len(lost)} figures of {len({lead.case for lead in lost})} cases are lost by more than {AHEAD:g} points.", ""]
-    lines += ["| case | figure | rule ahead | by | at least |", "|---|---|---|---|---|"]
+    if ranked:  # not where only ours was run
+        lines += [
+            f"{len(lost)} figures of {len({lead.case for lead in lost})} cases are lost by more than {AHEAD:g} points.",
+            "",
+        ]
+        lines += ["| case | figure | rule ahead | by | at least |", "|---|---|---|---|---|"]
     closest = [lead for lead in ranked if lead not in lost][:5]
     for lead in lost + closest:
         mark = "" if lead in lost else " (close)"
@@ -428,9 +432,10 @@ def _quarters(counts: Sequence[np.ndarray], end: int) -> str:
 def contest(options: argparse.Namespace) -> dict[str, Any]:
     """Measure case by case, and write the file after each; what a file of the same settings has already is not run again."""
     settings = {key: vars(options)[key] for key in ("grid", "seeds", "requests", "trace", "quartiles")}
-    result: dict[str, Any] = {**settings, "date": "", "cases": []}
+    kept = {**settings, "ours": options.ours}
+    result: dict[str, Any] = {**kept, "date": "", "cases": []}
     if options.out.exists():
-        result = _read(options.out, settings)
+        result = _read(options.out, kept)
     rivals = {case["name"]: case["rules"] for case in _read(options.rivals, settings)["cases"]} if options.rivals else {}
     cases = [draw(GRIDS[options.grid], number, options.trace) for number in options.only or range(options.cases)]
     place = {case.name: case.number for case in cases}
@@ -471,13 +476,18 @@ def main(arguments: Iterable[str]) -> None:
     parser.add_argument("--kind", default="", help="only cases of this kind, as the table names it: 'SLO up to 3 t(1)'")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="only the cases of these numbers")
     parser.add_argument("--trace")
-    parser.add_argument("--out", type=Path, default=Path("contest.json"))
+    parser.add_argument("--out", type=Path, help="contest.json, or contest- and the settings that are not the defaults")
     parser.add_argument("--rivals", type=Path, help="a result of the same settings, whose rivals are not measured again")
     parser.add_argument("--ours", action="store_true", help="only ours: the table tells no leads then")
     parser.add_argument("--quartiles", action="store_true", help="who is served, by length, in the cases with an SLO")
     parser.add_argument("--jobs", type=int, default=1, help="cases that are measured at once")
     parser.add_argument("--table", type=Path, help="only print the tables of this file")
     options = parser.parse_args(list(arguments))
+    if options.out is None:
+        named = [name for name in ("grid", "seeds", "requests") if vars(options)[name] != parser.get_default(name)]
+        other = [f"{name}-{vars(options)[name]}" for name in named]
+        other += [name for name in ("ours", "quartiles") if vars(options)[name]]
+        options.out = Path("-".join(("contest", *other)) + ".json")
     result = json.loads(options.table.read_text()) if options.table else contest(options)
     print(quartile_table(result) if result.get("quartiles") else tables(result))
 

@@ -326,13 +326,17 @@ if __name__ == "__main__":
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for server in ("gateway", "bentoml", "litserve"):
+    parser.add_argument("--gateway", type=Path, metavar="ENV", required=True, help="the environment with the gateway")
+    for server in ("bentoml", "litserve"):
         parser.add_argument(f"--{server}", type=Path, metavar="ENV", help=f"the environment with {server}; left out: not run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=[case.name for case in CASES])
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
     environments = {name: path.absolute() for name in ("gateway", "bentoml", "litserve") if (path := getattr(arguments, name))}
+    for server, environment in environments.items():
+        if not (environment / "bin/python").exists():
+            parser.error(f"--{server}: {environment} is no environment: it has no bin/python")
     found = []
     for case in CASES:
         if arguments.only and case.name not in arguments.only:

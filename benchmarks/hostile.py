@@ -305,6 +305,9 @@ def main() -> int:
 def attack_all(arguments: argparse.Namespace, modules: Sequence[ModuleType], authority: Authority | None) -> int:
     """Returns the exit code."""
     wanted = arguments.only.split(",")
+    if not any(word in title for module in modules for title, _ in attacks(module) for word in wanted):
+        print(f"--only: got {arguments.only!r}, expected words of attacks' names, with commas between", file=sys.stderr)
+        return 2
     found: dict[str, Delays] = {}
     idle: list[Delays] = []
     failed: list[str] = []  # attacks that did not come to their end

@@ -43,6 +43,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--mib", type=int, default=1024)
     arguments = parser.parse_args()
+    if not (arguments.environment / "bin/gateway").exists():
+        parser.error(f"ENV: {arguments.environment} has no bin/gateway: `make sbom` makes build/image")
     sizes = installed(arguments.environment)
     print(f"installed: {sum(sizes.values()) / MIB:.0f} MiB")
     print("\n".join(f"  {name:24} {size / MIB:6.1f}" for name, size in sizes.most_common(12)))

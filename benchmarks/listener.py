@@ -1,6 +1,6 @@
 """The bare HTTP listener against well-kept servers: the same POST of 150 bytes, the same answer, nothing behind them.
 
-    python benchmarks/listener.py --connections 1 64 --seconds 5 [--granian PYTHON]
+    python -m benchmarks.listener --connections 1 64 --seconds 5 [--granian PYTHON]
 
 Needs `wrk`. Each server is one process on the first core this process may use, wrk has the others. --granian names an
 interpreter that has granian (it is no dependency of the project); uvicorn comes with ray[serve]. Rounds alternate between

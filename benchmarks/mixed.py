@@ -24,6 +24,7 @@ from statistics import mean, stdev
 from typing import Final, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from benchmarks.cases import JUDGING, MS, TUNING, seed_of
 from gateway.batching.adaptive import Adaptive
@@ -280,9 +281,10 @@ def served(case: Case, setting: Setting, stream: int, seed: int, seconds: float,
 
 
 def told(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Means of both, and ours as a share of theirs: the mean, and half the width of its 95 % interval (t of eight: 2.4)."""
+    """Means of both, and ours as a share of theirs: the mean, and half the width of its 95 % interval (Student's t)."""
     ratios = [100 * one / other for one, other in zip(ours, theirs, strict=True) if other]
-    half = 2.4 * stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
+    seeds = len(ratios)
+    half = float(special.stdtrit(seeds - 1, 0.975)) * stdev(ratios) / math.sqrt(seeds) if seeds > 1 else math.nan
     share = f"{mean(ratios):.1f}±{half:.1f} %" if ratios else "-"
     return f"{mean(ours):.1f} / {mean(theirs):.1f}, {share}"
 

@@ -244,7 +244,7 @@ def check(server: Server, protocol: str) -> None:
         raise SystemExit(f"{server.name} {protocol}: wrong answer {got}, expected {expected}")
 
 
-def drive(server: Server, protocol: str, connections: int, seconds: float, directory: Path) -> Figure:
+def drive(server: Server, protocol: str, connections: int, seconds: int, directory: Path) -> Figure:
     body, headers = bodies()[protocol]
     before = cpu_s(server)
     rps, p50, p99, errors, requests = (_h2load if protocol == "grpc" else _wrk)(
@@ -255,7 +255,7 @@ def drive(server: Server, protocol: str, connections: int, seconds: float, direc
 
 
 def _wrk(
-    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: float, directory: Path
+    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: int, directory: Path
 ) -> tuple[float, float, float, int, int]:
     script = directory / "post.lua"
     quoted = "".join(f"\\{byte:03d}" for byte in body)
@@ -268,7 +268,7 @@ def _wrk(
     )
     script.write_text("\n".join(lines))
     url = f"http://127.0.0.1:{server.http_port}{PATH}"
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "10s", "-s", str(script), url]
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s", "-s", str(script), url]
     output = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=True).stdout
     found = re.search(r"FIGURES (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", output)
     if found is None:
@@ -278,13 +278,13 @@ def _wrk(
 
 
 def _h2load(
-    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: float, directory: Path
+    server: Server, body: bytes, headers: dict[str, str], connections: int, seconds: int, directory: Path
 ) -> tuple[float, float, float, int, int]:
     data, log = directory / "message.bin", directory / "h2load.log"
     data.write_bytes(body)
     log.unlink(missing_ok=True)
     command = [
-        "h2load", "-t1", f"-c{connections}", "-m1", f"-D{max(1, round(seconds))}", "-d", str(data), f"--log-file={log}",
+        "h2load", "-t1", f"-c{connections}", "-m1", f"-D{seconds}", "-d", str(data), f"--log-file={log}",
         "-H", "content-type: application/grpc", "-H", "te: trailers", "-H", "application: grpc",
         f"http://127.0.0.1:{server.grpc_port}/inference.GRPCInferenceService/ModelInfer",
     ]  # fmt: skip
@@ -307,14 +307,14 @@ STATIONS = (
 )
 
 
-def stations(server: Server, connections: int, seconds: float, directory: Path, cpu_us: float) -> dict[str, float]:
+def stations(server: Server, connections: int, seconds: int, directory: Path, cpu_us: float) -> dict[str, float]:
     """Microseconds of CPU per request by station, from py-spy's samples of the process under load.
 
     A sample belongs to the innermost frame of ours; what has none is the event loop, the kernel and the C libraries under it.
     """
     (busiest,) = sorted(server.processes, key=lambda process: sum(process.cpu_times()[:2]))[-1:]
     out = directory / "stacks.txt"
-    command = [str(PY_SPY), "record", "--pid", str(busiest.pid), "--duration", str(round(seconds)), "--rate", "200"]
+    command = [str(PY_SPY), "record", "--pid", str(busiest.pid), "--duration", str(seconds), "--rate", "200"]
     command += ["--format", "raw", "--output", str(out), "--nonblocking"]
     spy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     drive(server, "rest-json", connections, seconds + 1, directory)
@@ -350,7 +350,7 @@ def serve_bare(port: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
+    parser.add_argument("--seconds", type=int, default=6, help="of each measurement: wrk and h2load take whole ones")
     parser.add_argument("--only", default="bare,plain,embedded,replicas,serve", help="servers, comma separated")
     parser.add_argument("--protocols", default=",".join(PROTOCOLS))
     parser.add_argument("--connections", default=",".join(map(str, CONNECTIONS)))
@@ -385,7 +385,7 @@ def main() -> int:
                             )
                     if name == "plain" and not number and PY_SPY.exists() and "rest-json" in arguments.protocols:
                         cpu_us = next(f.cpu_us for f in reversed(figures) if f.protocol == "rest-json" and f.server == name)
-                        shares = stations(server, 64, min(arguments.seconds, 6.0), directory, cpu_us)
+                        shares = stations(server, 64, min(arguments.seconds, 6), directory, cpu_us)
     report(figures, shares)
     if arguments.json:
         arguments.json.write_text(json.dumps({"figures": [asdict(f) for f in figures], "stations_us": shares}, indent=1))

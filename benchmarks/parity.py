@@ -22,6 +22,8 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="where to put the table of differences")
     arguments = parser.parse_args()
     cases = [case for case in CASES if arguments.only in case.name]
+    if not cases:
+        parser.error(f"--only: got {arguments.only!r}, expected a part of a case's name, such as {CASES[0].name!r}")
     with tempfile.TemporaryDirectory(prefix="parity-") as directory, both_servers(Path(directory)) as servers:
         clients = {kind: {name: Client(kind, server) for name, server in servers.items()} for kind in CLIENTS}
         equal, deliberate, unexplained = 0, [], 0

@@ -11,9 +11,10 @@ those of benchmarks/peer_servers.py, each in an environment of its own under --e
 before it is measured. Loads: wrk (REST) and h2load (gRPC), closed loop. minilm: see benchmarks/peers_minilm.py. The servers
 take turns in each round, started anew, and each round begins with another.
 
-What was measured is kept in the folder --results after every server, and a later command goes on from there: so a run can be
-made in pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts, and the least and the most
-stand beside it. Client and server share the machine, so only ratios mean something. `linear` needs `wrk` and `h2load`.
+What was measured is kept in the folder --results after every server, and a later command of the same commit and seconds goes on
+from there: so a run can be made in pieces. --until ends a piece in time. Ratios are of one round each: the middle one counts,
+and the least and the most stand beside it. Client and server share the machine, so only ratios mean something. `linear` needs
+`wrk` and `h2load`.
 """
 
 import argparse
@@ -167,7 +168,7 @@ def right(port: int) -> bool:
     return True
 
 
-def measure(name: str, environments: Path, seconds: float) -> list[Figure]:
+def measure(name: str, environments: Path, seconds: int) -> list[Figure]:
     """One round of one server."""
     found: list[Figure] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -177,7 +178,7 @@ def measure(name: str, environments: Path, seconds: float) -> list[Figure]:
             for protocol in protocols:
                 if name not in INSTALLED:  # whose answer was checked as it started
                     check(server, protocol)
-                drive(server, protocol, 8, 1.0, directory)  # warm
+                drive(server, protocol, 8, 1, directory)  # warm
             for protocol, connections in LOADS:
                 if protocol in protocols:
                     found.append(drive(server, protocol, connections, seconds, directory))
@@ -188,7 +189,7 @@ def stopped(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through the blocks that end what was started
 
 
-def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path, ends: float, kept: Path, ours: str) -> str:
+def linear(names: Sequence[str], rounds: int, seconds: int, environments: Path, ends: float, kept: Path, ours: str) -> str:
     """Measure what is not in `kept` yet, and give the tables. ends: by time.monotonic(), nothing is started after it.
 
     ours: whose figures are divided by the others'.
@@ -210,7 +211,7 @@ def linear(names: Sequence[str], rounds: int, seconds: float, environments: Path
 
 
 def minilm(
-    names: Sequence[str], parts: Sequence[Part], rounds: int, seconds: float, environments: Path, ends: float, kept: Path,
+    names: Sequence[str], parts: Sequence[Part], rounds: int, seconds: int, environments: Path, ends: float, kept: Path,
     asked: dict[str, float],
 ) -> tuple[str, str]:  # fmt: skip
     """As `linear`. asked: by server, the rate to prove. Gives the tables and the plot."""
@@ -252,7 +253,7 @@ def minilm(
     return "\n\n".join(filter(None, tables)), peer_tables.plot(runs)
 
 
-def measuring(runs: Sequence[Run], environments: Path, seconds: float) -> Measuring:
+def measuring(runs: Sequence[Run], environments: Path, seconds: int) -> Measuring:
     """With the batches that did best so far."""
     best = {name: max(rates, key=lambda rows: rates[rows]) for name, rates in peer_tables.tuned(runs).items()}
     return Measuring(environments, seconds, best, told)
@@ -275,6 +276,12 @@ def first_share(runs: Sequence[Run], name: str, number: int) -> float:
     return 0.75 * shares.get(number, statistics.median(shares.values())) if shares else FIRST
 
 
+def commit() -> str:
+    """Of this working tree, whose gateway is measured."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "no-commit"
+
+
 def turned(names: Sequence[str], number: int) -> list[str]:
     """Each round begins with another."""
     turn = number % max(1, len(names))
@@ -293,9 +300,12 @@ def main() -> int:
         "--proof", nargs="+", default=[], metavar="SERVER=RATE", help="rates of minilm to prove, after all else"
     )
     parser.add_argument("--rounds", type=int, help="3, if nothing else is asked for")
-    parser.add_argument("--seconds", type=float, help="of each load: 3 on linear, 8 on minilm")
+    parser.add_argument("--seconds", type=int, help="of each load: 3 on linear, 8 on minilm")
     parser.add_argument("--until", type=float, default=float("inf"), help="start nothing after so many seconds")
-    parser.add_argument("--results", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers-results"))
+    parser.add_argument(
+        "--results", type=Path, default=Path(tempfile.gettempdir(), "gateway-peers-results"),
+        help="what is kept there, of this commit and as many seconds, is not measured again",
+    )  # fmt: skip
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables and the plot there")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, stopped)
@@ -313,21 +323,22 @@ def main() -> int:
             print(f"{name}: {reason}", flush=True)
         else:
             present.append(name)
-    arguments.results.mkdir(parents=True, exist_ok=True)
+    results = arguments.results / commit()
+    results.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + arguments.until
     written: dict[str, str] = {}
     if "linear" in arguments.models:
         names = [name for name in PEERS if name in present]
-        kept = arguments.results / "linear.json"
-        written["linear.md"] = linear(
-            names, rounds, arguments.seconds or 3.0, arguments.environments, ends, kept, arguments.ours
-        )
+        seconds = arguments.seconds or 3
+        kept = results / f"linear-{seconds}s.json"
+        written["linear.md"] = linear(names, rounds, seconds, arguments.environments, ends, kept, arguments.ours)
     if "minilm" in arguments.models:
         names = [name for name in NAMES if name in present]
-        kept = arguments.results / "minilm.json"
+        seconds = arguments.seconds or 8
+        kept = results / f"minilm-{seconds}s.json"
         asked = {name: float(rate) for name, _, rate in (each.partition("=") for each in arguments.proof)}
         written["minilm.md"], written["peers-minilm.svg"] = minilm(
-            names, arguments.parts, rounds, arguments.seconds or 8.0, arguments.environments, ends, kept, asked
+            names, arguments.parts, rounds, seconds, arguments.environments, ends, kept, asked
         )
     print(f"\n{os.cpu_count()} cores, client included.")
     for name, text in written.items():

@@ -145,6 +145,8 @@ def main() -> None:
     parser.add_argument("--model", action="store_true")
     arguments = parser.parse_args()
     if arguments.model:
+        if arguments.ingress_us is None or arguments.behind_us is None:
+            parser.error("--model needs --ingress-us and --behind-us, as a run without it prints them")
         model(arguments.ingress_us, arguments.behind_us, arguments.connections)
         return
     found: dict[int, list[Round]] = {1: [], 2: []}

@@ -105,7 +105,7 @@ def _config(policy: str, url: str, *, only: str = "") -> Config:
         "routing": {"policy": policy},
         "backends": [backend for backend in backends if only in ("", backend.get("name", backend["kind"]))],
     }
-    return parse_config({"server": {"http_port": None, "grpc_port": None}, "models": [model]}, source="benchmark")
+    return parse_config({"server": {"http_port": 0, "grpc_port": 0}, "models": [model]}, source="benchmark")
 
 
 class _Client:
@@ -218,6 +218,6 @@ def _counted(ingress: Ingress) -> Counter[tuple[str, str]]:
             backend = sample.labels.get("backend", "")
             if sample.name == "gateway_batch_rows_sum":
                 counted[backend, "rows"] += sample.value  # type: ignore[assignment]  # a count, kept as a float
-            elif sample.name == "gateway_busy_usd_total":
+            elif sample.name == "gateway_cost_usd_total" and sample.labels["state"] == "busy":
                 counted[backend, "usd"] += sample.value  # type: ignore[assignment]
     return counted

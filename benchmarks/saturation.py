@@ -34,6 +34,7 @@ import uvloop
 from benchmarks.lengths import LENGTHS
 from benchmarks.minilm_servers import NAMES, Setting, reference, serving
 from benchmarks.overhead import Server, cpu_s
+from benchmarks.peers import absent
 from benchmarks.peers_minilm import Sessions, go_on, payload_of, spec_of, stop, warm
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec
@@ -172,6 +173,9 @@ def main() -> None:
     parser.add_argument("--until", type=float, default=float("inf"), help="start no round after so many seconds")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through the blocks that end what was started
+    for name in arguments.peers:
+        if reason := absent(name, arguments.environments):
+            parser.error(f"--peers: {name}: {reason}")
     ends = time.monotonic() + arguments.until
     rounds: dict[str, list[Round]] = {name: [] for name in arguments.peers}
     with contextlib.ExitStack() as opened:

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import gzip
 import http.client
 import json
 import os
@@ -187,14 +186,14 @@ class Asked(NamedTuple):
 
 
 def scraped(port: int, compressed: bool) -> tuple[Asked, int]:
-    """In a process of its own: to read so much must not hold up the clients. Gives the bytes as well."""
+    """In a process of its own: to read so much must not hold up the clients. Gives the bytes that came as well."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     begun = time.perf_counter()
     connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"} if compressed else {})
     body = connection.getresponse().read()
     asked = Asked(begun, time.perf_counter())
     connection.close()
-    return asked, len(gzip.decompress(body)) if compressed else len(body)
+    return asked, len(body)
 
 
 async def measure(ports: Sequence[int], models: int, scrapes: int, compressed: bool) -> None:

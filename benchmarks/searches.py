@@ -236,9 +236,8 @@ def main() -> int:
         for number, short in enumerate(shorts, 1):
             text, share = compared(short, long, [*shorts[:-1], long])  # the longer one holds the last
             print(f"  {number}: {text}", flush=True)
-            if name == "slow":
-                faults += short["state"] != long["state"]
-            else:
+            faults += short["state"] != long["state"]
+            if name != "slow":
                 total, good = total + 1, good + (share >= GOOD)
     print(f"proven at {GOOD:g} of the peak or more: {good} of {total}; other faults: {faults}")
     return 0 if good >= OF_ALL * total and not faults else 1

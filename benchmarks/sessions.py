@@ -1,6 +1,6 @@
 """Time the backends of a configuration's models bare: one session, no gateway, batches of rows × length.
 
-    python benchmarks/sessions.py configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml
+    python -m benchmarks.sessions configs/examples/minilm.yaml configs/examples/minilm-cpu.yaml
 
 One line per model: p50 in ms of each rows × length, and the megabytes of its weights. With --cpu: of the CPU time of the
 session's own thread, which is steadier on a machine that is not idle, and right where sessions have one thread.

@@ -313,7 +313,8 @@ def neighbour(seconds: float, share: float) -> None:
     for name, (best, then) in peak.items():
         print(f"{name}: passes up to {best:.0f}/s, then {then}")
     (quiet, _), (noisy, then) = peak["quiet"], peak["noisy"]
-    print("within 5 %, or INVALID: " + ("yes" if noisy >= 0.95 * quiet or then == "INVALID" else "no"))
+    kept = "yes" if noisy >= 0.95 * quiet or then == "INVALID" else "no"
+    print("within 5 %, or INVALID: " + (kept if quiet else "not measured, as no quiet run passed"))
 
 
 def cost(seconds: float) -> None:

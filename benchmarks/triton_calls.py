@@ -22,7 +22,7 @@ import uvloop
 
 from backends.base import ModelSpec, TensorSpec
 from backends.triton import TritonModel, TritonSession
-from backends.triton_connection import TritonConnection
+from backends.triton_connection import Metadata, TritonConnection
 from gateway.batching.batch import Batch, Part
 from gateway.clock import LoopClock
 from gateway.config import Triton
@@ -107,7 +107,8 @@ def by_pool(pool: WorkerPool) -> Call:
         batch = Batch(parts=[Part(request, 0, 8)], rows=8, padded_rows=8, reason="", closed_ns=now_ns)
         ended: asyncio.Future[Execution] = loop.create_future()
         pool.start(batch, lambda _, execution: ended.set_result(execution))
-        assert (await ended).error is None
+        if (error := (await ended).error) is not None:
+            raise error
 
     return call
 
@@ -130,8 +131,8 @@ def by_aio(url: str) -> Call:
     return call
 
 
-def infer_by_future(connection: TritonConnection, request: Any, timeout_s: float) -> Any:
-    return connection.stub.ModelInfer.future(request, timeout=timeout_s).result()
+def infer_by_future(connection: TritonConnection, request: Any, timeout_s: float, metadata: Metadata = ()) -> Any:
+    return connection.stub.ModelInfer.future(request, timeout=timeout_s, metadata=metadata).result()
 
 
 async def measure(calls: list[Call], array: np.ndarray, seconds: float) -> tuple[float, list[float]]:

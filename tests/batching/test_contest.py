@@ -144,13 +144,21 @@ def test_ours_alone_has_a_table_without_leads() -> None:
     result = {"seeds": 1, "requests": 60, "date": "2026-01-01", "cases": [measure(replace(PLAIN, slo_ns=None), 60, [0], {})]}
     assert leads(result) == []
     assert "| plain |" in tables(result)
+    assert "are lost" not in tables(result)
 
 
-def test_a_case_is_measured_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "found.json"
-    main(["--only", "23", "--ours", "--seeds", "1", "--requests", "50", "--out", str(out)])
+def test_a_case_is_measured_by_its_number_and_ours_alone_is_not_taken_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = ["--only", "23", "--ours", "--seeds", "1", "--requests", "50"]
+    main(alone)
+    (out,) = tmp_path.iterdir()
+    assert out.name == "contest-seeds-1-requests-50-ours.json"
     assert [case["name"][:3] for case in json.loads(out.read_text())["cases"]] == ["23:"]
     assert "| 23:" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="is of other settings"):
+        main([*(word for word in alone if word != "--ours"), "--out", str(out)])
 
 
 def test_rivals_that_are_known_are_not_measured_again() -> None:

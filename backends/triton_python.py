@@ -44,6 +44,11 @@ _REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL:
     pb_utils.ErrorCode.ALREADY_EXISTS: "already_exists",
     pb_utils.ErrorCode.CANCELLED: "cancelled",
 }
+# Source: Triton's extension_sequence.md.
+_FLAGS: Final = {
+    "sequence_start": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "sequence_end": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+}
 
 
 def lend_utils() -> None:
@@ -109,10 +114,20 @@ class _Adapter:
     ) -> pb_utils.InferenceRequest:
         tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
         told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
+        correlation_id = _correlation_id(told.pop("sequence_id", 0))
+        flags = sum(flag for name, flag in _FLAGS.items() if _is_set(name, told.pop(name, False)))
         timeout_us = 0
         if DEADLINE_NS in parameters:
             timeout_us = max(1, (int(str(parameters[DEADLINE_NS])) - time.monotonic_ns()) // 1000)
-        return pb_utils.InferenceRequest(tensors, self._outputs, parameters=told, timeout=timeout_us, sender=sender)
+        return pb_utils.InferenceRequest(
+            tensors,
+            self._outputs,
+            parameters=told,
+            correlation_id=correlation_id,
+            flags=flags,
+            timeout=timeout_us,
+            sender=sender,
+        )
 
     def close(self) -> None:
         if hasattr(self._model, "finalize"):
@@ -193,6 +208,22 @@ class DecoupledAdapter(_Adapter):
                 else:
                     future.set_result(None)
                 del task, call, future
+
+
+def _correlation_id(sequence_id: object) -> int | str:
+    """Raises: InputRefused."""
+    if isinstance(sequence_id, str):
+        return sequence_id
+    if isinstance(sequence_id, bool) or not isinstance(sequence_id, int):
+        raise InputRefused(f"parameter 'sequence_id': got {sequence_id!r}, expected an integer or a string")
+    return sequence_id % 2**64  # it has no sign; gRPC's int64_param, in which clients send it, has one
+
+
+def _is_set(name: str, value: object) -> bool:
+    """Raises: InputRefused."""
+    if not isinstance(value, bool):
+        raise InputRefused(f"parameter '{name}': got {value!r}, expected true or false")
+    return value
 
 
 def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:

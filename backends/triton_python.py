@@ -16,6 +16,7 @@ Source: README of triton-inference-server/python_backend.
 import asyncio
 import contextlib
 import importlib.util
+import inspect
 import json
 import queue
 import sys
@@ -83,6 +84,7 @@ class _Adapter:
     def __init__(self, theirs: Any, file: Path) -> None:
         """file: MODEL/VERSION/model.py."""
         self._model = theirs()
+        self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
         config = model_config(_config_of(file))
         name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
@@ -101,13 +103,18 @@ class _Adapter:
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
-        responses = self._model.execute([self._request(inputs, parameters)])
+        responses = self._executed(self._request(inputs, parameters))
         if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
             raise ExecutionFailed(
                 "execute: expected a list of one response for one request; only a model whose config.pbtxt says `decoupled` "
                 "may answer otherwise"
             )
         return _outputs_of(responses[0])
+
+    def _executed(self, request: pb_utils.InferenceRequest) -> Any:
+        """What `execute` returns, in the end."""
+        given = self._model.execute([request])
+        return self._runner.run(given) if inspect.iscoroutine(given) else given
 
     def _request(
         self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender | None = None
@@ -130,8 +137,9 @@ class _Adapter:
         )
 
     def close(self) -> None:
-        if hasattr(self._model, "finalize"):
-            self._model.finalize()
+        with contextlib.closing(self._runner):
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
 
 
 class DecoupledAdapter(_Adapter):
@@ -180,10 +188,7 @@ class DecoupledAdapter(_Adapter):
             # Held while `execute` runs: what that raises is told first. Behind it, a model that keeps no sender has let go.
             sender = pb_utils.ResponseSender(responses)
             try:
-                given = self._model.execute([self._request(inputs, parameters, sender)])
-                if asyncio.iscoroutine(given):
-                    given = self._loop.run_until_complete(given)
-                if given is not None:
+                if self._executed(self._request(inputs, parameters, sender)) is not None:
                     raise ExecutionFailed("execute: the model is decoupled: expected None, its responses go to the sender")
             except BaseException as exc:
                 responses.fail(exc)
@@ -198,16 +203,15 @@ class DecoupledAdapter(_Adapter):
         return future
 
     def _main(self) -> None:
-        with contextlib.closing(asyncio.new_event_loop()) as self._loop:
-            while (task := self._calls.get()) is not None:
-                call, future = task
-                try:
-                    call()
-                except BaseException as exc:
-                    future.set_exception(exc)
-                else:
-                    future.set_result(None)
-                del task, call, future
+        while (task := self._calls.get()) is not None:
+            call, future = task
+            try:
+                call()
+            except BaseException as exc:
+                future.set_exception(exc)
+            else:
+                future.set_result(None)
+            del task, call, future
 
 
 def _correlation_id(sequence_id: object) -> int | str:

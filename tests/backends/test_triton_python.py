@@ -179,6 +179,37 @@ def test_execute_may_be_async(tmp_path: Path) -> None:
     served.session.close()
 
 
+AWAITS = """
+import asyncio
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    loop = None
+
+    async def execute(self, requests):
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop()  # to which a client of aiohttp, say, is bound
+        await asyncio.sleep(0)
+        if requests[0].parameters() != "{}":
+            raise RuntimeError("the model raises")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [7])])]
+
+    def finalize(self):
+        assert not self.loop.is_closed()
+"""
+
+
+def test_execute_may_be_async_and_answer_whole(tmp_path: Path) -> None:
+    served = Served(tmp_path, AWAITS, "max_batch_size: 0")
+    inputs = {"SCRIPT": np.array([b"any"], object)}
+    assert served.session.run(inputs, {})["VALUE"] == [7]
+    with pytest.raises(ExecutionFailed, match="RuntimeError: the model raises"):
+        served.session.run(inputs, {"a": 1})
+    assert served.session.run(inputs, {})["VALUE"] == [7]
+    served.session.close()
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

@@ -16,6 +16,7 @@ Source: README of triton-inference-server/python_backend.
 import asyncio
 import contextlib
 import importlib.util
+import inspect
 import json
 import queue
 import sys
@@ -43,6 +44,11 @@ _REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL:
     pb_utils.ErrorCode.UNSUPPORTED: "unsupported",
     pb_utils.ErrorCode.ALREADY_EXISTS: "already_exists",
     pb_utils.ErrorCode.CANCELLED: "cancelled",
+}
+# Source: Triton's extension_sequence.md.
+_FLAGS: Final = {
+    "sequence_start": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    "sequence_end": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
 }
 
 
@@ -78,6 +84,7 @@ class _Adapter:
     def __init__(self, theirs: Any, file: Path) -> None:
         """file: MODEL/VERSION/model.py."""
         self._model = theirs()
+        self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
         config = model_config(_config_of(file))
         name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
@@ -96,7 +103,7 @@ class _Adapter:
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
-        responses = self._model.execute([self._request(inputs, parameters)])
+        responses = self._executed(self._request(inputs, parameters))
         if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
             raise ExecutionFailed(
                 "execute: expected a list of one response for one request; only a model whose config.pbtxt says `decoupled` "
@@ -104,19 +111,35 @@ class _Adapter:
             )
         return _outputs_of(responses[0])
 
+    def _executed(self, request: pb_utils.InferenceRequest) -> Any:
+        """What `execute` returns, in the end."""
+        given = self._model.execute([request])
+        return self._runner.run(given) if inspect.iscoroutine(given) else given
+
     def _request(
         self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender | None = None
     ) -> pb_utils.InferenceRequest:
         tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
         told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
+        correlation_id = _correlation_id(told.pop("sequence_id", 0))
+        flags = sum(flag for name, flag in _FLAGS.items() if _is_set(name, told.pop(name, False)))
         timeout_us = 0
         if DEADLINE_NS in parameters:
             timeout_us = max(1, (int(str(parameters[DEADLINE_NS])) - time.monotonic_ns()) // 1000)
-        return pb_utils.InferenceRequest(tensors, self._outputs, parameters=told, timeout=timeout_us, sender=sender)
+        return pb_utils.InferenceRequest(
+            tensors,
+            self._outputs,
+            parameters=told,
+            correlation_id=correlation_id,
+            flags=flags,
+            timeout=timeout_us,
+            sender=sender,
+        )
 
     def close(self) -> None:
-        if hasattr(self._model, "finalize"):
-            self._model.finalize()
+        with contextlib.closing(self._runner):
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
 
 
 class DecoupledAdapter(_Adapter):
@@ -165,10 +188,7 @@ class DecoupledAdapter(_Adapter):
             # Held while `execute` runs: what that raises is told first. Behind it, a model that keeps no sender has let go.
             sender = pb_utils.ResponseSender(responses)
             try:
-                given = self._model.execute([self._request(inputs, parameters, sender)])
-                if asyncio.iscoroutine(given):
-                    given = self._loop.run_until_complete(given)
-                if given is not None:
+                if self._executed(self._request(inputs, parameters, sender)) is not None:
                     raise ExecutionFailed("execute: the model is decoupled: expected None, its responses go to the sender")
             except BaseException as exc:
                 responses.fail(exc)
@@ -183,16 +203,31 @@ class DecoupledAdapter(_Adapter):
         return future
 
     def _main(self) -> None:
-        with contextlib.closing(asyncio.new_event_loop()) as self._loop:
-            while (task := self._calls.get()) is not None:
-                call, future = task
-                try:
-                    call()
-                except BaseException as exc:
-                    future.set_exception(exc)
-                else:
-                    future.set_result(None)
-                del task, call, future
+        while (task := self._calls.get()) is not None:
+            call, future = task
+            try:
+                call()
+            except BaseException as exc:
+                future.set_exception(exc)
+            else:
+                future.set_result(None)
+            del task, call, future
+
+
+def _correlation_id(sequence_id: object) -> int | str:
+    """Raises: InputRefused."""
+    if isinstance(sequence_id, str):
+        return sequence_id
+    if isinstance(sequence_id, bool) or not isinstance(sequence_id, int):
+        raise InputRefused(f"parameter 'sequence_id': got {sequence_id!r}, expected an integer or a string")
+    return sequence_id % 2**64  # it has no sign; gRPC's int64_param, in which clients send it, has one
+
+
+def _is_set(name: str, value: object) -> bool:
+    """Raises: InputRefused."""
+    if not isinstance(value, bool):
+        raise InputRefused(f"parameter '{name}': got {value!r}, expected true or false")
+    return value
 
 
 def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:

@@ -15,6 +15,8 @@ import numpy as np
 
 from backends.datatypes import NUMPY, config_datatype, datatype_of
 
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
 TRITONSERVER_RESPONSE_COMPLETE_FINAL: Final = 1
 _AHEAD: Final = 1  # responses that wait to be taken; the next `send` waits with them
 
@@ -105,8 +107,9 @@ class InferenceRequest:
         model_name: str = "",
         parameters: Mapping[str, object] | None = None,
         request_id: str = "",
-        correlation_id: int = 0,
+        correlation_id: int | str = 0,
         *,
+        flags: int = 0,
         timeout: int = 0,
         sender: "ResponseSender | None" = None,
         **others: Any,
@@ -118,6 +121,7 @@ class InferenceRequest:
         self._parameters = dict(parameters or {})
         self._request_id = request_id
         self._correlation_id = correlation_id
+        self._flags = flags
         self._timeout = timeout
         self._sender = sender
 
@@ -133,14 +137,14 @@ class InferenceRequest:
     def request_id(self) -> str:
         return self._request_id
 
-    def correlation_id(self) -> int:
+    def correlation_id(self) -> int | str:
         return self._correlation_id
 
     def timeout(self) -> int:
         return self._timeout
 
     def flags(self) -> int:
-        return 0  # they are of sequences
+        return self._flags
 
     def is_cancelled(self) -> bool:
         return self._sender is not None and self._sender.is_cancelled()

@@ -1,5 +1,6 @@
 """A decoupled `model.py` of Triton's Python backend, run here. Expectations are what Triton 2.51 does, unless they say more."""
 
+import ast
 import contextlib
 import http.client
 import json
@@ -20,6 +21,7 @@ import backends
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import (
     ExecutionFailed,
+    InputRefused,
     LastPart,
     LoadFailed,
     ModelSpec,
@@ -177,6 +179,37 @@ def test_execute_may_be_async(tmp_path: Path) -> None:
     served.session.close()
 
 
+AWAITS = """
+import asyncio
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    loop = None
+
+    async def execute(self, requests):
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop()  # to which a client of aiohttp, say, is bound
+        await asyncio.sleep(0)
+        if requests[0].parameters() != "{}":
+            raise RuntimeError("the model raises")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [7])])]
+
+    def finalize(self):
+        assert not self.loop.is_closed()
+"""
+
+
+def test_execute_may_be_async_and_answer_whole(tmp_path: Path) -> None:
+    served = Served(tmp_path, AWAITS, "max_batch_size: 0")
+    inputs = {"SCRIPT": np.array([b"any"], object)}
+    assert served.session.run(inputs, {})["VALUE"] == [7]
+    with pytest.raises(ExecutionFailed, match="RuntimeError: the model raises"):
+        served.session.run(inputs, {"a": 1})
+    assert served.session.run(inputs, {})["VALUE"] == [7]
+    served.session.close()
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -277,6 +310,46 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     served.session.close()
 
 
+SEES = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        told = repr((request.correlation_id(), request.flags(), request.parameters()))
+        response = pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([told], object))])
+        return [response]
+"""
+IN_PARTS = SEES.replace("return [response]", "request.get_response_sender().send(response, flags=1)")
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_what_is_said_of_a_sequence_is_no_parameter_of_the_model(tmp_path: Path, decoupled: bool) -> None:
+    config = "model_transaction_policy { decoupled: true }" if decoupled else "max_batch_size: 0"
+    served = Served(tmp_path, IN_PARTS if decoupled else SEES, config, TOLD)
+
+    def told(**parameters: object) -> Any:
+        inputs = {"SCRIPT": np.array([b"any"], object)}
+        session = served.session
+        answer = next(session.stream(inputs, parameters)) if decoupled else session.run(inputs, parameters)
+        return ast.literal_eval(answer["TOLD"][0])
+
+    assert told() == (0, 0, "{}")
+    assert told(sequence_id=42, sequence_start=True, a=1) == (42, 1, '{"a": 1}')
+    assert told(sequence_id="s", sequence_start=True, sequence_end=True) == ("s", 3, "{}")
+    assert told(sequence_id=7, sequence_start=False, sequence_end=True) == (7, 2, "{}")
+    assert told(sequence_id=-1) == (2**64 - 1, 0, "{}")  # as an int64_param of gRPC writes it
+    with pytest.raises(InputRefused, match=r"'sequence_id': got 1\.5, expected an integer or a string"):
+        told(sequence_id=1.5)
+    with pytest.raises(InputRefused, match="'sequence_id': got True, expected an integer or a string"):
+        told(sequence_id=True)
+    with pytest.raises(InputRefused, match="'sequence_end': got 1, expected true or false"):
+        told(sequence_end=1)
+    served.session.close()
+
+
 CODES = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -307,10 +380,38 @@ class Spare:
         return {"LEFT_US": np.zeros(inputs["CODE"].shape, np.int64)}
 """
 
+SUMS = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        (request,) = requests
+        x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
+        own, flags = request.correlation_id(), request.flags()
+        before = 0 if flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START else self.sums[own]
+        sums = before + x.cumsum(axis=0)
+        self.sums[own] = sums[-1, 0]
+        if flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END:
+            del self.sums[own]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SUM", sums)])]
+"""
+SUMS_CONFIG = """
+max_batch_size: 8
+input [{ name: "X" data_type: TYPE_INT64 dims: [1] }]
+output [{ name: "SUM" data_type: TYPE_INT64 dims: [1] }]
+"""
+
 
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of the model in a thread, in a process, and beside a backend that is dearer and takes all: `spared`."""
+    """host:port of the model in a thread, in a process, and beside a backend that is dearer and takes all: `spared`.
+
+    And of `sums`, which keeps a sum for each sequence.
+    """
     folder = tmp_path_factory.mktemp("codes")
     write_model(folder, "codes", CODES_CONFIG, CODES)
     model = f"{folder}/codes/1/model.py:TritonPythonModel"
@@ -332,12 +433,23 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         }
         for name, isolation, others in (("thread", "thread", ()), ("process", "process", ()), ("spared", "thread", (spare,)))
     ]
-    with serving(folder, yaml.safe_dump({"models": models})) as served:
+    write_model(folder, "sums", SUMS_CONFIG, SUMS)
+    sums = {
+        "name": "sums",
+        "inputs": [{"name": "X", "datatype": "INT64", "shape": [-1, 1]}],
+        "outputs": [{"name": "SUM", "datatype": "INT64", "shape": [-1, 1]}],
+        "backends": [{"kind": "python", "model": f"{folder}/sums/1/model.py:TritonPythonModel"}],
+    }
+    with serving(folder, yaml.safe_dump({"models": [*models, sums]})) as served:
         yield served.url
 
 
-def asked(url: str, model: str, code: str, **parameters: int) -> tuple[int, dict[str, Any]]:
-    body = {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1, 1], "data": [code]}], "parameters": parameters}
+def asked(url: str, model: str, code: str, **parameters: object) -> tuple[int, dict[str, Any]]:
+    return posted(url, model, {"name": "CODE", "datatype": "BYTES", "shape": [1, 1], "data": [code]}, parameters)
+
+
+def posted(url: str, model: str, tensor: dict[str, Any], parameters: dict[str, object]) -> tuple[int, dict[str, Any]]:
+    body = {"inputs": [tensor], "parameters": parameters}
     connection = http.client.HTTPConnection(url, timeout=TIMEOUT_S)
     with contextlib.closing(connection):
         connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body))
@@ -373,6 +485,27 @@ def test_a_request_tells_what_time_is_left(codes: str) -> None:
 
     assert left_us() == 0
     assert 0 < left_us(timeout=5_000_000) < 5_000_000
+
+
+def test_a_model_keeps_a_state_for_each_sequence(codes: str) -> None:
+    def summed(sequence: int | str, x: int, **flags: object) -> tuple[int, dict[str, Any]]:
+        tensor = {"name": "X", "datatype": "INT64", "shape": [1, 1], "data": [x]}
+        return posted(codes, "sums", tensor, {"sequence_id": sequence, **flags})
+
+    given = [
+        summed(1, 1, sequence_start=True),
+        summed("two", 10, sequence_start=True, sequence_end=False),
+        summed(1, 2),
+        summed("two", 20, sequence_end=True),
+        summed(1, 3),
+        summed(1, 5, sequence_start=True),
+    ]
+    # 1 + 2 + 3, then anew; 10 + 20
+    assert [answer["outputs"][0]["data"] for _, answer in given] == [[1], [10], [3], [30], [6], [5]]
+    assert summed("two", 1)[0] == 500  # it has ended
+    status, answer = summed(1, 1, sequence_start="yes")
+    assert status == 400
+    assert "parameter 'sequence_start': got 'yes', expected true or false" in answer["error"]
 
 
 def test_refusals_are_errors_of_the_gateway() -> None:

@@ -60,9 +60,16 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--seconds: {arguments.seconds:g}: expected {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
     shown = credentials(arguments)
     watched = [Watched(StatusClient(url, shown)) for url in dict.fromkeys(arguments.urls)]
-    if arguments.once or arguments.json or not sys.stdout.isatty():
+    if arguments.once or arguments.json or not _redrawn():
         return _once(watched, arguments.seconds, as_json=arguments.json)
     return _live(watched)
+
+
+def _redrawn() -> bool:
+    """Whether standard output is a terminal whose screen can be drawn anew."""
+    from rich.console import Console
+
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 class StatusClient:

@@ -213,11 +213,11 @@ def test_numbers_are_short_and_have_their_units() -> None:
 
 
 class Terminal:
-    """`gateway top` on a terminal of its own. then: what a shell does there after it was stopped; empty: there is no shell."""
+    """`gateway top` on a terminal of its own. kind: its TERM. then: what a shell does after it was stopped; empty: no shell."""
 
-    def __init__(self, *arguments: str, then: str = "") -> None:
+    def __init__(self, *arguments: str, kind: str = "xterm-256color", then: str = "") -> None:
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        environment["TERM"] = "xterm-256color"
+        environment["TERM"] = kind
         command = [sys.executable, "-m", "gateway.cli", "top", *arguments]
         if then:  # -m: with job control
             command = ["/bin/sh", "-mc", f"{shlex.join(command)}; {then}"]
@@ -279,8 +279,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str, then: str = "") -> Iterator[Terminal]:
-    opened = Terminal(*arguments, then=then)
+def terminal(*arguments: str, **options: str) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, **options)
     try:
         yield opened
     finally:
@@ -302,6 +302,14 @@ def test_it_shows_what_goes_on_and_follows_the_size_of_the_terminal(served: Serv
         assert shown.end() == 0
         assert shown.written.endswith("\x1b[?25h") or "\x1b[?25h" in shown.written  # the cursor is there again
         assert "\x1b[?1049l" in shown.written  # and what stood there before
+
+
+@slow
+def test_a_terminal_that_cannot_be_redrawn_gets_one_plain_table(served: Served) -> None:
+    with terminal(served.url, "--seconds", "0.2", kind="dumb") as shown:
+        shown.until(r"serving  version .*MODEL, backend.*quick")
+        assert shown.end() == 0
+        assert "\x1b" not in shown.written
 
 
 @slow

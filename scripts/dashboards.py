@@ -81,6 +81,12 @@ def _drift(by: str, where: str) -> str:
     return _ratio(_rate(name, by, f'{where}, time="actual"'), _rate(name, by, f'{where}, time="expected"'))
 
 
+def _paid_for(where: str, span: str) -> str:
+    """Successful requests to what has a price: those to the rest would make a million look cheap."""
+    priced = f"rate(gateway_cost_usd_total{{{where}}}[{span}])"
+    return f'rate(gateway_requests_total{{{where}, code="ok"}}[{span}]) and on (job, model, version) {priced}'
+
+
 _F: Final = 'job=~"$job"'  # the fleet
 _M: Final = f'{_F}, model=~"$model"'
 _B: Final = f'{_M}, backend=~"$backend"'
@@ -100,9 +106,10 @@ OVERVIEW: Final = Dashboard(
                            f"sum(rate(gateway_slo_requests_total{{{_M}}}[$__rate_interval]))"), "met"),), "stat", 4, most=1),
             Panel("Cost", "currencyUSD", "USD per hour, of all backends that have a price.",
                   ((f"sum(gateway_cost_usd_per_hour{{{_M}}})", "USD per hour"),), "stat", 4),
-            Panel("Cost of a million", "currencyUSD", "USD per million successful requests of the last hour, idle time too.",
-                  ((_ratio(f"1e6 * sum(rate(gateway_cost_usd_total{{{_M}}}[1h]))",
-                           f'sum(rate(gateway_requests_total{{{_M}, code="ok"}}[1h]))'), "USD per million"),), "stat", 4),
+            Panel("Cost of a million", "currencyUSD", "USD per million successful requests of the last hour, idle time too. "
+                  "Of the models that have a price.",
+                  ((_ratio(f"1e6 * sum(rate(gateway_cost_usd_total{{{_M}}}[1h]))", f"sum({_paid_for(_M, '1h')})"),
+                    "USD per million"),), "stat", 4),
             Panel("Nodes", "short", "That answer Prometheus.", ((f"sum(up{{{_F}}})", "nodes"),), "stat", 4),
             Panel("Alerts", "short", "That fire now.",
                   (('count(ALERTS{alertname=~"Gateway.*", alertstate="firing"}) or vector(0)', "alerts"),), "stat", 4),
@@ -140,7 +147,7 @@ OVERVIEW: Final = Dashboard(
                            _rate("gateway_cost_usd_total", "model", _M)), "{{model}}"),), most=1),
             Panel("Cost of a million", "currencyUSD", "USD per million successful requests, idle time included.",
                   ((_ratio(f"1e6 * {_rate('gateway_cost_usd_total', 'model', _M)}",
-                           _rate("gateway_requests_total", "model", f'{_M}, code="ok"')), "{{model}}"),)),
+                           f"sum by (model) ({_paid_for(_M, '$__rate_interval')})"), "{{model}}"),)),
         )),
     ),
 )  # fmt: skip

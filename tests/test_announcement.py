@@ -5,11 +5,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.config import ServerSection, TlsSection, parse_config
+from gateway.config import AccessSection, ServerSection, TlsSection, parse_config
 from gateway.process.announcement import ReadyModel, announcer, curl_command, named, ready_line, ready_words
 from gateway.process.console import words
 from tests.certificates import Authority
@@ -115,6 +116,23 @@ def test_where_there_is_a_status_page_its_address_is_told() -> None:
         lines = ready_words(ServerSection(host=host), 80, [model("a")], []).splitlines()
         assert (f"what goes on, in a browser: {told}" in lines) == (told is not None)
         assert len([line for line in lines if "browser" in line]) == (told is not None)
+
+
+def test_where_the_page_needs_a_key_that_no_browser_shows_what_can_show_one_is_named() -> None:
+    def told(**server: Any) -> list[str]:
+        lines = ready_words(ServerSection(**server), 80, [], []).splitlines()
+        return [line for line in lines if line.startswith("what goes on")]
+
+    page = "what goes on, in a browser: http://127.0.0.1:80/"
+    assert told(access=AccessSection(keys="keys", open=("status",))) == [page]
+    locked = AccessSection(keys="keys", open=("infer", "metrics"))
+    assert told(access=locked) == ["what goes on: gateway top http://127.0.0.1:80 --api-key-file KEY_FILE"]
+    assert told(access=locked, host="0.0.0.0") == []
+    tls = TlsSection(certificate="c", key="k")
+    assert told(access=locked, tls=tls) == ["what goes on: gateway top https://127.0.0.1:80 --ca CA --api-key-file KEY_FILE"]
+    mutual = tls.model_copy(update={"client_ca": "c"})
+    shown = "--ca CA --cert CERTIFICATE --key ITS_KEY --api-key-file KEY_FILE"
+    assert told(access=locked, tls=mutual) == [f"what goes on: gateway top https://127.0.0.1:80 {shown}"]
 
 
 def test_the_shortest_request_to_a_model_that_answered_when_it_was_probed_is_shown() -> None:

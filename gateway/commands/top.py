@@ -60,9 +60,16 @@ def _top(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--seconds: {arguments.seconds:g}: expected {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}")
     shown = credentials(arguments)
     watched = [Watched(StatusClient(url, shown)) for url in dict.fromkeys(arguments.urls)]
-    if arguments.once or arguments.json or not sys.stdout.isatty():
+    if arguments.once or arguments.json or not _redrawn():
         return _once(watched, arguments.seconds, as_json=arguments.json)
     return _live(watched)
+
+
+def _redrawn() -> bool:
+    """Whether standard output is a terminal whose screen can be drawn anew."""
+    from rich.console import Console
+
+    return sys.stdout.isatty() and not Console().is_dumb_terminal
 
 
 class StatusClient:
@@ -239,7 +246,7 @@ def _model_document(model: Told, figures: Figures | None) -> dict[str, Any]:
 
 
 def _live(watched: Sequence[Watched]) -> int:
-    """Until q or Ctrl-C. The terminal is left as it was, also when SIGTERM or SIGHUP ends it."""
+    """Until q or Ctrl-C. The terminal is left as it was, also when SIGTERM or SIGHUP ends it or Ctrl-Z stops it."""
     from rich.console import Console
     from rich.live import Live
 
@@ -249,20 +256,33 @@ def _live(watched: Sequence[Watched]) -> int:
     told: queue.SimpleQueue[tuple[Watched, Told | BackendUnreachable]] = queue.SimpleQueue()
     for each in watched:
         threading.Thread(target=_keep_looking, args=(each, told), daemon=True).start()
-    window, drawn = 0, None
+    window = 0
+
+    def kept_drawn(live: Live, pressed: Callable[[float], str], come: set[int]) -> bool:
+        """Until a signal has come, or q, which is the end: that gives False."""
+        nonlocal window
+        drawn = None
+        while not come:
+            key = pressed(_KEYS_S)
+            if key in ("q", "Q"):
+                return False
+            window = (window + (key == "w")) % len(_WINDOWS_S)
+            if _take_all(told) or drawn != (window, console.size):
+                drawn = window, console.size
+                now_s = time.monotonic()
+                seen = [each.seen(_WINDOWS_S[window], now_s) for each in watched]
+                live.update(screen(seen, _WINDOWS_S[window], *console.size), refresh=True)
+        return True
+
     try:
-        with _ended_by_signals(), _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        with _ended_by_signals(), _stops() as come:
             while True:
-                key = pressed(_KEYS_S)
-                if key in ("q", "Q"):
-                    return 0
-                window = (window + (key == "w")) % len(_WINDOWS_S)
-                come = _take_all(told)
-                if come or drawn != (window, console.size):
-                    drawn = window, console.size
-                    now_s = time.monotonic()
-                    seen = [each.seen(_WINDOWS_S[window], now_s) for each in watched]
-                    live.update(screen(seen, _WINDOWS_S[window], *console.size), refresh=True)
+                with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+                    if not kept_drawn(live, pressed, come):
+                        return 0
+                if signal.SIGTSTP in come:
+                    _stop()
+                come.clear()
     except KeyboardInterrupt:
         return 0
 
@@ -327,3 +347,29 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _stops() -> Iterator[set[int]]:
+    """Gives the signals that have come: SIGTSTP (Ctrl-Z), before which the screen is to be left, and SIGCONT, after which it is
+    to be taken again: what somebody stopped by SIGSTOP had no time to leave it, and shells leave the terminal as they like it.
+    """
+    come: set[int] = set()
+
+    def has_come(number: int, frame: object) -> None:
+        come.add(number)
+
+    before = {number: signal.signal(number, has_come) for number in (signal.SIGTSTP, signal.SIGCONT)}
+    signal.siginterrupt(signal.SIGCONT, False)  # else who sets up the terminal after `bg` and `fg` gets an error
+    try:
+        yield come
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop() -> None:
+    """As SIGTSTP does by itself; returns when it goes on."""
+    ours = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, ours)

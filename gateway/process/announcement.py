@@ -85,7 +85,7 @@ def ready_words(
     absent = _titles(left_out, apart={model.name for model in models})
     lines = [f"models: {named(titles) or 'none'}" + (f"; not loaded: {named(absent)}" if absent else "")]
     if http is not None:
-        lines += [f"what goes on, in a browser: {own_url(server, http)}/"] if server.shows_page else []
+        lines += [_what_goes_on(server, own_url(server, http))] if server.shows_page else []
         url, how = _by_curl(server, http)
         commands = [(not model.probed, len(text), text) for model in models if (text := curl_command(url, model, server, how))]
         untried, length, command = min(commands, default=(False, 0, ""))
@@ -117,6 +117,15 @@ def named(names: Iterable[str]) -> str:
     """A list for a person, of bounded length."""
     known = list(dict.fromkeys(names))
     return ", ".join(known[:_NAMED]) + (f" and {len(known) - _NAMED} more" if len(known) > _NAMED else "")
+
+
+def _what_goes_on(server: ServerSection, url: str) -> str:
+    """The address of the status page; where that asks for a key, which no browser shows, the command that can show one."""
+    if server.access is None or "status" in server.access.open:
+        return f"what goes on, in a browser: {url}/"
+    trusts = " --ca CA" if server.tls is not None else ""
+    shows = " --cert CERTIFICATE --key ITS_KEY" if server.tls is not None and server.tls.client_ca is not None else ""
+    return f"what goes on: gateway top {url}{trusts}{shows} --api-key-file KEY_FILE"
 
 
 def _by_curl(server: ServerSection, port: int) -> tuple[str, str]:

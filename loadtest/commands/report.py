@@ -35,7 +35,14 @@ def _execute(arguments: argparse.Namespace) -> int:
     from loadtest.reports.forms import render, show
     from loadtest.reports.recommendation import read
 
+    shown = arguments.format == "text" and arguments.out is None
     if _is_run(arguments.file):
+        if shown:
+            from loadtest.reports.terminal import print_run
+            from loadtest.results import read_run
+
+            print_run(read_run(arguments.file), results())
+            return 0
         text = _render_run(arguments.file, arguments.format)
     else:
         found = read(arguments.file)
@@ -46,7 +53,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             if not (runs := openmetrics.kept(folder, found)):
                 raise UsageError(f"--format openmetrics: no runs in {folder / 'runs'}, where a search keeps them")
             return _give(openmetrics.render(runs), arguments.out)
-        if arguments.format == "text" and arguments.out is None:
+        if shown:
             show(found, results())
             return 0
         text = render(found, arguments.format)

@@ -11,7 +11,9 @@ from html import escape
 from itertools import pairwise
 
 WIDTH, HEIGHT = 460, 320
-LEFT, RIGHT, TOP, BOTTOM = 60, 30, 34, 46
+LEFT, RIGHT, TOP, BOTTOM = 60, 30, 34, 46  # LEFT: at least; more where the numbers at the axis need it
+TITLE = 20  # pixels that the title of the y axis takes
+LETTER, DIGIT = 6.4, 7.7  # pixels, of a usual letter and of the widest font's digits
 LEAST_GAP = 12.0  # pixels between two labels at line ends
 
 
@@ -95,18 +97,20 @@ def draw(chart: Chart) -> str:
     if not points:
         return ""
     bounds = [bound for point in points for bound in (point.low, point.high) if bound is not None]
-    x = _Scale(chart.x, [point.x for point in points], LEFT, WIDTH - RIGHT)
     y = _Scale(chart.y, [point.y for point in points] + bounds + [line.y for line in chart.lines], HEIGHT - BOTTOM, TOP)
+    longest = max((len(_number(tick)) for tick in y.ticks), default=0)
+    left = max(LEFT, TITLE + DIGIT * longest + 8)
+    x = _Scale(chart.x, [point.x for point in points], left, WIDTH - RIGHT)
     label = f"{y.told} by {x.told}"
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">']
     parts += [part for span in chart.spans for part in _span(span, x)]
     parts += _grid(x, y)
     for line in chart.lines:
         at = y(line.y)
-        parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<line class="limit" x1="{left:.1f}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
         # Its name stands above the frame, where no mark can lie over it.
-        parts.append(f'<line class="limit" x1="{LEFT}" x2="{LEFT + 22}" y1="9" y2="9"/>')
-        parts.append(f'<text class="limit-label" x="{LEFT + 28}" y="13">{escape(line.label)}</text>')
+        parts.append(f'<line class="limit" x1="{left:.1f}" x2="{left + 22:.1f}" y1="9" y2="9"/>')
+        parts.append(f'<text class="limit-label" x="{left + 28:.1f}" y="13">{escape(line.label)}</text>')
     if chart.diagonal:
         parts += _diagonal(chart.diagonal, x, y)
     if len(chart.front) > 1:
@@ -162,7 +166,7 @@ class _Scale:
     """Values to pixels, with the ticks of an axis."""
 
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
-        self.axis, self._start, self._end = axis, start, end
+        self.axis, self.start, self._end = axis, start, end
         low, high = min(values), max(values)
         if axis.log:
             self._low, self._high = math.log10(low / 1.15), math.log10(high * 1.15)
@@ -180,7 +184,7 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         place = math.log10(value) if self.axis.log else value
-        return self._start + (self._end - self._start) * (place - self._low) / (self._high - self._low)
+        return self.start + (self._end - self.start) * (place - self._low) / (self._high - self._low)
 
 
 def _linear_ticks(low: float, high: float) -> list[float]:
@@ -208,15 +212,15 @@ def _grid(x: _Scale, y: _Scale) -> list[str]:
         parts.append(f'<text class="tick-x" x="{at:.1f}" y="{bottom + 16}">{_number(tick)}</text>')
     for tick in y.ticks:
         at = y(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick-y" x="{LEFT - 8}" y="{at + 4:.1f}">{_number(tick)}</text>')
-    parts.append(f'<path class="frame" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<line class="grid" x1="{x.start:.1f}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick-y" x="{x.start - 8:.1f}" y="{at + 4:.1f}">{_number(tick)}</text>')
+    parts.append(f'<path class="frame" d="M{x.start:.1f} {TOP}V{bottom}H{WIDTH - RIGHT}"/>')
     if x.broken:
-        parts.append(f'<path class="break" d="M{LEFT + 8} {bottom + 5}l4 -10m4 10l4 -10"/>')
+        parts.append(f'<path class="break" d="M{x.start + 8:.1f} {bottom + 5}l4 -10m4 10l4 -10"/>')
     if y.broken:
-        parts.append(f'<path class="break" d="M{LEFT - 5} {bottom - 8}l10 -4m-10 -4l10 -4"/>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 8}">{escape(x.told)}</text>')
+        parts.append(f'<path class="break" d="M{x.start - 5:.1f} {bottom - 8}l10 -4m-10 -4l10 -4"/>')
+    middle = (x.start + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle:.1f}" y="{HEIGHT - 8}">{escape(x.told)}</text>')
     upright = (TOP + bottom) / 2
     parts.append(f'<text class="axis" transform="translate(13 {upright}) rotate(-90)">{escape(y.told)}</text>')
     return parts
@@ -225,11 +229,11 @@ def _grid(x: _Scale, y: _Scale) -> list[str]:
 def _span(span: AxisSpan, x: _Scale) -> list[str]:
     start, end = x(span.start), x(span.end)
     middle, anchor = (start + end) / 2, "middle"
-    half = 3.2 * len(span.label)
+    half = LETTER * len(span.label) / 2
     if middle + half > WIDTH - RIGHT:
         middle, anchor = WIDTH - RIGHT, "end"
-    elif middle - half < LEFT:
-        middle, anchor = LEFT + 4, "start"
+    elif middle - half < x.start:
+        middle, anchor = x.start + 4, "start"
     return [
         f'<rect class="axis-span" x="{start:.1f}" y="{TOP}" width="{max(end - start, 1):.1f}" '
         f'height="{HEIGHT - BOTTOM - TOP}"/>',
@@ -241,7 +245,9 @@ def _diagonal(label: str, x: _Scale, y: _Scale) -> list[str]:
     start, end = max(x.bottom, y.bottom), min(x.top, y.top)
     line = f'<line class="diagonal" x1="{x(start):.1f}" y1="{y(start):.1f}" x2="{x(end):.1f}" y2="{y(end):.1f}"/>'
     at = start + 0.55 * (end - start)
-    return [line, f'<text class="soft-label" x="{x(at) - 8:.1f}" y="{y(at):.1f}" text-anchor="end">{escape(label)}</text>']
+    room = x(at) - 8 - LETTER * len(label) > x.start  # else it stands on the other side
+    place = f'x="{x(at) + (-8 if room else 8):.1f}" y="{y(at):.1f}" text-anchor="{"end" if room else "start"}"'
+    return [line, f'<text class="soft-label" {place}>{escape(label)}</text>']
 
 
 def _series(series: Series, x: _Scale, y: _Scale) -> list[str]:

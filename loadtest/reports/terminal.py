@@ -1,5 +1,7 @@
 """The summary of a run that a person reads."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -8,6 +10,7 @@ from loadtest.results import Interval, ObjectiveResult, RunResult
 
 _SHORT_OF_TIME = 0.7  # of a core: a process that sends and needs more is near its own limit
 _LEAST_LAG_MS = 0.1  # what a wake-up takes on a quiet machine
+_UNBOUNDED = 10_000  # columns
 _COLOURS = {"pass": "green", "fail": "red", "undecided": "yellow"}
 
 
@@ -32,17 +35,7 @@ def print_run(result: RunResult, console: Console) -> None:
     for objective in result.objectives if result.valid else ():
         console.print(f"  {escape(_objective(objective))}", style=_COLOURS[objective.verdict])
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("ms")
-    for heading in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max"):
-        table.add_column(heading, justify="right")
-    for name, values in (
-        ("latency", result.latency),
-        ("service", result.service),
-    ):
-        figures = (values.mean, values.p50, values.p90, values.p95, values.p99, values.p999, values.max)
-        table.add_row(name, *(f"{figure:.3f}" if values.count else "-" for figure in figures))
-    console.print(table)
+    console.print(_latencies(result, console))
     console.print("latency counts from the intended send time, service from the real one", style="dim")
 
     closed = spec.pattern.startswith("users")
@@ -73,6 +66,34 @@ def print_run(result: RunResult, console: Console) -> None:
         f"{own.connections} connections, {own.cpu_cores:.2f} cores in {own.processes} process(es)",
         style="dim",
     )
+
+
+def _latencies(result: RunResult, console: Console) -> Table:
+    """Latency and service in a line each; where there is no room for that, a line for each percentile."""
+    rows: list[tuple[str, ...]] = [("ms", "mean", "p50", "p90", "p95", "p99", "p99.9", "max")]
+    for name, values in (("latency", result.latency), ("service", result.service)):
+        figures = (values.mean, values.p50, values.p90, values.p95, values.p99, values.p999, values.max)
+        rows.append((name, *(_figure(figure) if values.count else "-" for figure in figures)))
+    wide = _table(rows)
+    needed = console.measure(wide, options=console.options.update(width=_UNBOUNDED)).maximum
+    return wide if needed <= console.width else _table(list(zip(*rows, strict=True)))
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """The first row is the heading, the first column names the others."""
+    first, *headings = rows[0]
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
+
+
+def _figure(value_ms: float) -> str:
+    """At most seven characters, below a few hours."""
+    return f"{value_ms:.{3 if value_ms < 999.9995 else 1 if value_ms < 99_999.95 else 0}f}"
 
 
 def remedy(result: RunResult) -> str:

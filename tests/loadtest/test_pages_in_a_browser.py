@@ -65,6 +65,23 @@ def test_a_page_is_dark_where_the_reader_wants_it(chromium: Browser, tmp_path: P
             assert abs(ink - paper) > 250, place
 
 
+OVERLAPS = """[...document.querySelectorAll('figure svg')].flatMap(chart => {
+    const texts = [...chart.querySelectorAll('text')].map(e => [e.textContent, e.getBoundingClientRect()]);
+    return texts.flatMap(([one, a], index) => texts.slice(index + 1).filter(([, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 5
+    ).map(([other]) => `${one} / ${other}`));
+})"""
+
+
+@pytest.mark.parametrize("name", ["twelve", "nobody", "run"])
+def test_no_text_of_a_chart_lies_over_another(chromium: Browser, tmp_path: Path, name: str) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(PAGES[name]())
+    chromium.open(page, width=1280)
+    chromium.script("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert chromium.script(OVERLAPS) == []
+
+
 def test_marks_are_drawn_within_their_charts(chromium: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text(PAGES["twelve"]())

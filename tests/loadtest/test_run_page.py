@@ -53,6 +53,21 @@ def test_report_takes_a_run(result: RunResult, tmp_path: Path, capsys: pytest.Ca
     assert main(["report", str(path), "--format", "junit"]) == 2
 
 
+def test_a_run_is_reported_as_wide_as_the_terminal_and_in_its_colours(
+    result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(to_json(result))
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["report", str(path)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["report", str(path)]) == 0
+    assert "\x1b[1;32mPASS" in capsys.readouterr().out
+
+
 def test_stalls_are_told_with_whose_they_were(result: RunResult) -> None:
     stalls = (Stall(3.0, 220.0, 200.0, 0.0, "machine"), Stall(9.0, 150.0, 0.0, 0.0, "server"))
     machine = MachineReport((0,), (1,), 0.012, 0.0, (("backup", 0.4),), 0.0, 30.0, 12, 0.004, "pass", 0.01, False)

@@ -15,6 +15,7 @@ from loadtest.reports.run_page import render
 from loadtest.reports.terminal import print_run, remedy
 from loadtest.results import GeneratorReport, LoadSpec, MachineReport, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, faults, summarise
+from tests.loadtest.made_results import run_result
 
 ELSEWHERE = LoadSpec(
     "http://elsewhere:8000", model="m", rate_rps=100, duration_s=10, warmup_s=0.0, slo=SloSpec.parse("p90<50ms")
@@ -130,8 +131,8 @@ def test_a_rate_that_changes_by_design_asks_what_falls_into_the_window() -> None
     assert ramp.asked_rps == pytest.approx(150, rel=0.1)
 
 
-def shown(run: RunResult) -> str:
-    console = Console(record=True, width=200, file=open(os.devnull, "w"))  # noqa: SIM115  # recorded, not written
+def shown(run: RunResult, width: int = 200) -> str:
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115  # recorded, not written
     with console.file:
         print_run(run, console)
     return console.export_text()
@@ -150,6 +151,20 @@ def test_one_screen_has_one_signal() -> None:
     assert "What to do: " in page
     assert "undecided" not in page
     assert "within the SLO, " not in page
+
+
+@pytest.mark.parametrize("width", [200, 80, 40, 24])
+@pytest.mark.parametrize(("latency_ms", "told"), [(1.5, "1.500"), (20_003.408, "20003.4"), (600_000.4, "600000")])
+def test_every_latency_is_told_whole_however_narrow_the_terminal_is(width: int, latency_ms: float, told: str) -> None:
+    found = shown(run_result(succeeded=100, service_ms=latency_ms), width)
+    assert "…" not in found
+    assert found.split().count(told) == 14
+
+
+def test_where_percentiles_do_not_fit_in_a_line_each_has_one() -> None:
+    run = run_result(succeeded=100, service_ms=20_003.4)
+    assert "p99    20003.4  20003.4" in [line.rstrip() for line in shown(run, 40).splitlines()]
+    assert "latency  20003.4  20003.4  20003.4  20003.4  20003.4  20003.4  20003.4" in shown(run, 80)
 
 
 def test_where_other_work_made_it_invalid_the_machine_is_blamed() -> None:

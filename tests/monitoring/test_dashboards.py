@@ -4,6 +4,7 @@ import json
 import os
 import re
 import runpy
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_queries_read_metrics_and_variables_that_there_are(path: Path) -> None:
             named = set(re.findall(r"(?:\w+:)?\bgateway_\w+(?::\w+)?", target["expr"]))
             assert named <= SERIES | recorded, panel["title"]
             assert set(re.findall(r"\$(\w+)", target["expr"])) <= variables | {"__rate_interval"}, panel["title"]
+
+
+@pytest.mark.debian("prometheus")
+def test_a_million_costs_what_it_does_where_another_model_has_no_price(tmp_path: Path) -> None:
+    priced, free = (f'model="m", version="{version}"' for version in (1, 2))
+    hourly = f'gateway_cost_usd_total{{job="g", {priced}, backend="cpu", state="idle"}}'
+    counted = [f'gateway_requests_total{{job="g", {model}, protocol="rest", code="ok"}}' for model in (priced, free)]
+    series = [{"series": name, "values": f"0+{step}x90"} for name, step in zip([hourly, *counted], (1, 100, 900), strict=True)]
+    found = [panel for panel in panels(GRAFANA / "dashboards" / "overview.json") if panel["title"] == "Cost of a million"]
+    asked = [re.sub(r"\$(job|model)", ".*", target["expr"]) for panel in found for target in panel["targets"]]
+    labels = ["{}", '{model="m"}']
+    expected = [
+        {"expr": expr.replace("$__rate_interval", "5m"), "eval_time": "80m", "exp_samples": [{"labels": of, "value": 1e4}]}
+        for expr, of in zip(asked, labels, strict=True)  # 1 USD / 100 requests
+    ]
+    path = tmp_path / "test.yml"
+    path.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": expected}]}))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_provisioned_source_and_folder_are_those_that_the_dashboards_want() -> None:

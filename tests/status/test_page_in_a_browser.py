@@ -180,6 +180,41 @@ def test_a_request_by_hand_shows_status_time_headers_and_answer(chromium: Browse
     )
 
 
+SHAPE = """(words => {
+  const shape = document.getElementById('input-0-shape');
+  shape.value = words;
+  shape.dispatchEvent(new Event('input'));
+  document.getElementById('go').click();
+  return document.getElementById('outcome').innerText;
+})"""
+
+
+def test_a_request_that_is_too_large_to_fill_in_says_so_and_can_be_written(chromium: Browser, served: Served) -> None:
+    open_page(chromium, served, "#send/quick/1")
+    until(chromium, "document.getElementById('input-0-data') && document.getElementById('input-0-data').value", bool)
+    assert chromium.script(f"{SHAPE}('1769472, 4')") == (
+        "INPUT0: 7,077,888 elements, and this page fills in at most 4,194,304: write a smaller shape, or the data"
+    )
+    assert "4,194,304" in chromium.script("document.getElementById('input-0-data').placeholder")
+    chromium.script("document.getElementById('by-hand').click()")
+    assert json.loads(chromium.script("document.getElementById('body').value"))["inputs"] == [
+        {"name": "INPUT0", "datatype": "FP32", "shape": [1769472, 4], "data": []}
+    ]
+    chromium.script("document.getElementById('by-hand').click()")
+    chromium.script("document.getElementById('input-0-data').value = '[1, 2, 3, 4]'")
+    chromium.script("document.getElementById('go').click()")  # what somebody wrote is sent: the gateway judges it
+    until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("400 Bad Request in "))
+
+
+@pytest.mark.parametrize("words", ["1, 4,", ",4", "1 4", "1, 4.5", "-1, 4", "[1, 4"])
+def test_a_shape_that_is_no_list_of_sizes_is_refused(chromium: Browser, served: Served, words: str) -> None:
+    open_page(chromium, served, "#send/quick/1")
+    until(chromium, "document.getElementById('input-0-data') && document.getElementById('input-0-data').value", bool)
+    assert chromium.script(f"{SHAPE}({json.dumps(words)})") == (
+        f"INPUT0: shape: got {words}, expected numbers from 0 with commas between, such as 1, 16"
+    )
+
+
 def test_a_request_can_be_sent_by_keyboard_alone(chromium: Browser, served: Served) -> None:
     open_page(chromium, served)
     press = "Input.dispatchKeyEvent"

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from fcntl import ioctl
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gateway.cli import main
@@ -211,15 +213,17 @@ def test_numbers_are_short_and_have_their_units() -> None:
 
 
 class Terminal:
-    """`gateway top` on a terminal of its own."""
+    """`gateway top` on a terminal of its own. kind: its TERM. then: what a shell does after it was stopped; empty: no shell."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, kind: str = "xterm-256color", then: str = "") -> None:
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        environment["TERM"] = "xterm-256color"
+        environment["TERM"] = kind
         command = [sys.executable, "-m", "gateway.cli", "top", *arguments]
+        if then:  # -m: with job control
+            command = ["/bin/sh", "-mc", f"{shlex.join(command)}; {then}"]
         self.pid, self._fd = pty.fork()
         if not self.pid:
-            os.execve(sys.executable, command, environment)
+            os.execve(command[0], command, environment)
         self.before = termios.tcgetattr(self._fd)
         self.written = ""
         self.status: int | None = None
@@ -230,6 +234,11 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
+
+    @property
+    def foreground(self) -> int:
+        """The process group that the terminal listens to."""
+        return os.tcgetpgrp(self._fd)
 
     def until(self, pattern: str) -> str:
         """What is written from now on, up to a match, without what moves the cursor or colours."""
@@ -270,8 +279,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: str) -> Iterator[Terminal]:
-    opened = Terminal(*arguments)
+def terminal(*arguments: str, **options: str) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, **options)
     try:
         yield opened
     finally:
@@ -296,6 +305,14 @@ def test_it_shows_what_goes_on_and_follows_the_size_of_the_terminal(served: Serv
 
 
 @slow
+def test_a_terminal_that_cannot_be_redrawn_gets_one_plain_table(served: Served) -> None:
+    with terminal(served.url, "--seconds", "0.2", kind="dumb") as shown:
+        shown.until(r"serving  version .*MODEL, backend.*quick")
+        assert shown.end() == 0
+        assert "\x1b" not in shown.written
+
+
+@slow
 def test_sigterm_leaves_the_terminal_as_it_was(served: Served) -> None:
     with terminal(served.url) as shown:
         shown.until("quick")
@@ -303,6 +320,52 @@ def test_sigterm_leaves_the_terminal_as_it_was(served: Served) -> None:
         assert shown.end() == 143
         assert "\x1b[?1049l" in shown.written
         assert "\x1b[?25h" in shown.written
+        assert "Traceback" not in shown.written
+
+
+@slow
+def test_ctrl_z_leaves_the_terminal_as_it_was_and_fg_takes_it_again(served: Served) -> None:
+    with terminal(served.url, then="stty -a; echo stopped; read line; fg") as shown:
+        shown.until("quick")
+        shown.type("\x1a")
+        shown.until(r"\sicanon\b.*stopped")
+        assert "\x1b[?1049l" in shown.written
+        assert "\x1b[?25h" in shown.written
+        shown.type("\n")
+        shown.until("quick.*last 10 s, each second anew")
+        assert "\x1b[?1049h" in shown.written
+        shown.type("w")
+        shown.until("last minute, each second anew")
+        shown.type("q")
+        assert shown.end() == 0
+        assert "\x1b[?1049l" in shown.written
+
+
+@slow
+def test_keys_are_heard_after_somebody_else_has_stopped_it(served: Served) -> None:
+    with terminal(served.url, then="stty icanon echo; echo stopped; read line; fg") as shown:
+        shown.until("quick")
+        os.killpg(shown.foreground, signal.SIGSTOP)
+        shown.until("stopped")
+        shown.type("\n")
+        shown.until("quick.*last 10 s, each second anew")
+        shown.type("q")
+        assert shown.end() == 0
+
+
+@slow
+def test_what_goes_on_in_the_background_waits_for_its_terminal(served: Served) -> None:
+    with terminal(served.url, then="bg; echo behind; read line; fg") as shown:
+        shown.until("quick")
+        process = psutil.Process(shown.foreground)
+        shown.type("\x1a")
+        shown.until("behind")
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        shown.type("\n")
+        shown.until("quick.*last 10 s, each second anew")
+        shown.type("q")
+        assert shown.end() == 0
         assert "Traceback" not in shown.written
 
 

@@ -27,8 +27,11 @@ Row = dict[str, Any]
 Times in nanoseconds, which Python's types cannot hold, are Arrow's scalars.
 """
 
-BARE: Final = ""
-"""The column of a value that has no name: a line of text, or a line of JSON that is no object."""
+
+class Bare(NamedTuple):
+    """A row that is a value without a name: a line of text, or a line of JSON that is no object."""
+
+    value: Any
 
 
 class Unread(NamedTuple):
@@ -46,7 +49,7 @@ class Chunk(NamedTuple):
 
     number: int
     first: int
-    rows: list[Row | Unread]
+    rows: list[Row | Bare | Unread]
     read_bytes: int
 
 
@@ -118,7 +121,9 @@ def chunks(
         number += 1
 
 
-def _rows(store: Store, files: Sequence[FoundFile], place: _Place, wanted: Collection[str] | None) -> Iterator[Row | Unread]:
+def _rows(
+    store: Store, files: Sequence[FoundFile], place: _Place, wanted: Collection[str] | None
+) -> Iterator[Row | Bare | Unread]:
     for file in files:
         form = format_of(file.path)
         read = partial(_parquet, wanted=wanted) if form == "parquet" else _READ[form]
@@ -142,7 +147,7 @@ def _as_they_are(store: Store, place: _Place) -> Iterator[bytes]:
             yield rest
 
 
-def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
+def _json_lines(store: Store, place: _Place) -> Iterator[Row | Bare | Unread]:
     for line in _lines(store, place):
         if not line.strip():
             continue
@@ -151,13 +156,13 @@ def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
         except (ValueError, RecursionError) as exc:
             yield Unread(f"no JSON: {exc}", _shown(line))
         else:
-            yield value if isinstance(value, dict) else {BARE: value}
+            yield value if isinstance(value, dict) else Bare(value)
 
 
-def _text(store: Store, place: _Place) -> Iterator[Row | Unread]:
+def _text(store: Store, place: _Place) -> Iterator[Row | Bare | Unread]:
     for line in _lines(store, place):
         try:
-            yield {BARE: line.removesuffix(b"\r").decode()}
+            yield Bare(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError as exc:
             yield Unread(f"no UTF-8: {exc}", _shown(line))
 
@@ -269,7 +274,7 @@ def _shown(line: bytes) -> str:
     return text if len(line) <= 200 else f"{text}…"
 
 
-_READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Unread]]]] = {
+_READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Bare | Unread]]]] = {
     "jsonl": _json_lines, "csv": _csv, "txt": _text, "parquet": _parquet,
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from backends.base import ModelSpec
 from gateway.errors import ConfigError
 from gateway.transform.asking import Answer, Asker
 from gateway.transform.columns import Columns
-from gateway.transform.rows import Chunk, Row, Unread, chunks, columns_of, format_of
+from gateway.transform.rows import Bare, Chunk, Row, Unread, chunks, columns_of, format_of
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
@@ -195,13 +195,12 @@ class RowsWork:
     def _write(self, chunk: Chunk, answers: Sequence[Answer | str]) -> int:
         """Gives how many are bad."""
         good: list[Done] = []
-        bad: list[tuple[int, str, Row | Unread]] = []
+        bad: list[tuple[int, str, Row | Bare | Unread]] = []
         for number, (row, answer) in enumerate(zip(chunk.rows, answers, strict=True), chunk.first):
             if isinstance(answer, str):
                 bad.append((number, answer, row))
             else:
-                assert isinstance(row, dict)
-                good.append(Done(number, self._columns.kept(row), answer))
+                good.append(Done(number, self._columns.kept(row) if isinstance(row, dict) else {}, answer))
         if bad:
             write_bad(self._files.part(chunk.number, "bad"), bad)
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from backends.base import ModelSpec, TensorSpec
 from gateway.errors import ConfigError
 from gateway.transform.asking import Answer
-from gateway.transform.rows import Row, Unread, plain
+from gateway.transform.rows import Bare, Row, Unread, plain
 from gateway.transform.storage import Store
 
 NUMBER: Final = "_row"
@@ -47,12 +47,17 @@ def join(target: Store, form: str, parts: Sequence[Store]) -> None:
         _JOIN[form](file, parts)
 
 
-def write_bad(store: Store, bad: Iterable[tuple[int, str, Row | Unread]]) -> None:
+def write_bad(store: Store, bad: Iterable[tuple[int, str, Row | Bare | Unread]]) -> None:
     """Rows that have no answer: their numbers, why, and what they are."""
     with store.written() as file:
         for number, why, row in bad:
-            found = row.found if isinstance(row, Unread) else {name: _shown(value) for name, value in row.items()}
-            file.write(_json({NUMBER: number, "error": why, "found": found}))
+            file.write(_json({NUMBER: number, "error": why, "found": _found(row)}))
+
+
+def _found(row: Row | Bare | Unread) -> Any:
+    if isinstance(row, Unread):
+        return row.found
+    return _shown(row.value) if isinstance(row, Bare) else {name: _shown(value) for name, value in row.items()}
 
 
 def _json(row: Row) -> bytes:

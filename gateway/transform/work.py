@@ -166,7 +166,7 @@ class RowsWork:
                 for row in chunk.rows:
                     if isinstance(row, dict):
                         self._columns.rename(row)
-                if first and not checked and isinstance(chunk.rows[0], dict):
+                if chunk.number == 0 and not checked and isinstance(chunk.rows[0], dict):
                     self._columns.check_row(chunk.rows[0], self._job.inputs[0].path)
                 at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
                 if first or len(at_work) >= _AT_ONCE:

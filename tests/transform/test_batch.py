@@ -544,6 +544,19 @@ def test_what_came_while_a_job_ran_is_not_replaced(
     assert len(read(output)) == 70
 
 
+def test_one_that_goes_on_at_a_chunk_that_begins_with_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = written(tmp_path / "in.jsonl", [*ROWS[:16], {"id": "bad"}, *ROWS[16:]]), tmp_path / "out.jsonl"
+    words = (configuration(tmp_path, "slow", batching={"probe_s": 0}), "slow", source, output, "--chunk-rows", 16)
+    monkeypatch.setenv("SEEN", str(output))  # which the model writes: the parts are not joined
+    assert run(*words) == 2
+    output.unlink()
+    for part in sorted((tmp_path / "out.jsonl.partial").glob("*.rows"))[1:]:
+        part.unlink()
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    assert run(*words) == 0
+    assert [row["_row"] for row in read(output)] == [n for n in range(71) if n != 16]
+
+
 def test_a_job_that_was_broken_off_while_its_parts_were_joined_goes_on(tmp_path: Path) -> None:
     files = begun(tmp_path)
     Path(files.joining.path).write_text(files.bad.path)

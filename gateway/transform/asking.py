@@ -136,11 +136,17 @@ def _shapes(given: Row) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
         return None
 
 
+def _of_numbers(values: list[Any]) -> bool:
+    """Whether nested lists hold nothing else; true and false are none, though arrays take them for 1 and 0 beside numbers."""
+    kinds = set(map(type, values))
+    return all(map(_of_numbers, values)) if kinds == {list} else kinds <= {int, float}
+
+
 def _together(values: list[Any], tensor: TensorSpec) -> Any:
     """Rows of one shape. Lists of numbers as an array, which is a tenth of the work; what is none is left to be refused."""
     if isinstance(values[0], np.ndarray):
         return np.stack(values)
-    if isinstance(values[0], list) and tensor.datatype != "BYTES":
+    if isinstance(values[0], list) and tensor.datatype != "BYTES" and _of_numbers(values):
         try:
             array = np.array(values)
         except ValueError:  # lists of unequal lengths

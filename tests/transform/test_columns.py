@@ -38,3 +38,14 @@ def test_a_value_without_a_name_is_found_as_it_is(tmp_path: Path) -> None:
     assert read(tmp_path / "out.jsonl") == [{"_row": 0, "output": "BREAD"}]
     (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
     assert (bad["_row"], bad["found"]) == (1, 5)
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_true_is_no_number_beside_whatever_rows(tmp_path: Path, name: str) -> None:
+    cells = ["[1, 2]", "[true, false]", "[3, true]", "[4, 5]"]
+    lines = ["x", *(f'"{cell}"' for cell in cells)] if name == "in.csv" else [f'{{"x": {cell}}}' for cell in cells]
+    (tmp_path / name).write_text("\n".join(lines))
+    assert run(configuration(tmp_path), "twice", tmp_path / name, tmp_path / "out.jsonl") == 0
+    assert [row["_row"] for row in read(tmp_path / "out.jsonl")] == [0, 3]
+    bad = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert ["got true or false" in row["error"] for row in bad] == [True, True]

@@ -198,7 +198,14 @@ def _text_of(file: IO[bytes]) -> io.TextIOWrapper:
 
 
 def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:
-    names = next(reader, [])
+    try:
+        names = next(reader, [])
+        ",".join(names).encode()
+    except csv.Error as exc:
+        raise ConfigError(f"{store.path}: its first line: no CSV: {exc}") from exc
+    except UnicodeEncodeError as exc:
+        shown = ",".join(names).encode(errors="replace").decode()
+        raise ConfigError(f"{store.path}: its first line: no UTF-8: {_shortened(shown)}") from exc
     if len(set(names)) < len(names):
         raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
     return names
@@ -270,8 +277,11 @@ def _with_ns(value: pa.Scalar) -> Any:
 
 
 def _shown(line: bytes) -> str:
-    text = line[:200].decode(errors="replace")
-    return text if len(line) <= 200 else f"{text}…"
+    return _shortened(line[:1000].decode(errors="replace"))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 _READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Bare | Unread]]]] = {

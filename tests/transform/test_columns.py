@@ -49,3 +49,10 @@ def test_true_is_no_number_beside_whatever_rows(tmp_path: Path, name: str) -> No
     assert [row["_row"] for row in read(tmp_path / "out.jsonl")] == [0, 3]
     bad = read(tmp_path / "out.jsonl.bad.jsonl")
     assert ["got true or false" in row["error"] for row in bad] == [True, True]
+
+
+def test_a_first_line_that_is_no_utf_8_is_told_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.csv").write_bytes(b'x,caf\xe9\n"[1, 2]",a\n')
+    for ending in ("jsonl", "csv", "parquet"):
+        assert run(configuration(tmp_path), "twice", tmp_path / "in.csv", tmp_path / f"out.{ending}") == 2
+        assert "in.csv: its first line: no UTF-8: x,caf?" in capsys.readouterr().err

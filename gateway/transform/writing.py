@@ -144,7 +144,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     text = _json(value).decode().strip()
-    return value.decode() if isinstance(value, bytes) and text.startswith('"') else text
+    return json.loads(text) if text.startswith('"') else text  # what JSON has as text: bytes, a time, a decimal
 
 
 def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:

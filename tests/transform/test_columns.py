@@ -1,5 +1,8 @@
 """`gateway batch`: what the columns of files may be called."""
 
+import csv
+import datetime
+import decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,3 +59,21 @@ def test_a_first_line_that_is_no_utf_8_is_told_with_its_file(tmp_path: Path, cap
     for ending in ("jsonl", "csv", "parquet"):
         assert run(configuration(tmp_path), "twice", tmp_path / "in.csv", tmp_path / f"out.{ending}") == 2
         assert "in.csv: its first line: no UTF-8: x,caf?" in capsys.readouterr().err
+
+
+def test_what_json_has_as_text_is_a_cell_without_quotes(tmp_path: Path) -> None:
+    kept = {
+        "price": (decimal.Decimal("1.50"), "1.50"),
+        "day": (datetime.date(2026, 11, 29), "2026-11-29"),
+        "at": (datetime.datetime(2026, 11, 29, 12, tzinfo=datetime.UTC), "2026-11-29T12:00:00+00:00"),
+        "bytes": (b'a "b"', 'a "b"'),
+        "days": ([datetime.date(2026, 11, 29)], '["2026-11-29"]'),
+    }
+    columns = {name: pa.array([value, value]) for name, (value, _) in kept.items()}
+    ns = pa.array([1500, 1500], pa.timestamp("ns"))
+    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0, 4.0]], **columns, "ns": ns}), tmp_path / "in.parquet")
+    assert run(configuration(tmp_path), "twice", tmp_path / "in.parquet", tmp_path / "out.csv", "--chunk-rows", 1) == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        row, _ = csv.DictReader(file)
+    told = {name: text for name, (_, text) in kept.items()}
+    assert row == {"_row": "0", **told, "ns": "1970-01-01T00:00:00.000001500", "output": "[2.0,4.0]"}

@@ -88,7 +88,7 @@ def columns_of(store: Store) -> list[str] | None:
                 return _names(store, csv.reader(_text_of(file)))
         case "parquet":
             with store.open() as opened, _parquet_file(opened, store.path) as file:
-                return list(file.schema_arrow.names)
+                return _once(store, file.schema_arrow.names)
     return None
 
 
@@ -206,6 +206,10 @@ def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:
     except UnicodeEncodeError as exc:
         shown = ",".join(names).encode(errors="replace").decode()
         raise ConfigError(f"{store.path}: its first line: no UTF-8: {_shortened(shown)}") from exc
+    return _once(store, names)
+
+
+def _once(store: Store, names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
     return names
@@ -217,7 +221,7 @@ def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None)
     size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
     place.read_bytes = lambda: size * read_rows // of_rows
     with file:
-        names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+        names = [name for name in _once(store, file.schema_arrow.names) if wanted is None or name in wanted]
         for batch in file.iter_batches(512, columns=names):
             read_rows += len(batch)
             rows: list[Row] = [{} for _ in range(len(batch))]
@@ -240,7 +244,7 @@ def _values(column: pa.Array) -> Iterable[Any]:
     kind = column.type
     fixed = pa.types.is_fixed_size_list(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
-        return list(column.to_numpy_ndarray())
+        return _tensors(column)
     numbers = (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     )
@@ -253,6 +257,19 @@ def _values(column: pa.Array) -> Iterable[Any]:
         return list(values.reshape(len(column), kind.list_size))
     ends = column.value_lengths().to_numpy().cumsum()
     return np.split(values, ends[:-1]) if len(column) else []
+
+
+def _tensors(column: pa.FixedShapeTensorArray) -> Iterable[Any]:
+    if not column.null_count and not column.storage.flatten().null_count:
+        return list(column.to_numpy_ndarray())
+    return [_tensor(each.values, column.type) if each.is_valid else None for each in column.storage]
+
+
+def _tensor(elements: pa.Array, kind: pa.FixedShapeTensorType) -> Any:
+    """Nested lists, where elements are null: arrays of numbers hold none."""
+    flat = np.array(elements.to_pylist(), object) if elements.null_count else elements.to_numpy()
+    shaped = flat.reshape(kind.shape).transpose(kind.permutation or range(len(kind.shape)))
+    return shaped.tolist() if elements.null_count else shaped
 
 
 def _in_ns(kind: pa.DataType) -> bool:

@@ -77,3 +77,14 @@ def test_what_json_has_as_text_is_a_cell_without_quotes(tmp_path: Path) -> None:
         row, _ = csv.DictReader(file)
     told = {name: text for name, (_, text) in kept.items()}
     assert row == {"_row": "0", **told, "ns": "1970-01-01T00:00:00.000001500", "output": "[2.0,4.0]"}
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "*.parquet"])
+def test_two_columns_of_parquet_with_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pq.write_table(pa.table([[[1.0, 2.0]], [[3.0, 4.0]]], names=["x", "x"]), tmp_path / "in.parquet")
+    if name == "*.parquet":
+        pq.write_table(pa.table({"x": [[1.0, 2.0]]}), tmp_path / "a.parquet")
+    assert run(configuration(tmp_path), "twice", tmp_path / name, tmp_path / "out.jsonl") == 2
+    assert "in.parquet: two columns have one name: x, x" in capsys.readouterr().err

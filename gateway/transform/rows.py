@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from gateway.errors import ConfigError
 from gateway.protocols.json_data import any_value
-from gateway.transform.storage import PACKED, FoundFile, Store
+from gateway.transform.storage import PACKED, FoundFile, Store, without_query
 
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
 
@@ -71,7 +71,7 @@ class _Place:
 
 def format_of(path: str) -> str:
     """jsonl, csv, txt or parquet, by a name's ending. Raises: ConfigError."""
-    name = path.rpartition("/")[2].lower()
+    name = without_query(path).rpartition("/")[2].lower()
     for packed in PACKED:
         name = name.removesuffix(packed)
     ending = {"ndjson": "jsonl"}.get(name.rpartition(".")[2], name.rpartition(".")[2])

@@ -28,6 +28,11 @@ class FoundFile(NamedTuple):
     modified_ns: int
 
 
+def without_query(path: str) -> str:
+    """A URL may be signed, behind its path."""
+    return path.partition("?")[0] if "://" in path else path
+
+
 class Store(NamedTuple):
     """A place in a file system. local: of this machine. path: in it, without a scheme."""
 
@@ -59,18 +64,18 @@ class Store(NamedTuple):
     def found(self) -> list[FoundFile]:
         """The file here; of a folder or a pattern (`*.parquet`) all its files, by name. Hidden ones are left out.
 
-        Raises: ConfigError, if there is none.
+        What has just this name is no pattern. Raises: ConfigError, if there is none.
         """
-        folder, _, name = self.path.rpartition("/")
-        if _GLOB & set(folder):
-            raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
-        if not _GLOB & set(name):
-            info = self._info()
-            if info.type is fs.FileType.File:
-                return [_seen(info)]
-            if info.type is fs.FileType.NotFound:
-                raise ConfigError(f"{self.path}: no such file or folder")
+        folder, _, name = without_query(self.path).rpartition("/")
+        info = self._info()
+        if info.type is fs.FileType.File:
+            return [_seen(info)]
+        if info.type is fs.FileType.Directory:
             folder, name = self.path, "*"
+        elif _GLOB & set(folder) and not self.beside(folder).exists():
+            raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
+        elif not _GLOB & set(name):
+            raise ConfigError(f"{self.path}: no such file or folder")
         infos = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         seen = [_seen(info) for info in infos if info.type is fs.FileType.File and fnmatchcase(info.base_name, name)]
         seen = [each for each in seen if not each.path.rpartition("/")[2].startswith((".", "_"))]
@@ -101,7 +106,8 @@ class Store(NamedTuple):
         With it comes how far it is read, in bytes as they are in the store.
         """
         with self.open() as file:
-            packing = next((PACKED[ending] for ending in PACKED if self.path.lower().endswith(ending)), None)
+            name = without_query(self.path).lower()
+            packing = next((PACKED[ending] for ending in PACKED if name.endswith(ending)), None)
             if packing is None:
                 yield file, file.tell
             else:

@@ -216,11 +216,9 @@ def _once(store: Store, names: list[str]) -> list[str]:
 
 
 def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None) -> Iterator[Row | Unread]:
-    opened = store.open()
-    file = _parquet_file(opened, store.path)
-    size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
-    place.read_bytes = lambda: size * read_rows // of_rows
-    with file:
+    with store.open() as opened, _parquet_file(opened, store.path) as file:
+        size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
+        place.read_bytes = lambda: size * read_rows // of_rows
         names = [name for name in _once(store, file.schema_arrow.names) if wanted is None or name in wanted]
         for batch in file.iter_batches(512, columns=names):
             read_rows += len(batch)

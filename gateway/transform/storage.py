@@ -13,7 +13,7 @@ from typing import IO, Any, Final, NamedTuple, Self
 import pyarrow as pa
 from pyarrow import fs
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, GatewayError
 
 _GLOB: Final = frozenset("*?[")
 PACKED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -26,6 +26,10 @@ class FoundFile(NamedTuple):
     path: str
     size_bytes: int
     modified_ns: int
+
+
+class FileFailed(OSError):
+    """What was wrong with a file, which the words begin with."""
 
 
 def without_query(path: str) -> str:
@@ -76,7 +80,7 @@ class Store(NamedTuple):
             raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
         elif not _GLOB & set(name):
             raise ConfigError(f"{self.path}: no such file or folder")
-        infos = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        infos = self.beside(folder)._within()
         seen = [_seen(info) for info in infos if info.type is fs.FileType.File and fnmatchcase(info.base_name, name)]
         seen = [each for each in seen if not each.path.rpartition("/")[2].startswith((".", "_"))]
         if not seen:
@@ -85,19 +89,23 @@ class Store(NamedTuple):
 
     def names(self) -> set[str]:
         """What is in this folder; nothing, if there is none."""
-        return {info.base_name for info in self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))}
+        return {info.base_name for info in self._within()}
 
     def read(self) -> bytes:
-        with self.files.open_input_stream(self.path) as file:
+        with self.stream() as file:
             return bytes(file.read())
 
-    def open(self) -> IO[bytes]:
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
         """To read at any place of it, as Parquet does."""
-        return self.files.open_input_file(self.path)  # type: ignore[no-any-return]
+        with self._named(), self.files.open_input_file(self.path) as file:
+            yield file
 
-    def stream(self) -> IO[bytes]:
+    @contextmanager
+    def stream(self) -> Iterator[IO[bytes]]:
         """To read from its beginning, as it is."""
-        return self.files.open_input_stream(self.path, compression=None)  # type: ignore[no-any-return]
+        with self._named(), self.files.open_input_stream(self.path, compression=None) as file:
+            yield file
 
     @contextmanager
     def unpacked(self) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
@@ -117,6 +125,10 @@ class Store(NamedTuple):
     @contextmanager
     def written(self) -> Iterator[IO[bytes]]:
         """A file to write. Where that fails, there is none of it."""
+        with self._named():
+            yield from self._written()
+
+    def _written(self) -> Iterator[IO[bytes]]:
         folder, _, name = self.path.rpartition("/")
         if not self.local:
             sink = self.files.open_output_stream(self.path)
@@ -142,13 +154,35 @@ class Store(NamedTuple):
             raise
 
     def remove(self) -> None:
-        self.files.delete_file(self.path)
+        with self._named():
+            self.files.delete_file(self.path)
 
     def remove_folder(self) -> None:
-        self.files.delete_dir(self.path)
+        with self._named():
+            self.files.delete_dir(self.path)
 
     def _info(self) -> Any:
-        return self.files.get_file_info(self.path)
+        with self._named():
+            return self.files.get_file_info(self.path)
+
+    def _within(self) -> Any:
+        with self._named():
+            return self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What fails there says of which file. Raises: FileFailed."""
+        # What fsspec reaches has errors of many libraries, aiohttp's and botocore's among them.
+        failures = Exception if isinstance(self.files, fs.PyFileSystem) else (OSError, pa.ArrowException)
+        try:
+            yield
+        except (FileFailed, GatewayError):
+            raise
+        except failures as exc:
+            said = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+            if said in ("", self.path):
+                said = f"{type(exc).__name__} {exc.__cause__ or ''}".rstrip()
+            raise FileFailed(said if self.path in said else f"{self.path}: {said}") from exc
 
 
 def _seen(info: Any) -> FoundFile:
@@ -160,6 +194,6 @@ def _by_fsspec(place: str, arrows: Exception) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         files, path = url_to_fs(place)
-    except (ImportError, ValueError) as exc:
+    except Exception as exc:  # of whichever library reaches it
         raise ConfigError(f"{place}: cannot be reached: {arrows}; nor by fsspec: {exc}") from exc
     return fs.PyFileSystem(fs.FSSpecHandler(files)), path

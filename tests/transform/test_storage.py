@@ -1,21 +1,36 @@
 """`gateway batch`: where files are, what they are called, and what is said of those that fail."""
 
+import errno
 import functools
+import gzip
 import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from gateway.transform.storage import Store
 from tests.transform.test_batch import configuration, read, run
 
 LINE = '{"x": [1, 2], "id": "%s"}\n'
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
+    """One that is called `cut` ends before it is whole."""
+
     def log_message(self, *_: object) -> None:
         pass
+
+    def do_GET(self) -> None:
+        if "cut" not in self.path:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(LINE.encode())
 
 
 @pytest.fixture
@@ -55,3 +70,38 @@ def test_a_url_may_be_signed(tmp_path: Path, url: str) -> None:
     (tmp_path / "in.jsonl").write_text(LINE % "a")
     assert run(configuration(tmp_path), "twice", f"{url}/in.jsonl?Signature=a.b/c&Key=*", tmp_path / "out.jsonl") == 0
     assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "remote"),
+    [
+        ("cut.jsonl", True),
+        *((name, far) for name in ("cut.jsonl.gz", "none.jsonl.gz", "corrupt.parquet") for far in (False, True)),
+    ],
+)
+def test_a_file_that_cannot_be_read_to_its_end_is_named(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], name: str, remote: bool
+) -> None:
+    whole = gzip.compress((LINE * 1000).encode())
+    (tmp_path / "cut.jsonl").write_text(LINE * 1000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-20])
+    (tmp_path / "none.jsonl.gz").write_text(LINE)
+    pq.write_table(pa.table({"x": [[1.0, 2.0]] * 1000, "id": [str(n) for n in range(1000)]}), tmp_path / "corrupt.parquet")
+    table = bytearray((tmp_path / "corrupt.parquet").read_bytes())
+    table[40:600] = bytes(560)
+    (tmp_path / "corrupt.parquet").write_bytes(table)
+    place = f"{url}/{name}" if remote else str(tmp_path / name)
+    assert run(configuration(tmp_path), "twice", place, tmp_path / "out.jsonl") == 1
+    assert f"gateway: {place}: " in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_reached_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(configuration(tmp_path), "twice", "hdfs://127.0.0.1:1/in.jsonl", tmp_path / "out.jsonl") == 2
+    assert "hdfs://127.0.0.1:1/in.jsonl: cannot be reached: " in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path / "out.jsonl"))
+    with pytest.raises(OSError, match=f"^{tmp_path}/out.jsonl: No space left$"), store.written():
+        raise OSError(errno.ENOSPC, "No space left")
+    assert list(tmp_path.iterdir()) == []

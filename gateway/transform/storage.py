@@ -7,6 +7,7 @@ closed.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from filecmp import cmp
 from fnmatch import fnmatchcase
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -123,12 +124,15 @@ class Store(NamedTuple):
                     yield opened, file.tell
 
     @contextmanager
-    def written(self) -> Iterator[IO[bytes]]:
-        """A file to write. Where that fails, there is none of it."""
-        with self._named():
-            yield from self._written()
+    def written(self, *, replace: bool = True) -> Iterator[IO[bytes]]:
+        """A file to write. Where that fails, there is none of it.
 
-    def _written(self) -> Iterator[IO[bytes]]:
+        replace: what is there already; else, on this machine, that stays. Raises: ConfigError, if it does and is another.
+        """
+        with self._named():
+            yield from self._written(replace)
+
+    def _written(self, replace: bool) -> Iterator[IO[bytes]]:
         folder, _, name = self.path.rpartition("/")
         if not self.local:
             sink = self.files.open_output_stream(self.path)
@@ -147,11 +151,22 @@ class Store(NamedTuple):
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(draft, self.path)
-        except BaseException:
+            if replace or not self._linked(draft):
+                os.replace(draft, self.path)
+        finally:
             if os.path.exists(draft):
                 os.unlink(draft)
-            raise
+
+    def _linked(self, draft: str) -> bool:
+        """Whether the file system can do so. Raises: ConfigError, where another file is."""
+        try:
+            os.link(draft, self.path)
+        except OSError:
+            # A run that was broken off here has made the same before.
+            if os.path.lexists(self.path) and not (os.path.isfile(self.path) and cmp(draft, self.path, shallow=False)):
+                raise ConfigError(f"{self.path}: exists: name another file, or remove it") from None
+            return os.path.lexists(self.path)
+        return True
 
     def remove(self) -> None:
         with self._named():

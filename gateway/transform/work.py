@@ -3,7 +3,7 @@
 `OUTPUT.partial` holds `job.json`, which says what the job is, and for each chunk of rows that is done `N.rows`, the answers,
 and `N.bad`, the rows without one, where there are any. `N.rows` is written last: with it the chunk is done. When all are, they
 are joined, and the folder is removed. Before, `joining` says where the bad rows go: what lies there and at the output from then
-on is this job's.
+on is this job's, where it is what is joined.
 """
 
 import asyncio

@@ -42,8 +42,8 @@ def write_part(store: Store, form: str, done: Sequence[Done], spec: ModelSpec) -
 
 
 def join(target: Store, form: str, parts: Sequence[Store]) -> None:
-    """All parts as one file. Raises: ConfigError, where a kept column is of several types; OSError."""
-    with target.written() as file:
+    """All parts as one file. Raises: ConfigError, where a kept column is of several types or another file is there; OSError."""
+    with target.written(replace=False) as file:
         _JOIN[form](file, parts)
 
 

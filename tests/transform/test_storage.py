@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gateway.errors import ConfigError
 from gateway.transform.storage import Store
+from gateway.transform.writing import join
 from tests.transform.test_batch import configuration, read, run
 
 LINE = '{"x": [1, 2], "id": "%s"}\n'
@@ -105,3 +107,39 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"^{tmp_path}/out.jsonl: No space left$"), store.written():
         raise OSError(errno.ENOSPC, "No space left")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    output, part = tmp_path / "out.jsonl", Store.at(str(tmp_path / "part"))
+    with part.written() as file:
+        file.write(b"ours\n")
+    with pytest.raises(ConfigError, match=r"out.jsonl: exists"), Store.at(str(output)).written(replace=False):
+        output.write_text("theirs\n")
+    assert output.read_text() == "theirs\n"
+    output.unlink()
+    for _ in range(2):  # as a run does again that was broken off behind it
+        join(Store.at(str(output)), "jsonl", [part])
+    assert output.read_text() == "ours\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "part"]
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
+def test_a_run_that_was_broken_off_between_its_results_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(LINE % "a" + '{"id": "b"}\n' + LINE % "c")
+    words = (configuration(tmp_path), "twice", "in.jsonl", output)
+    in_the_way = tmp_path / f".{output}.draft"
+    in_the_way.mkdir()
+    assert run(*words) == 1
+    in_the_way.rmdir()
+    assert [row["_row"] for row in read(tmp_path / f"{output}.bad.jsonl")] == [1]
+    (tmp_path / output).write_text("theirs")
+    assert run(*words) == 2
+    assert f"{output}: exists: name another file" in capsys.readouterr().err
+    assert (tmp_path / output).read_text() == "theirs"
+    (tmp_path / output).unlink()
+    assert run(*words) == 0
+    assert [row["id"] for row in read(tmp_path / output)] == ["a", "c"]
+    assert not (tmp_path / f"{output}.partial").exists()

@@ -224,7 +224,7 @@ def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None)
             read_rows += len(batch)
             rows: list[Row] = [{} for _ in range(len(batch))]
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                for row, value in zip(rows, _values(column), strict=True):
+                for row, value in zip(rows, values_of(column), strict=True):
                     if value is not None:
                         row[name] = value
             yield from rows
@@ -237,7 +237,7 @@ def _parquet_file(opened: IO[bytes], path: str) -> pq.ParquetFile:
         raise ConfigError(f"{path}: no Parquet file: {exc}") from exc
 
 
-def _values(column: pa.Array) -> Iterable[Any]:
+def values_of(column: pa.Array) -> Iterable[Any]:
     """Lists of numbers as arrays, which are views; all else as Python has it."""
     kind = column.type
     fixed = pa.types.is_fixed_size_list(kind)

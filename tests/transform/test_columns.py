@@ -3,7 +3,9 @@
 import csv
 import datetime
 import decimal
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,3 +90,24 @@ def test_two_columns_of_parquet_with_one_name_are_refused(
         pq.write_table(pa.table({"x": [[1.0, 2.0]]}), tmp_path / "a.parquet")
     assert run(configuration(tmp_path), "twice", tmp_path / name, tmp_path / "out.jsonl") == 2
     assert "in.parquet: two columns have one name: x, x" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "values", [({}, {"k": 1}), ({"k": 1}, {}), ({"k": [1.5]}, 1 << 70), (None, {}), ("a", {}), ({}, 5, None), ({}, {"a": {}})]
+)
+def test_what_parquet_has_no_type_for_in_a_chunk_is_json_in_all(tmp_path: Path, values: tuple[Any, ...]) -> None:
+    rows = [json.dumps({"x": [1, 2], "more": value}) for value in values]
+    (tmp_path / "in.jsonl").write_text("\n".join([*rows, '{"x": [1, 2]}']))
+    words = (configuration(tmp_path), "twice", tmp_path / "in.jsonl", tmp_path / "out.parquet", "--chunk-rows", 1)
+    assert run(*words) == 0
+    told = [None if row["more"] is None else json.loads(row["more"]) for row in read(tmp_path / "out.parquet")]
+    assert told == [*values, None]
+
+
+def test_nanoseconds_beside_a_chunk_of_json_are_kept(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "more": pa.array([1500], pa.timestamp("ns"))}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [[1.0, 2.0]], "more": pa.array([1 << 63], pa.uint64())}), tmp_path / "2.parquet")
+    words = (configuration(tmp_path), "twice", tmp_path / "?.parquet", tmp_path / "out.parquet", "--chunk-rows", 1)
+    assert run(*words) == 0
+    told = [json.loads(row["more"]) for row in read(tmp_path / "out.parquet")]
+    assert told == ["1970-01-01T00:00:00.000001500", 1 << 63]

@@ -67,7 +67,7 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     there = partial.names() - {_LOCK}
     if there and not there & {_JOB, _JOINED}:
         raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
-    done = {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    done = _numbers(there, "rows")
     if there and (restart or _JOINED in there or not done):  # with nothing done, options may change
         _clear(partial, _LOCK)
         done = set()
@@ -78,6 +78,16 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
     return done
+
+
+def bad_before(files: Files, done: set[int]) -> int:
+    """How many rows of chunks that are done already have no answer."""
+    with_bad = done & _numbers(files.partial.names(), "bad")
+    return sum(files.part(number, "bad").read().count(b"\n") for number in with_bad)
+
+
+def _numbers(names: set[str], kind: str) -> set[int]:
+    return {int(name.partition(".")[0]) for name in names if name.endswith(f".{kind}")}
 
 
 def _check_free(files: Files) -> None:

@@ -141,5 +141,6 @@ def test_a_run_that_was_broken_off_between_its_results_goes_on(
     assert (tmp_path / output).read_text() == "theirs"
     (tmp_path / output).unlink()
     assert run(*words) == 0
+    assert f"/s, and 1 without an answer before; why: {tmp_path}/{output}.bad.jsonl" in capsys.readouterr().out
     assert [row["id"] for row in read(tmp_path / output)] == ["a", "c"]
     assert not (tmp_path / f"{output}.partial").exists()

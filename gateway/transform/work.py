@@ -73,6 +73,8 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
         done = set()
     if done:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
+        for number in _numbers(there, "bad") - done:  # of one that was broken off before it was done
+            files.part(number, "bad").remove()
     _check_free(files)
     if not done:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:

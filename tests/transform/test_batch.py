@@ -557,6 +557,15 @@ def test_one_that_goes_on_at_a_chunk_that_begins_with_a_bad_row(tmp_path: Path, 
     assert [row["_row"] for row in read(output)] == [n for n in range(71) if n != 16]
 
 
+def test_what_was_bad_in_a_chunk_that_was_not_done_is_not_kept(tmp_path: Path) -> None:
+    files = begun(tmp_path)
+    for number in (0, 1):
+        Path(files.part(number, "bad").path).touch()
+    assert begin(files, JOB, restart=False) == {0}
+    assert files.part(0, "bad").exists()
+    assert not files.part(1, "bad").exists()
+
+
 def test_a_job_that_was_broken_off_while_its_parts_were_joined_goes_on(tmp_path: Path) -> None:
     files = begun(tmp_path)
     Path(files.joining.path).write_text(files.bad.path)

@@ -139,11 +139,15 @@ def _lines(store: Store, place: _Place) -> Iterator[bytes]:
 
 def _as_they_are(store: Store, place: _Place) -> Iterator[bytes]:
     with store.unpacked() as (file, place.read_bytes):
-        rest = b""
+        begun: list[bytes] = []  # of a line, which may be long
         while data := file.read(1 << 20):
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-        if rest:
+            first, *lines = data.split(b"\n")
+            begun.append(first)
+            if lines:
+                yield b"".join(begun)
+                begun = [lines.pop()]
+                yield from lines
+        if rest := b"".join(begun):
             yield rest
 
 

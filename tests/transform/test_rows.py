@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.transform.rows import chunks
+from gateway.transform.rows import Bare, chunks
 from gateway.transform.storage import Store
 
 ROWS = [{"x": number, "of": f"row {number}"} for number in range(40_000)]
@@ -58,3 +58,13 @@ def test_tensors_of_a_fixed_shape_may_be_null_and_have_elements_that_are(tmp_pat
         np.testing.assert_array_equal(row["x"], shaped)
     assert null == {}
     assert third == {"x": [[element if element != 1 else None for element in row] for row in shaped]}
+
+
+def test_lines_are_whole_however_long_they_are(tmp_path: Path) -> None:
+    mib = 1 << 20  # which is read at once
+    lines = ["a" * mib, "b" * (mib - 1), "", "c", "d" * (3 * mib + 5), "e" * (mib - 6), "f" * (mib - 1), "g"]
+    for end in ("", "\n"):
+        (tmp_path / "in.txt").write_text("\n".join(lines) + end)
+        store = Store.at(str(tmp_path / "in.txt"))
+        (chunk,) = chunks(store, store.found(), 100, lambda _: False)
+        assert [row.value for row in chunk.rows if isinstance(row, Bare)] == lines

@@ -168,6 +168,14 @@ class Store(NamedTuple):
             return os.path.lexists(self.path)
         return True
 
+    def check_writable(self) -> None:
+        """By its folder, or the nearest there is; on this machine only. Raises: ConfigError."""
+        folder = os.path.dirname(self.path)
+        while self.local and not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        if self.local and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{self.path}: cannot be written: {folder}: expected a folder that may be written to")
+
     def remove(self) -> None:
         with self._named():
             self.files.delete_file(self.path)

@@ -76,6 +76,7 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
         for number in _numbers(there, "bad") - done:  # of one that was broken off before it was done
             files.part(number, "bad").remove()
     _check_free(files)
+    files.bad.check_writable()
     if not done:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))

@@ -144,3 +144,17 @@ def test_a_run_that_was_broken_off_between_its_results_goes_on(
     assert f"/s, and 1 without an answer before; why: {tmp_path}/{output}.bad.jsonl" in capsys.readouterr().out
     assert [row["id"] for row in read(tmp_path / output)] == ["a", "c"]
     assert not (tmp_path / f"{output}.partial").exists()
+
+
+def test_a_place_for_bad_rows_that_cannot_be_written_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text(LINE)
+    (tmp_path / "file").touch()
+    bad = tmp_path / "file" / "folder" / "bad.jsonl"
+    words = (configuration(tmp_path), "twice", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert run(*words, "--bad", bad) == 2
+    said = f"{bad}: cannot be written: {tmp_path}/file: expected a folder that may be written to"
+    assert said in capsys.readouterr().err
+    assert run(*words, "--bad", tmp_path / "new" / "folder" / "bad.jsonl") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gateway.yaml", "in.jsonl", "out.jsonl"]

@@ -125,8 +125,11 @@ def _digest(config: Config) -> str:
     """Of all that makes a model's answers, as far as files say it."""
     whole = hashlib.sha256(config.models[0].model_dump_json().encode())
     for backend in config.models[0].backends:
-        with contextlib.suppress(OSError, AttributeError):  # a module that is installed, another server
-            whole.update(digest(backend.model).encode())  # type: ignore[union-attr]
+        options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
+        for name in (getattr(backend, "model", None), *options.values()):
+            if isinstance(name, str):
+                with contextlib.suppress(OSError, ValueError):  # a module that is installed, another server, no file at all
+                    whole.update(digest(name).encode())
     return whole.hexdigest()
 
 

@@ -593,3 +593,25 @@ def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said:
     with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
         begin(files, msgspec.structs.replace(JOB, **other), restart=False)
     assert begin(files, msgspec.structs.replace(JOB, **other), restart=True) == set()
+
+
+def test_a_file_that_a_models_options_name_is_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, factor, draft = written(tmp_path / "in.jsonl", ROWS), tmp_path / "factor", tmp_path / ".out.jsonl.draft"
+    backend = {"kind": "python", "model": f"{MODELS}:Scaled", "class_options": {"path": str(factor)}}
+    tensors = {
+        f"{way}puts": [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for way, name in (("in", "x"), ("out", "y"))
+    }
+    words = (configuration(tmp_path, "Scaled", backends=[backend], **tensors), "Scaled", source, "out.jsonl")
+    factor.write_text("2")
+    draft.mkdir()  # so that all is done, and not joined
+    assert run(*words) == 1
+    draft.rmdir()
+    factor.write_text("3")
+    assert run(*words) == 2
+    assert "of another job (the model or its configuration differ): --restart" in capsys.readouterr().err
+    factor.write_text("2")
+    assert run(*words) == 0
+    assert read(tmp_path / "out.jsonl")[1] == {"_row": 1, "id": "r1", "y": [2, 1]}

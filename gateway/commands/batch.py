@@ -65,7 +65,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _batch(arguments: argparse.Namespace) -> int:
     from gateway.transform.rows import format_of
     from gateway.transform.storage import Store
-    from gateway.transform.work import Files, RowsWork, alone, begin, job_of
+    from gateway.transform.work import Files, RowsWork, alone, bad_before, begin, job_of
 
     if not 1 <= arguments.chunk_rows <= 1_000_000:
         raise ConfigError(f"--chunk-rows: {arguments.chunk_rows}: expected 1 to 1000000")
@@ -78,6 +78,7 @@ def _batch(arguments: argparse.Namespace) -> int:
     files = Files(output, bad)
     with alone(files):
         done = begin(files, job, restart=arguments.restart)
+        before = bad_before(files, done)
         if done:
             words.info("%d chunks of %d rows are done already", len(done), job.chunk_rows)
         from gateway.from_python.loaded import LoadedModel
@@ -91,7 +92,8 @@ def _batch(arguments: argparse.Namespace) -> int:
             from_text = format_of(job.inputs[0].path) == "csv"
             asker = asker_of(config.models[0], model, from_text=from_text)
             uvloop.run(RowsWork(job, source, files, model.spec, asker, done, progress.add).run())
-    print(f"{arguments.output}: {progress.told()}" + (f"; why: {arguments.bad or bad.path}" if progress.bad else ""))
+    told = progress.told() + (f", and {before} without an answer before" if before else "")
+    print(f"{arguments.output}: {told}" + (f"; why: {arguments.bad or bad.path}" if progress.bad or before else ""))
     return 0
 
 
@@ -123,8 +125,11 @@ def _digest(config: Config) -> str:
     """Of all that makes a model's answers, as far as files say it."""
     whole = hashlib.sha256(config.models[0].model_dump_json().encode())
     for backend in config.models[0].backends:
-        with contextlib.suppress(OSError, AttributeError):  # a module that is installed, another server
-            whole.update(digest(backend.model).encode())  # type: ignore[union-attr]
+        options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
+        for name in (getattr(backend, "model", None), *options.values()):
+            if isinstance(name, str):
+                with contextlib.suppress(OSError, ValueError):  # a module that is installed, another server, no file at all
+                    whole.update(digest(name).encode())
     return whole.hexdigest()
 
 

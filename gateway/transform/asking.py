@@ -19,7 +19,7 @@ from backends.datatypes import NUMPY
 from gateway.errors import GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.json_data import any_value
 from gateway.protocols.tensors import cast
-from gateway.transform.rows import BARE, Chunk, Row, Unread
+from gateway.transform.rows import Bare, Chunk, Row, Unread
 
 Ask = Callable[[Mapping[str, npt.ArrayLike]], Awaitable[dict[str, npt.NDArray[Any]]]]
 Answer = dict[str, Any]
@@ -68,13 +68,13 @@ class Asker:
             raise several.exceptions[0] from None
         return found
 
-    def _given(self, row: Row) -> Row:
+    def _given(self, row: Row | Bare) -> Row:
         """Its inputs. Raises: InvalidArgument."""
         inputs = self._spec.input_by_name
-        if BARE in row:
+        if isinstance(row, Bare):
             if len(inputs) > 1:
                 raise InvalidArgument(f"a value without a name: the model has several inputs: {', '.join(inputs)}")
-            row = {next(iter(inputs)): row[BARE]}
+            row = {next(iter(inputs)): row.value}
         return {name: self._value(row[name], tensor) for name, tensor in inputs.items() if name in row}
 
     def _value(self, value: Any, tensor: TensorSpec) -> Any:
@@ -136,11 +136,17 @@ def _shapes(given: Row) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
         return None
 
 
+def _of_numbers(values: list[Any]) -> bool:
+    """Whether nested lists hold nothing else; true and false are none, though arrays take them for 1 and 0 beside numbers."""
+    kinds = set(map(type, values))
+    return all(map(_of_numbers, values)) if kinds == {list} else kinds <= {int, float}
+
+
 def _together(values: list[Any], tensor: TensorSpec) -> Any:
     """Rows of one shape. Lists of numbers as an array, which is a tenth of the work; what is none is left to be refused."""
     if isinstance(values[0], np.ndarray):
         return np.stack(values)
-    if isinstance(values[0], list) and tensor.datatype != "BYTES":
+    if isinstance(values[0], list) and tensor.datatype != "BYTES" and _of_numbers(values):
         try:
             array = np.array(values)
         except ValueError:  # lists of unequal lengths

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from backends.base import ModelSpec
 from gateway.errors import ConfigError, instead
-from gateway.transform.rows import BARE, Row
+from gateway.transform.rows import Row
 from gateway.transform.writing import NUMBER
 
 
@@ -40,7 +40,7 @@ class Columns:
     def kept(self, row: Row) -> Row:
         """What goes into the output, of a row that is renamed."""
         if self._keep is None:
-            return {name: value for name, value in row.items() if name not in self._inputs and name != BARE}
+            return {name: value for name, value in row.items() if name not in self._inputs}
         return {name: row[name] for name in self._keep if name in row}
 
     def clash(self, row: Row) -> str:
@@ -62,8 +62,7 @@ class Columns:
 
     def check_row(self, row: Row, source: str) -> None:
         """The same of a file that does not say its columns, by its first row, renamed. Raises: ConfigError."""
-        if BARE not in row:
-            self._check(row, source, "its first row")
+        self._check(row, source, "its first row")
 
     def _check(self, row: Row, source: str, what: str) -> None:
         missing = [name for name in self._needed if name not in row]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from gateway.errors import ConfigError
 from gateway.protocols.json_data import any_value
-from gateway.transform.storage import PACKED, FoundFile, Store
+from gateway.transform.storage import PACKED, FoundFile, Store, without_query
 
 csv.field_size_limit(1 << 28)  # bytes of a cell; Python's own limit is less than an image
 
@@ -27,8 +27,11 @@ Row = dict[str, Any]
 Times in nanoseconds, which Python's types cannot hold, are Arrow's scalars.
 """
 
-BARE: Final = ""
-"""The column of a value that has no name: a line of text, or a line of JSON that is no object."""
+
+class Bare(NamedTuple):
+    """A row that is a value without a name: a line of text, or a line of JSON that is no object."""
+
+    value: Any
 
 
 class Unread(NamedTuple):
@@ -46,7 +49,7 @@ class Chunk(NamedTuple):
 
     number: int
     first: int
-    rows: list[Row | Unread]
+    rows: list[Row | Bare | Unread]
     read_bytes: int
 
 
@@ -68,7 +71,7 @@ class _Place:
 
 def format_of(path: str) -> str:
     """jsonl, csv, txt or parquet, by a name's ending. Raises: ConfigError."""
-    name = path.rpartition("/")[2].lower()
+    name = without_query(path).rpartition("/")[2].lower()
     for packed in PACKED:
         name = name.removesuffix(packed)
     ending = {"ndjson": "jsonl"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
@@ -85,7 +88,7 @@ def columns_of(store: Store) -> list[str] | None:
                 return _names(store, csv.reader(_text_of(file)))
         case "parquet":
             with store.open() as opened, _parquet_file(opened, store.path) as file:
-                return list(file.schema_arrow.names)
+                return _once(store, file.schema_arrow.names)
     return None
 
 
@@ -118,7 +121,9 @@ def chunks(
         number += 1
 
 
-def _rows(store: Store, files: Sequence[FoundFile], place: _Place, wanted: Collection[str] | None) -> Iterator[Row | Unread]:
+def _rows(
+    store: Store, files: Sequence[FoundFile], place: _Place, wanted: Collection[str] | None
+) -> Iterator[Row | Bare | Unread]:
     for file in files:
         form = format_of(file.path)
         read = partial(_parquet, wanted=wanted) if form == "parquet" else _READ[form]
@@ -134,15 +139,19 @@ def _lines(store: Store, place: _Place) -> Iterator[bytes]:
 
 def _as_they_are(store: Store, place: _Place) -> Iterator[bytes]:
     with store.unpacked() as (file, place.read_bytes):
-        rest = b""
+        begun: list[bytes] = []  # of a line, which may be long
         while data := file.read(1 << 20):
-            *lines, rest = (rest + data).split(b"\n")
-            yield from lines
-        if rest:
+            first, *lines = data.split(b"\n")
+            begun.append(first)
+            if lines:
+                yield b"".join(begun)
+                begun = [lines.pop()]
+                yield from lines
+        if rest := b"".join(begun):
             yield rest
 
 
-def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
+def _json_lines(store: Store, place: _Place) -> Iterator[Row | Bare | Unread]:
     for line in _lines(store, place):
         if not line.strip():
             continue
@@ -151,13 +160,13 @@ def _json_lines(store: Store, place: _Place) -> Iterator[Row | Unread]:
         except (ValueError, RecursionError) as exc:
             yield Unread(f"no JSON: {exc}", _shown(line))
         else:
-            yield value if isinstance(value, dict) else {BARE: value}
+            yield value if isinstance(value, dict) else Bare(value)
 
 
-def _text(store: Store, place: _Place) -> Iterator[Row | Unread]:
+def _text(store: Store, place: _Place) -> Iterator[Row | Bare | Unread]:
     for line in _lines(store, place):
         try:
-            yield {BARE: line.removesuffix(b"\r").decode()}
+            yield Bare(line.removesuffix(b"\r").decode())
         except UnicodeDecodeError as exc:
             yield Unread(f"no UTF-8: {exc}", _shown(line))
 
@@ -193,24 +202,33 @@ def _text_of(file: IO[bytes]) -> io.TextIOWrapper:
 
 
 def _names(store: Store, reader: Iterator[list[str]]) -> list[str]:
-    names = next(reader, [])
+    try:
+        names = next(reader, [])
+        ",".join(names).encode()
+    except csv.Error as exc:
+        raise ConfigError(f"{store.path}: its first line: no CSV: {exc}") from exc
+    except UnicodeEncodeError as exc:
+        shown = ",".join(names).encode(errors="replace").decode()
+        raise ConfigError(f"{store.path}: its first line: no UTF-8: {_shortened(shown)}") from exc
+    return _once(store, names)
+
+
+def _once(store: Store, names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{store.path}: two columns have one name: {', '.join(names)}")
     return names
 
 
 def _parquet(store: Store, place: _Place, wanted: Collection[str] | None = None) -> Iterator[Row | Unread]:
-    opened = store.open()
-    file = _parquet_file(opened, store.path)
-    size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
-    place.read_bytes = lambda: size * read_rows // of_rows
-    with file:
-        names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
+    with store.open() as opened, _parquet_file(opened, store.path) as file:
+        size, of_rows, read_rows = opened.size(), max(1, file.metadata.num_rows), 0  # type: ignore[attr-defined]  # Arrow's file
+        place.read_bytes = lambda: size * read_rows // of_rows
+        names = [name for name in _once(store, file.schema_arrow.names) if wanted is None or name in wanted]
         for batch in file.iter_batches(512, columns=names):
             read_rows += len(batch)
             rows: list[Row] = [{} for _ in range(len(batch))]
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                for row, value in zip(rows, _values(column), strict=True):
+                for row, value in zip(rows, values_of(column), strict=True):
                     if value is not None:
                         row[name] = value
             yield from rows
@@ -223,12 +241,12 @@ def _parquet_file(opened: IO[bytes], path: str) -> pq.ParquetFile:
         raise ConfigError(f"{path}: no Parquet file: {exc}") from exc
 
 
-def _values(column: pa.Array) -> Iterable[Any]:
+def values_of(column: pa.Array) -> Iterable[Any]:
     """Lists of numbers as arrays, which are views; all else as Python has it."""
     kind = column.type
     fixed = pa.types.is_fixed_size_list(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
-        return list(column.to_numpy_ndarray())
+        return _tensors(column)
     numbers = (fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)) and (
         pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
     )
@@ -241,6 +259,19 @@ def _values(column: pa.Array) -> Iterable[Any]:
         return list(values.reshape(len(column), kind.list_size))
     ends = column.value_lengths().to_numpy().cumsum()
     return np.split(values, ends[:-1]) if len(column) else []
+
+
+def _tensors(column: pa.FixedShapeTensorArray) -> Iterable[Any]:
+    if not column.null_count and not column.storage.flatten().null_count:
+        return list(column.to_numpy_ndarray())
+    return [_tensor(each.values, column.type) if each.is_valid else None for each in column.storage]
+
+
+def _tensor(elements: pa.Array, kind: pa.FixedShapeTensorType) -> Any:
+    """Nested lists, where elements are null: arrays of numbers hold none."""
+    flat = np.array(elements.to_pylist(), object) if elements.null_count else elements.to_numpy()
+    shaped = flat.reshape(kind.shape).transpose(kind.permutation or range(len(kind.shape)))
+    return shaped.tolist() if elements.null_count else shaped
 
 
 def _in_ns(kind: pa.DataType) -> bool:
@@ -265,11 +296,14 @@ def _with_ns(value: pa.Scalar) -> Any:
 
 
 def _shown(line: bytes) -> str:
-    text = line[:200].decode(errors="replace")
-    return text if len(line) <= 200 else f"{text}…"
+    return _shortened(line[:1000].decode(errors="replace"))
 
 
-_READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Unread]]]] = {
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+_READ: Final[dict[str, Callable[[Store, _Place], Iterator[Row | Bare | Unread]]]] = {
     "jsonl": _json_lines, "csv": _csv, "txt": _text, "parquet": _parquet,
 }  # fmt: skip
 

@@ -7,13 +7,14 @@ closed.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from filecmp import cmp
 from fnmatch import fnmatchcase
 from typing import IO, Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyarrow import fs
 
-from gateway.errors import ConfigError
+from gateway.errors import ConfigError, GatewayError
 
 _GLOB: Final = frozenset("*?[")
 PACKED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -26,6 +27,15 @@ class FoundFile(NamedTuple):
     path: str
     size_bytes: int
     modified_ns: int
+
+
+class FileFailed(OSError):
+    """What was wrong with a file, which the words begin with."""
+
+
+def without_query(path: str) -> str:
+    """A URL may be signed, behind its path."""
+    return path.partition("?")[0] if "://" in path else path
 
 
 class Store(NamedTuple):
@@ -59,19 +69,19 @@ class Store(NamedTuple):
     def found(self) -> list[FoundFile]:
         """The file here; of a folder or a pattern (`*.parquet`) all its files, by name. Hidden ones are left out.
 
-        Raises: ConfigError, if there is none.
+        What has just this name is no pattern. Raises: ConfigError, if there is none.
         """
-        folder, _, name = self.path.rpartition("/")
-        if _GLOB & set(folder):
-            raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
-        if not _GLOB & set(name):
-            info = self._info()
-            if info.type is fs.FileType.File:
-                return [_seen(info)]
-            if info.type is fs.FileType.NotFound:
-                raise ConfigError(f"{self.path}: no such file or folder")
+        folder, _, name = without_query(self.path).rpartition("/")
+        info = self._info()
+        if info.type is fs.FileType.File:
+            return [_seen(info)]
+        if info.type is fs.FileType.Directory:
             folder, name = self.path, "*"
-        infos = self.files.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        elif _GLOB & set(folder) and not self.beside(folder).exists():
+            raise ConfigError(f"{self.path}: a pattern is taken for the files of one folder only, not for folders")
+        elif not _GLOB & set(name):
+            raise ConfigError(f"{self.path}: no such file or folder")
+        infos = self.beside(folder)._within()
         seen = [_seen(info) for info in infos if info.type is fs.FileType.File and fnmatchcase(info.base_name, name)]
         seen = [each for each in seen if not each.path.rpartition("/")[2].startswith((".", "_"))]
         if not seen:
@@ -80,19 +90,23 @@ class Store(NamedTuple):
 
     def names(self) -> set[str]:
         """What is in this folder; nothing, if there is none."""
-        return {info.base_name for info in self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))}
+        return {info.base_name for info in self._within()}
 
     def read(self) -> bytes:
-        with self.files.open_input_stream(self.path) as file:
+        with self.stream() as file:
             return bytes(file.read())
 
-    def open(self) -> IO[bytes]:
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
         """To read at any place of it, as Parquet does."""
-        return self.files.open_input_file(self.path)  # type: ignore[no-any-return]
+        with self._named(), self.files.open_input_file(self.path) as file:
+            yield file
 
-    def stream(self) -> IO[bytes]:
+    @contextmanager
+    def stream(self) -> Iterator[IO[bytes]]:
         """To read from its beginning, as it is."""
-        return self.files.open_input_stream(self.path, compression=None)  # type: ignore[no-any-return]
+        with self._named(), self.files.open_input_stream(self.path, compression=None) as file:
+            yield file
 
     @contextmanager
     def unpacked(self) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
@@ -101,7 +115,8 @@ class Store(NamedTuple):
         With it comes how far it is read, in bytes as they are in the store.
         """
         with self.open() as file:
-            packing = next((PACKED[ending] for ending in PACKED if self.path.lower().endswith(ending)), None)
+            name = without_query(self.path).lower()
+            packing = next((PACKED[ending] for ending in PACKED if name.endswith(ending)), None)
             if packing is None:
                 yield file, file.tell
             else:
@@ -109,8 +124,15 @@ class Store(NamedTuple):
                     yield opened, file.tell
 
     @contextmanager
-    def written(self) -> Iterator[IO[bytes]]:
-        """A file to write. Where that fails, there is none of it."""
+    def written(self, *, replace: bool = True) -> Iterator[IO[bytes]]:
+        """A file to write. Where that fails, there is none of it.
+
+        replace: what is there already; else, on this machine, that stays. Raises: ConfigError, if it does and is another.
+        """
+        with self._named():
+            yield from self._written(replace)
+
+    def _written(self, replace: bool) -> Iterator[IO[bytes]]:
         folder, _, name = self.path.rpartition("/")
         if not self.local:
             sink = self.files.open_output_stream(self.path)
@@ -129,20 +151,61 @@ class Store(NamedTuple):
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(draft, self.path)
-        except BaseException:
+            if replace or not self._linked(draft):
+                os.replace(draft, self.path)
+        finally:
             if os.path.exists(draft):
                 os.unlink(draft)
-            raise
+
+    def _linked(self, draft: str) -> bool:
+        """Whether the file system can do so. Raises: ConfigError, where another file is."""
+        try:
+            os.link(draft, self.path)
+        except OSError:
+            # A run that was broken off here has made the same before.
+            if os.path.lexists(self.path) and not (os.path.isfile(self.path) and cmp(draft, self.path, shallow=False)):
+                raise ConfigError(f"{self.path}: exists: name another file, or remove it") from None
+            return os.path.lexists(self.path)
+        return True
+
+    def check_writable(self) -> None:
+        """By its folder, or the nearest there is; on this machine only. Raises: ConfigError."""
+        folder = os.path.dirname(self.path)
+        while self.local and not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        if self.local and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ConfigError(f"{self.path}: cannot be written: {folder}: expected a folder that may be written to")
 
     def remove(self) -> None:
-        self.files.delete_file(self.path)
+        with self._named():
+            self.files.delete_file(self.path)
 
     def remove_folder(self) -> None:
-        self.files.delete_dir(self.path)
+        with self._named():
+            self.files.delete_dir(self.path)
 
     def _info(self) -> Any:
-        return self.files.get_file_info(self.path)
+        with self._named():
+            return self.files.get_file_info(self.path)
+
+    def _within(self) -> Any:
+        with self._named():
+            return self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What fails there says of which file. Raises: FileFailed."""
+        # What fsspec reaches has errors of many libraries, aiohttp's and botocore's among them.
+        failures = Exception if isinstance(self.files, fs.PyFileSystem) else (OSError, pa.ArrowException)
+        try:
+            yield
+        except (FileFailed, GatewayError):
+            raise
+        except failures as exc:
+            said = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+            if said in ("", self.path):
+                said = f"{type(exc).__name__} {exc.__cause__ or ''}".rstrip()
+            raise FileFailed(said if self.path in said else f"{self.path}: {said}") from exc
 
 
 def _seen(info: Any) -> FoundFile:
@@ -154,6 +217,6 @@ def _by_fsspec(place: str, arrows: Exception) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
 
         files, path = url_to_fs(place)
-    except (ImportError, ValueError) as exc:
+    except Exception as exc:  # of whichever library reaches it
         raise ConfigError(f"{place}: cannot be reached: {arrows}; nor by fsspec: {exc}") from exc
     return fs.PyFileSystem(fs.FSSpecHandler(files)), path

@@ -3,7 +3,7 @@
 `OUTPUT.partial` holds `job.json`, which says what the job is, and for each chunk of rows that is done `N.rows`, the answers,
 and `N.bad`, the rows without one, where there are any. `N.rows` is written last: with it the chunk is done. When all are, they
 are joined, and the folder is removed. Before, `joining` says where the bad rows go: what lies there and at the output from then
-on is this job's.
+on is this job's, where it is what is joined.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from backends.base import ModelSpec
 from gateway.errors import ConfigError
 from gateway.transform.asking import Answer, Asker
 from gateway.transform.columns import Columns
-from gateway.transform.rows import Chunk, Row, Unread, chunks, columns_of, format_of
+from gateway.transform.rows import Bare, Chunk, Row, Unread, chunks, columns_of, format_of
 from gateway.transform.storage import FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
@@ -67,17 +67,30 @@ def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     there = partial.names() - {_LOCK}
     if there and not there & {_JOB, _JOINED}:
         raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
-    done = {int(name.partition(".")[0]) for name in there if name.endswith(".rows")}
+    done = _numbers(there, "rows")
     if there and (restart or _JOINED in there or not done):  # with nothing done, options may change
         _clear(partial, _LOCK)
         done = set()
     if done:
         _check_same(job, partial.beside(f"{partial.path}/{_JOB}").read(), partial.path)
+        for number in _numbers(there, "bad") - done:  # of one that was broken off before it was done
+            files.part(number, "bad").remove()
     _check_free(files)
+    files.bad.check_writable()
     if not done:
         with partial.beside(f"{partial.path}/{_JOB}").written() as file:
             file.write(msgspec.json.format(msgspec.json.encode(job)))
     return done
+
+
+def bad_before(files: Files, done: set[int]) -> int:
+    """How many rows of chunks that are done already have no answer."""
+    with_bad = done & _numbers(files.partial.names(), "bad")
+    return sum(files.part(number, "bad").read().count(b"\n") for number in with_bad)
+
+
+def _numbers(names: set[str], kind: str) -> set[int]:
+    return {int(name.partition(".")[0]) for name in names if name.endswith(f".{kind}")}
 
 
 def _check_free(files: Files) -> None:
@@ -166,7 +179,7 @@ class RowsWork:
                 for row in chunk.rows:
                     if isinstance(row, dict):
                         self._columns.rename(row)
-                if first and not checked and isinstance(chunk.rows[0], dict):
+                if chunk.number == 0 and not checked and isinstance(chunk.rows[0], dict):
                     self._columns.check_row(chunk.rows[0], self._job.inputs[0].path)
                 at_work.add(asyncio.create_task(self._finish(chunk, first=first)))
                 if first or len(at_work) >= _AT_ONCE:
@@ -195,13 +208,12 @@ class RowsWork:
     def _write(self, chunk: Chunk, answers: Sequence[Answer | str]) -> int:
         """Gives how many are bad."""
         good: list[Done] = []
-        bad: list[tuple[int, str, Row | Unread]] = []
+        bad: list[tuple[int, str, Row | Bare | Unread]] = []
         for number, (row, answer) in enumerate(zip(chunk.rows, answers, strict=True), chunk.first):
             if isinstance(answer, str):
                 bad.append((number, answer, row))
             else:
-                assert isinstance(row, dict)
-                good.append(Done(number, self._columns.kept(row), answer))
+                good.append(Done(number, self._columns.kept(row) if isinstance(row, dict) else {}, answer))
         if bad:
             write_bad(self._files.part(chunk.number, "bad"), bad)
         write_part(self._files.part(chunk.number, "rows"), self._job.written_as, good, self._spec)

@@ -9,7 +9,7 @@ import datetime
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 from backends.base import ModelSpec, TensorSpec
 from gateway.errors import ConfigError
 from gateway.transform.asking import Answer
-from gateway.transform.rows import Row, Unread, plain
+from gateway.transform.rows import Bare, Row, Unread, plain, values_of
 from gateway.transform.storage import Store
 
 NUMBER: Final = "_row"
 _COPIED_BYTES: Final = 1 << 20
+_JSON: Final = {b"gateway": b"json"}
+"""Marks a column of a part that is JSON, for Parquet has no type for all of its values."""
 
 
 class Done(NamedTuple):
@@ -42,17 +44,22 @@ def write_part(store: Store, form: str, done: Sequence[Done], spec: ModelSpec) -
 
 
 def join(target: Store, form: str, parts: Sequence[Store]) -> None:
-    """All parts as one file. Raises: ConfigError, where a kept column is of several types; OSError."""
-    with target.written() as file:
+    """All parts as one file. Raises: ConfigError, where a kept column is of several types or another file is there; OSError."""
+    with target.written(replace=False) as file:
         _JOIN[form](file, parts)
 
 
-def write_bad(store: Store, bad: Iterable[tuple[int, str, Row | Unread]]) -> None:
+def write_bad(store: Store, bad: Iterable[tuple[int, str, Row | Bare | Unread]]) -> None:
     """Rows that have no answer: their numbers, why, and what they are."""
     with store.written() as file:
         for number, why, row in bad:
-            found = row.found if isinstance(row, Unread) else {name: _shown(value) for name, value in row.items()}
-            file.write(_json({NUMBER: number, "error": why, "found": found}))
+            file.write(_json({NUMBER: number, "error": why, "found": _found(row)}))
+
+
+def _found(row: Row | Bare | Unread) -> Any:
+    if isinstance(row, Unread):
+        return row.found
+    return _shown(row.value) if isinstance(row, Bare) else {name: _shown(value) for name, value in row.items()}
 
 
 def _json(row: Row) -> bytes:
@@ -139,29 +146,39 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
     text = _json(value).decode().strip()
-    return value.decode() if isinstance(value, bytes) and text.startswith('"') else text
+    return json.loads(text) if text.startswith('"') else text  # what JSON has as text: bytes, a time, a decimal
 
 
 def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:
     kept = list(dict.fromkeys(name for each in done for name in each.kept))
     columns: dict[str, pa.Array] = {NUMBER: pa.array([each.number for each in done], pa.int64())}
+    as_json = set()
     for name in kept:
-        columns[name] = _kept([plain(each.kept.get(name)) for each in done])
+        values = [plain(each.kept.get(name)) for each in done]
+        if (column := _typed(values)) is None:
+            as_json.add(name)
+            column = _texts(values)
+        columns[name] = column
     outputs = {name for each in done for name in each.answer}
     for tensor in spec.outputs:
         if tensor.name in outputs:
             columns[tensor.name] = _arrow([_number(each.answer.get(tensor.name)) for each in done], tensor, bool(spec.max_rows))
-    pq.write_table(pa.table(columns), file)
+    fields = [pa.field(name, column.type, metadata=_JSON if name in as_json else None) for name, column in columns.items()]
+    pq.write_table(pa.table(columns, pa.schema(fields)), file)
 
 
-def _kept(values: list[Any]) -> pa.Array:
-    """As JSON, where Parquet has no type for all of them."""
+def _typed(values: list[Any]) -> pa.Array | None:
+    """None, where Parquet has no type for all of them."""
     try:
         column = pa.array(values)
         pq.write_table(pa.table({"": column[:0]}), io.BytesIO())  # objects without a member, for one, have no type there
     except (pa.ArrowException, OverflowError):  # of several types; integers beyond 64 bits
-        return pa.array([None if value is None else _json(value).decode().strip() for value in values], pa.string())
+        return None
     return column
+
+
+def _texts(values: Iterable[Any]) -> pa.Array:
+    return pa.array([None if value is None else _json(plain(value)).decode().strip() for value in values], pa.string())
 
 
 def _arrow(values: list[Any], tensor: TensorSpec, batched: bool) -> pa.Array:
@@ -224,21 +241,28 @@ def _join_parquet(file: IO[bytes], parts: Sequence[Store]) -> None:
     for part in parts:
         with part.open() as opened:
             schemas.append(pq.read_schema(opened))
+    as_json = {field.name for schema in schemas for field in schema if field.metadata == _JSON}
+    schemas = [
+        pa.schema([(field.name, pa.string()) if field.name in as_json else field for field in schema]) for schema in schemas
+    ]
     try:
         whole = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([(NUMBER, pa.int64())])
-        _write_as(whole, file, parts)
+        _write_as(whole, file, parts, as_json)
     except pa.ArrowException as exc:
         raise ConfigError(
             f"a kept column is of several types, which Parquet cannot have: {exc}: write .jsonl, or --keep others"
         ) from exc
 
 
-def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store]) -> None:
+def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store], as_json: Collection[str]) -> None:
     """Raises: pa.ArrowException, where a value changes in its column's type, as a large integer among fractions."""
     with pq.ParquetWriter(file, whole) as writer:
         for part in parts:
             with part.open() as opened:
                 table = pq.read_table(opened)
+            for at, field in enumerate(table.schema):
+                if field.name in as_json and field.metadata != _JSON:
+                    table = table.set_column(at, field.name, _texts(values_of(table[at].combine_chunks())))
             missing = [field for field in whole if field.name not in table.schema.names]
             for field in missing:
                 table = table.append_column(field, pa.nulls(len(table), field.type))

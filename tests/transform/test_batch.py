@@ -544,6 +544,28 @@ def test_what_came_while_a_job_ran_is_not_replaced(
     assert len(read(output)) == 70
 
 
+def test_one_that_goes_on_at_a_chunk_that_begins_with_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = written(tmp_path / "in.jsonl", [*ROWS[:16], {"id": "bad"}, *ROWS[16:]]), tmp_path / "out.jsonl"
+    words = (configuration(tmp_path, "slow", batching={"probe_s": 0}), "slow", source, output, "--chunk-rows", 16)
+    monkeypatch.setenv("SEEN", str(output))  # which the model writes: the parts are not joined
+    assert run(*words) == 2
+    output.unlink()
+    for part in sorted((tmp_path / "out.jsonl.partial").glob("*.rows"))[1:]:
+        part.unlink()
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    assert run(*words) == 0
+    assert [row["_row"] for row in read(output)] == [n for n in range(71) if n != 16]
+
+
+def test_what_was_bad_in_a_chunk_that_was_not_done_is_not_kept(tmp_path: Path) -> None:
+    files = begun(tmp_path)
+    for number in (0, 1):
+        Path(files.part(number, "bad").path).touch()
+    assert begin(files, JOB, restart=False) == {0}
+    assert files.part(0, "bad").exists()
+    assert not files.part(1, "bad").exists()
+
+
 def test_a_job_that_was_broken_off_while_its_parts_were_joined_goes_on(tmp_path: Path) -> None:
     files = begun(tmp_path)
     Path(files.joining.path).write_text(files.bad.path)
@@ -571,3 +593,25 @@ def test_what_is_different_is_named(tmp_path: Path, other: dict[str, Any], said:
     with pytest.raises(ConfigError, match=rf"of another job \({said} differ\): --restart"):
         begin(files, msgspec.structs.replace(JOB, **other), restart=False)
     assert begin(files, msgspec.structs.replace(JOB, **other), restart=True) == set()
+
+
+def test_a_file_that_a_models_options_name_is_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, factor, draft = written(tmp_path / "in.jsonl", ROWS), tmp_path / "factor", tmp_path / ".out.jsonl.draft"
+    backend = {"kind": "python", "model": f"{MODELS}:Scaled", "class_options": {"path": str(factor)}}
+    tensors = {
+        f"{way}puts": [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for way, name in (("in", "x"), ("out", "y"))
+    }
+    words = (configuration(tmp_path, "Scaled", backends=[backend], **tensors), "Scaled", source, "out.jsonl")
+    factor.write_text("2")
+    draft.mkdir()  # so that all is done, and not joined
+    assert run(*words) == 1
+    draft.rmdir()
+    factor.write_text("3")
+    assert run(*words) == 2
+    assert "of another job (the model or its configuration differ): --restart" in capsys.readouterr().err
+    factor.write_text("2")
+    assert run(*words) == 0
+    assert read(tmp_path / "out.jsonl")[1] == {"_row": 1, "id": "r1", "y": [2, 1]}

@@ -104,7 +104,8 @@ def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
     undo = () if stands is None or stands.scale is None else tuple(_scaled_by(hosting, stands.scale))
     why = "Do not scale it meanwhile, if it is"
     absent = "ObjectNotFoundException"
-    return Call("application-autoscaling", "deregister_scalable_target", target, why, undo=undo, already=absent)
+    named = ("application-autoscaling", "deregister_scalable_target", target, why)
+    return Call(*named, undo=undo, already=absent, restores=bool(undo))
 
 
 def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
@@ -137,7 +138,14 @@ def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
     ready = Until(READY.key, READY.done, READY.failed, look=logs_of(hosting.name), most_s=_MOST_S, leave=True)
     took = Until("EndpointConfigName", (hosting.state,), (ANY,), look=logs_of(hosting.name), keep=True)
     return [
-        Call("sagemaker", "update_endpoint", asked, "Start the new fleet, and shift the traffic to it", undo=(settled,)),
+        Call(
+            "sagemaker",
+            "update_endpoint",
+            asked,
+            "Start the new fleet, and shift the traffic to it",
+            undo=(settled,),
+            told=True,
+        ),
         Call(*question, "Wait for it", until=ready),
         Call(*question, "See that it was not rolled back", until=took),
     ]

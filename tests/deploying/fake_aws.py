@@ -25,6 +25,8 @@ ARN = "arn:aws:sagemaker:us-east-1:123456789012:"
 _LOADER = create_loader()  # keeps what it has read of the service models
 LOST = "lost"
 """Instead of a refusal: the call is done, and its answer does not come back."""
+REPEATED = "repeated"
+"""The same, and the client makes the call again, by itself."""
 
 
 class Refused(Exception):
@@ -36,8 +38,8 @@ class Refused(Exception):
 class FakeAws:
     """What stands, by kind and name, and the calls that were made. asked: services and operations, as IAM calls them.
 
-    refuse: operation -> what is answered instead of doing it; `LOST`; or nothing. patience: how often an endpoint says Creating
-    or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
+    refuse: operation -> what is answered instead of doing it; `LOST`; `REPEATED`; or nothing. patience: how often an endpoint
+    says Creating or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
     """
 
     def __init__(self) -> None:
@@ -103,6 +105,8 @@ class FakeAws:
                 name = f"s3_{name}"
             elif name == "list_tags_for_resource":
                 name = f"{model.service_model.service_name.replace('-', '_')}_tags"
+            if refusal == REPEATED:
+                getattr(self, f"_{name}")(**asked)
             found: dict[str, Any] = getattr(self, f"_{name}")(**asked) or {}
             if refusal == LOST:
                 raise EndpointConnectionError(endpoint_url="https://sagemaker")
@@ -155,7 +159,11 @@ class FakeAws:
 
     def _delete_endpoint_config(self, EndpointConfigName: str) -> None:
         _there(self.configurations, EndpointConfigName, "endpoint configuration")
-        used = [name for name, endpoint in self.endpoints.items() if endpoint["EndpointConfigName"] == EndpointConfigName]
+        used = [
+            name
+            for name, endpoint in self.endpoints.items()
+            if EndpointConfigName in (endpoint["EndpointConfigName"], endpoint.get("next"))
+        ]
         assert not used, f"{EndpointConfigName} is in use by {used}: one must not delete it"
         del self.configurations[EndpointConfigName]
 
@@ -169,8 +177,10 @@ class FakeAws:
         _there(self.configurations, asked["EndpointConfigName"], "endpoint configuration")
         if endpoint["status"] != "InService":
             raise Refused("ValidationException", "Cannot update in-progress endpoint")
-        for alarm in asked.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
-            _there(self.alarms, alarm["AlarmName"], "alarm")
+        watched = asked.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ())
+        alarms = [alarm["AlarmName"] for alarm in watched]
+        for name in alarms:
+            _there(self.alarms, name, "alarm")
         types = [
             [variant.get("InstanceType"), variant.get("InstancePools")]
             for name in (endpoint["EndpointConfigName"], asked["EndpointConfigName"])
@@ -180,7 +190,7 @@ class FakeAws:
         if scaled and types[0] != types[1]:
             raise Refused("ValidationException", "The instance type of a variant that is scaled cannot be changed")
         self._asked.clear()
-        endpoint |= {"status": "Updating", "next": asked["EndpointConfigName"]}
+        endpoint |= {"status": "Updating", "next": asked["EndpointConfigName"], "alarms": alarms}
         return {"EndpointArn": f"{ARN}endpoint/{asked['EndpointName']}"}
 
     def _describe_endpoint(self, EndpointName: str) -> dict[str, Any]:
@@ -336,8 +346,10 @@ class FakeAws:
         return {"Tags": self.alarms[ResourceARN.removeprefix("arn:")].get("Tags", [])}
 
     def _delete_alarms(self, AlarmNames: list[str]) -> None:
+        watching = [name for each in self.endpoints.values() if "next" in each for name in each["alarms"]]
         for name in AlarmNames:
             _there(self.alarms, name, "alarm")
+            assert name not in watching, f"{name} watches a shift: one must not delete it"
             del self.alarms[name]
 
     # S3

@@ -19,7 +19,7 @@ from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.deploying.sagemaker_standing import removal
 from gateway.errors import PlatformRefused
-from tests.deploying.fake_aws import LOST, FakeAws, Refused
+from tests.deploying.fake_aws import LOST, REPEATED, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
@@ -510,6 +510,64 @@ def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
         assert aws.standing == before
         assert "nothing of it is left" in told
     assert count < len(aws.calls)
+
+
+@pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
+def test_whichever_answer_of_an_update_is_lost_it_goes_on_or_is_taken_back_or_said(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    before, (former,) = aws.standing, aws.configurations
+    aws.refuse[failing] = LOST
+    told = deployed(capsys, *UPDATE, code=0 if failing == "update_endpoint" else 1)
+    aws.refuse.clear()
+    if failing == "update_endpoint":
+        assert aws.changed[len(MADE) :] == UPDATED
+        assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    elif failing in ("register_scalable_target", "put_scaling_policy"):
+        assert "What was made before is in use." in told
+        deployed(capsys, *UPDATE)
+    elif failing == "put_object":
+        assert "Left are: s3.put_object: whether it did something is not known." in told
+    else:
+        assert aws.standing == before
+        assert "nothing of it is left" in told
+    assert aws.policies
+
+
+def test_an_update_that_the_client_asked_for_twice_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    aws.refuse = dict.fromkeys(("put_object", "deregister_scalable_target", "update_endpoint"), REPEATED)
+    deployed(capsys, *UPDATE)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    assert aws.policies
+
+
+def test_scaling_that_the_client_took_off_twice_is_put_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.refuse = {"deregister_scalable_target": REPEATED, "update_endpoint": DENIED}
+    assert "nothing of it is left" in deployed(capsys, *UPDATE, code=1)
+    assert aws.standing == before
+
+
+def test_an_update_beside_another_is_taken_back_once_the_other_has_settled(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    deployed(capsys, *UPDATE)
+    before = [dict(kind) for kind in (aws.configurations, aws.models, aws.objects, aws.policies)]
+    other = {"EndpointName": "iris", "EndpointConfigName": former}
+    watched = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in aws.alarms]}}
+    aws.before["update_endpoint"] = lambda: aws._update_endpoint(**other, DeploymentConfig=watched)
+    told = deployed(capsys, "--update", "--instance-type", "ml.m5.large", code=1)
+    assert "AWS: sagemaker.update_endpoint: ValidationException: Cannot update in-progress endpoint\n" in told
+    assert f"AWS: iris has EndpointConfigName {former}" in told
+    assert "nothing of it is left" in told
+    assert [aws.configurations, aws.models, aws.objects, aws.policies] == before
 
 
 def test_an_update_that_was_interrupted_is_completed_by_the_same_again(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
-from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
 from gateway.errors import ConfigError, PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
@@ -23,6 +23,29 @@ _OF_POLICY: Final = (
     "PolicyType",
     "TargetTrackingScalingPolicyConfiguration",
     "StepScalingPolicyConfiguration",
+)
+_OF_ALARM: Final = (
+    "AlarmName",
+    "AlarmDescription",
+    "ActionsEnabled",
+    "OKActions",
+    "AlarmActions",
+    "InsufficientDataActions",
+    "MetricName",
+    "Namespace",
+    "Statistic",
+    "ExtendedStatistic",
+    "Dimensions",
+    "Period",
+    "Unit",
+    "EvaluationPeriods",
+    "DatapointsToAlarm",
+    "Threshold",
+    "ComparisonOperator",
+    "TreatMissingData",
+    "EvaluateLowSampleCountPercentile",
+    "Metrics",
+    "ThresholdMetricId",
 )
 _RUNNING: Final = ("InProgress", "Stopping")
 _UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
@@ -178,12 +201,14 @@ class _Looking:
         for policy in self._asking.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
             yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
-    def _alarms(self) -> Iterator[str]:
+    def _alarms(self) -> Iterator[StandingAlarm]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
         for each in self._asking.items("cloudwatch", "describe_alarms", asked, "MetricAlarms") or ():
             found = self._asking.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})
-            if self._ours(f"the alarm {each['AlarmName']}", _by_key(None if found is None else found["Tags"])):
-                yield each["AlarmName"]
+            tags = None if found is None else found["Tags"]
+            if self._ours(f"the alarm {each['AlarmName']}", _by_key(tags)):
+                asked = {key: each[key] for key in _OF_ALARM if key in each}
+                yield StandingAlarm(each["AlarmName"], {**asked, "Tags": tags})
 
     def _bucket(self, model: str) -> str | None:
         """That it has its package from, if that was put there by us."""

@@ -47,6 +47,14 @@ class StandingScale:
         return f"between {self.least} and {self.most}{by}"
 
 
+@dataclass(frozen=True, slots=True)
+class StandingAlarm:
+    """asked: what it watches, as the parameters of put_metric_alarm."""
+
+    name: str
+    asked: dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
@@ -59,7 +67,7 @@ class Deployed:
     region: str
     endpoint: StandingEndpoint | None = None
     scale: StandingScale | None = None
-    alarms: tuple[str, ...] = ()
+    alarms: tuple[StandingAlarm, ...] = ()
     configurations: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
@@ -89,7 +97,8 @@ def removal(standing: Deployed) -> list[Call]:
         calls.append(Call("sagemaker", "delete_endpoint", named, f"Remove the endpoint {standing.name}, which costs"))
         calls.append(until_gone(standing.name))
     if standing.alarms:
-        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": [*standing.alarms]}, "Remove its alarms"))
+        names = [alarm.name for alarm in standing.alarms]
+        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms"))
     for name in standing.configurations:
         why = f"Remove the endpoint's configuration {name}"
         calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why))
@@ -121,7 +130,7 @@ def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> It
         ("jobs", standing.jobs),
         ("configurations", standing.configurations),
         ("models", standing.models),
-        ("alarms", standing.alarms),
+        ("alarms", tuple(alarm.name for alarm in standing.alarms)),
         ("packages", tuple(f"s3://{bucket}/{key}" for bucket, key in standing.objects)),
     ):
         if names:

@@ -4,6 +4,7 @@ The alarms are there before the traffic is shifted; SageMaker goes back to the o
 What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -49,7 +50,13 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
     if stands is not None and hosting.state in stands.configurations:
         made = made[:-1]
     scaled = scaling(hosting) if scale is None else _scaled_by(hosting, scale)
-    return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s, scaled=bool(scaled)), *scaled]
+    return [
+        *made,
+        *_alarms(hosting, stands),
+        _unscaled(hosting, stands),
+        *_shift(hosting, bake_s, scaled=bool(scaled)),
+        *scaled,
+    ]
 
 
 def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | None:
@@ -67,7 +74,20 @@ def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | Non
     return replace(stands.scale, least=least, most=max(stands.scale.most, least))
 
 
-def _alarms(hosting: Hosting) -> list[Call]:
+def _alarms(hosting: Hosting, stands: Deployed | None) -> list[Call]:
+    """Taken back, they watch again what they did."""
+    former = {} if stands is None else {alarm.name: alarm.asked for alarm in stands.alarms}
+    return [replace(call, undo=_before(call, former)) for call in _watching(hosting)]
+
+
+def _before(alarm: Call, former: Mapping[str, Mapping[str, Any]]) -> tuple[Call, ...]:
+    name = alarm.parameters["AlarmName"]
+    if name in former:
+        return (Call("cloudwatch", "put_metric_alarm", former[name], f"Have the alarm {name} watch what it did"),)
+    return (Call("cloudwatch", "delete_alarms", {"AlarmNames": [name]}, f"Remove the alarm {name}"),)
+
+
+def _watching(hosting: Hosting) -> list[Call]:
     errors, late = alarms_of(hosting.name)
     if isinstance(hosting.way, Asynchronous):
         failures = {"MetricName": "InvocationFailures", "Statistic": "Sum", "Threshold": 0.0}
@@ -94,8 +114,7 @@ def _alarm(hosting: Hosting, name: str, what: str, metric: dict[str, Any], perio
         "TreatMissingData": "notBreaching",  # nobody asks
         "Tags": listed(tags(hosting)),
     }
-    undo = Call("cloudwatch", "delete_alarms", {"AlarmNames": [name]}, f"Remove the alarm {name}")
-    return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back", undo=(undo,))
+    return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back")
 
 
 def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
@@ -118,7 +137,7 @@ def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
 
 def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
     named = {"EndpointName": hosting.name}
-    alarms = [alarm.parameters["AlarmName"] for alarm in _alarms(hosting)]
+    alarms = [alarm.parameters["AlarmName"] for alarm in _watching(hosting)]
     policy = {
         "TrafficRoutingConfiguration": _routing(hosting, bake_s),
         "MaximumExecutionTimeoutInSeconds": _MOST_S,

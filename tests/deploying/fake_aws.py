@@ -336,10 +336,15 @@ class FakeAws:
     # CloudWatch
 
     def _put_metric_alarm(self, **asked: Any) -> None:
-        self.alarms[asked["AlarmName"]] = asked
+        tags = self.alarms.get(asked["AlarmName"], asked).get("Tags", [])  # of one that is there they stay
+        self.alarms[asked["AlarmName"]] = asked | {"Tags": tags}
 
     def _describe_alarms(self, AlarmNames: list[str], **_: Any) -> dict[str, Any]:
-        found = [{"AlarmName": name, "AlarmArn": f"arn:{name}"} for name in AlarmNames if name in self.alarms]
+        found = [
+            {"AlarmArn": f"arn:{name}", **{key: value for key, value in self.alarms[name].items() if key != "Tags"}}
+            for name in AlarmNames
+            if name in self.alarms
+        ]
         return {"MetricAlarms": found}
 
     def _cloudwatch_tags(self, ResourceARN: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
 
+import copy
 import json
 import re
 import sys
@@ -492,6 +493,22 @@ def test_an_update_that_is_rolled_back_says_why_and_leaves_all_as_it_was(
     assert aws.targets  # scaled as it was
 
 
+@pytest.mark.parametrize("failing", ["update_endpoint", "rolled back"])
+def test_an_update_that_fails_leaves_the_alarms_of_the_one_before(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.alarms["iris-late"]["Threshold"] = 70_000.0  # as of another SLO
+    before, made = copy.deepcopy(aws.alarms), len(aws.changed)
+    if failing == "rolled back":
+        aws.reason = "One or more configured alarm(s) are in alarm: iris-late"
+    aws.refuse[failing] = DENIED
+    assert "nothing of it is left" in deployed(capsys, "--update", "--instance-type", "ml.m5.large", code=1)
+    assert aws.changed[made:].count("put_metric_alarm") == 4  # two, and back
+    assert aws.alarms == before
+
+
 @pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
 def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
@@ -559,7 +576,7 @@ def test_an_update_beside_another_is_taken_back_once_the_other_has_settled(
     deployed(capsys)
     (former,) = aws.configurations
     deployed(capsys, *UPDATE)
-    before = [dict(kind) for kind in (aws.configurations, aws.models, aws.objects, aws.policies)]
+    before = aws.standing
     other = {"EndpointName": "iris", "EndpointConfigName": former}
     watched = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in aws.alarms]}}
     aws.before["update_endpoint"] = lambda: aws._update_endpoint(**other, DeploymentConfig=watched)
@@ -567,7 +584,7 @@ def test_an_update_beside_another_is_taken_back_once_the_other_has_settled(
     assert "AWS: sagemaker.update_endpoint: ValidationException: Cannot update in-progress endpoint\n" in told
     assert f"AWS: iris has EndpointConfigName {former}" in told
     assert "nothing of it is left" in told
-    assert [aws.configurations, aws.models, aws.objects, aws.policies] == before
+    assert aws.standing == before
 
 
 def test_an_update_that_was_interrupted_is_completed_by_the_same_again(

@@ -12,7 +12,7 @@ import yaml
 
 from gateway.cli import main
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scalable
-from gateway.deploying.sagemaker_standing import Deployed, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingScale
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
@@ -59,7 +59,10 @@ HOSTINGS = {
 
 
 POLICY = {"PolicyName": "iris", **scalable("iris"), "PolicyType": "TargetTrackingScaling"}
-SCALED = Deployed(name="iris", region="us-east-1", scale=StandingScale(1, 2, 9.0, ({**POLICY},)))
+ALARM = StandingAlarm(
+    "iris-errors", {"AlarmName": "iris-errors", "EvaluationPeriods": 1, "ComparisonOperator": "LessThanThreshold"}
+)
+SCALED = Deployed(name="iris", region="us-east-1", scale=StandingScale(1, 2, 9.0, ({**POLICY},)), alarms=(ALARM,))
 
 
 def printed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.deploying.calls import Call
@@ -34,17 +34,22 @@ class StandingEndpoint:
 class StandingScale:
     """Bounds of its instances, and the requests a minute that each is to have; None: by another measure.
 
-    policies: what they are scaled by, as the parameters of put_scaling_policy.
+    policies: what they are scaled by, as the parameters of put_scaling_policy; scheduled: when they have other bounds, as those
+    of put_scheduled_action. suspended: what of it is switched off, as SuspendedState of register_scalable_target; {}: nothing.
     """
 
     least: int
     most: int
     per_minute: float | None
     policies: tuple[dict[str, Any], ...] = ()
+    scheduled: tuple[dict[str, Any], ...] = ()
+    suspended: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
         by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""
-        return f"between {self.least} and {self.most}{by}"
+        names = ", ".join(action["ScheduledActionName"] for action in self.scheduled)
+        scheduled = f", with the scheduled actions {names}" if names else ""
+        return f"between {self.least} and {self.most}{by}{scheduled}{', suspended' if self.suspended else ''}"
 
 
 @dataclass(frozen=True, slots=True)

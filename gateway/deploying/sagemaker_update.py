@@ -4,7 +4,7 @@ The alarms are there before the traffic is shifted; SageMaker goes back to the o
 What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,14 +42,14 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
     scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
         if stands.scale is None or not stands.scale.policies:
-            return scaling(hosting)
+            return _scaled_anew(hosting, stands)
         return [] if scale is None or scale == stands.scale else _scaled_by(hosting, scale)
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
     if stands is not None and hosting.state in stands.configurations:
         made = made[:-1]
-    scaled = scaling(hosting) if scale is None else _scaled_by(hosting, scale)
+    scaled = _scaled_anew(hosting, stands) if scale is None else _scaled_by(hosting, scale)
     return [
         *made,
         *_alarms(hosting, stands),
@@ -67,8 +67,7 @@ def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | Non
     way = hosting.way
     if stands is None or stands.scale is None or not isinstance(way, RealTime | Asynchronous) or way.per_minute is not None:
         return None
-    others = INVOCATIONS if isinstance(way, Asynchronous) else BACKLOG
-    if others in str(stands.scale.policies):  # which it is not measured by any more
+    if _foreign(hosting, stands.scale.policies):
         return None
     least = way.instances.least if hosting.count_asked else max(stands.scale.least, way.instances.least)
     return replace(stands.scale, least=least, most=max(stands.scale.most, least))
@@ -129,10 +128,39 @@ def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
 
 def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
     target = scalable(hosting.name)
-    bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, "Tags": tags(hosting)}
+    bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, **_suspended(scale), "Tags": tags(hosting)}
+    asked = {**target, **bounds}
+    register = Call("application-autoscaling", "register_scalable_target", asked, "Scale it again as before")
+    return [register, *_kept(scale.policies, scale.scheduled)]
+
+
+def _scaled_anew(hosting: Hosting, stands: Deployed | None) -> list[Call]:
+    """By the rate that is asked for, and by what else scales it."""
+    made = scaling(hosting)
+    if not made or stands is None or stands.scale is None:
+        return made
+    register, *policies = made
+    scale = stands.scale
+    others = [each for each in scale.policies if each["PolicyName"] != hosting.name and not _foreign(hosting, [each])]
+    register = replace(register, parameters={**register.parameters, **_suspended(scale)})
+    return [register, *policies, *_kept(others, scale.scheduled)]
+
+
+def _kept(policies: Iterable[Mapping[str, Any]], scheduled: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
     asking = "application-autoscaling"
-    policies = (Call(asking, "put_scaling_policy", {**each}, "Scale it again by what it was") for each in scale.policies)
-    return [Call(asking, "register_scalable_target", {**target, **bounds}, "Scale it again as before"), *policies]
+    for policy in policies:
+        yield Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was")
+    for action in scheduled:
+        yield Call(asking, "put_scheduled_action", {**action}, "Scale it again when it was")
+
+
+def _suspended(scale: StandingScale) -> dict[str, Any]:
+    return {"SuspendedState": scale.suspended} if scale.suspended else {}
+
+
+def _foreign(hosting: Hosting, policies: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one is by what the endpoint is not measured by any more."""
+    return (INVOCATIONS if isinstance(hosting.way, Asynchronous) else BACKLOG) in str(policies)
 
 
 def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:

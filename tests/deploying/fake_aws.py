@@ -23,6 +23,7 @@ from botocore.validate import ParamValidator
 NOW = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:"
 _LOADER = create_loader()  # keeps what it has read of the service models
+RUNNING = dict.fromkeys(("DynamicScalingInSuspended", "DynamicScalingOutSuspended", "ScheduledScalingSuspended"), False)
 LOST = "lost"
 """Instead of a refusal: the call is done, and its answer does not come back."""
 REPEATED = "repeated"
@@ -57,6 +58,7 @@ class FakeAws:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.targets: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        self.scheduled: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
         self.buckets = {"my-models": "us-east-1"}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
@@ -81,7 +83,8 @@ class FakeAws:
     @property
     def standing(self) -> list[str]:
         """All that is there, and could cost or be in the way."""
-        kinds = (self.models, self.configurations, self.endpoints, self.targets, self.policies, self.alarms, self.objects)
+        kinds = (self.models, self.configurations, self.endpoints, self.targets, self.policies, self.scheduled)
+        kinds = (*kinds, self.alarms, self.objects)
         return [str(name) for kind in kinds for name in kind]
 
     @property
@@ -292,13 +295,14 @@ class FakeAws:
         _, name, *_ = asked["ResourceId"].split("/")
         if self.endpoints.get(name, {}).get("status") != "InService":
             raise Refused("ValidationException", f"ECS or SageMaker resource doesn't exist: {asked['ResourceId']}")
-        self.targets[asked["ResourceId"]] = asked
+        self.targets[asked["ResourceId"]] = self.targets.get(asked["ResourceId"], {}) | asked
         return {"ScalableTargetARN": _target(asked["ResourceId"])}
 
     def _describe_scalable_targets(self, **asked: Any) -> dict[str, Any]:
         keys = ("ServiceNamespace", "ResourceId", "ScalableDimension", "MinCapacity", "MaxCapacity")
         found = [
             {key: self.targets[each][key] for key in keys}
+            | {"SuspendedState": self.targets[each].get("SuspendedState", RUNNING)}
             | {"RoleARN": "arn:aws:iam::123456789012:role/x", "CreationTime": NOW, "ScalableTargetARN": _target(each)}
             for each in asked["ResourceIds"]
             if each in self.targets
@@ -331,7 +335,23 @@ class FakeAws:
         if ResourceId not in self.targets:
             raise Refused("ObjectNotFoundException", "No scalable target found")
         del self.targets[ResourceId]
-        self.policies = {name: each for name, each in self.policies.items() if each["ResourceId"] != ResourceId}
+        for kind in (self.policies, self.scheduled):  # which it forgets with it
+            for name in [name for name, each in kind.items() if each["ResourceId"] == ResourceId]:
+                del kind[name]
+
+    def _put_scheduled_action(self, **asked: Any) -> None:
+        for time in [asked[key] for key in ("StartTime", "EndTime") if key in asked]:
+            if time <= datetime.datetime.now(tz=datetime.UTC):
+                raise Refused("ValidationException", "A scheduled action cannot be in the past")
+        self.scheduled[asked["ScheduledActionName"]] = asked
+
+    def _describe_scheduled_actions(self, **asked: Any) -> dict[str, Any]:
+        listed = [
+            {**each, "ScheduledActionARN": "arn:aws:autoscaling:us-east-1:123456789012:scheduledAction:x", "CreationTime": NOW}
+            for each in self.scheduled.values()
+            if each["ResourceId"] == asked["ResourceId"]
+        ]
+        return {"ScheduledActions": listed}
 
     # CloudWatch
 

@@ -20,7 +20,7 @@ from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.deploying.sagemaker_standing import removal
 from gateway.errors import PlatformRefused
-from tests.deploying.fake_aws import LOST, REPEATED, FakeAws, Refused
+from tests.deploying.fake_aws import LOST, NOW, REPEATED, RUNNING, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
@@ -79,8 +79,8 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
 
 QUESTIONS = (
     "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
-    "describe_scaling_policies", "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging",
-    "head_bucket",
+    "describe_scaling_policies", "describe_scheduled_actions", "describe_alarms", "list_transform_jobs", "list_objects_v2",
+    "get_object_tagging", "head_bucket",
 )  # fmt: skip
 
 
@@ -451,6 +451,40 @@ def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws
     assert bounds() == (1, 3)
 
 
+def scaled_by_hand(aws: FakeAws) -> None:
+    """Beside what was made: a policy, scheduled actions, and scaling in switched off."""
+    (target,) = aws.targets.values()
+    place = {key: target[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
+    target["SuspendedState"] = {**RUNNING, "DynamicScalingInSuspended": True}
+    aws.policies["mine"] = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    action = {**place, "Schedule": "cron(0 22 * * ? *)", "ScalableTargetAction": {"MinCapacity": 2}}
+    aws.scheduled["nightly"] = {**action, "ScheduledActionName": "nightly", "StartTime": NOW}
+    aws.scheduled["once"] = {**action, "ScheduledActionName": "once", "Schedule": "at(2999-01-01T00:00:00)"}
+
+
+@pytest.mark.parametrize("options", [(), ("--requests-per-second", "100")])
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_update_keeps_what_else_scales_the_endpoint(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    place = {key: next(iter(aws.targets.values()))[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
+    before = (list(aws.policies), list(aws.scheduled))
+    gone = {"EndTime": NOW, "Schedule": "rate(1 day)"}, {"Schedule": "at(2020-01-01T00:00:00)", "Timezone": "Asia/Tokyo"}
+    for name, each in zip(("ended", "was once"), gone, strict=True):
+        aws.scheduled[name] = {**place, "ScheduledActionName": name, **each}
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options, code=int(rolled_back))
+    assert (list(aws.policies), list(aws.scheduled)) == before
+    (target,) = aws.targets.values()
+    assert target["SuspendedState"] == {**RUNNING, "DynamicScalingInSuspended": True}
+    assert target["MinCapacity"] == 1
+    if not options:
+        kept = "it stays scaled between 1 and 2, at 6000 requests a minute each, with the scheduled actions nightly, once"
+        assert f"{kept}, suspended: --requests" in told
+
+
 @pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])
 def test_an_update_says_where_it_is_not_scaled_any_more(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
@@ -815,6 +849,7 @@ def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws
 
 def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
+    scaled_by_hand(aws)
     deployed(capsys, *UPDATE)
     aws.refuse["put_scaling_policy"] = LOST
     deployed(capsys, "--name", "other", code=1)  # and takes it back

@@ -62,7 +62,10 @@ POLICY = {"PolicyName": "iris", **scalable("iris"), "PolicyType": "TargetTrackin
 ALARM = StandingAlarm(
     "iris-errors", {"AlarmName": "iris-errors", "EvaluationPeriods": 1, "ComparisonOperator": "LessThanThreshold"}
 )
-SCALED = Deployed(name="iris", region="us-east-1", scale=StandingScale(1, 2, 9.0, ({**POLICY},)), alarms=(ALARM,))
+ACTION = {"ScheduledActionName": "nightly", **scalable("iris"), "Schedule": "cron(0 22 * * ? *)"}
+SUSPENDED = {"DynamicScalingInSuspended": True}
+SCALE = StandingScale(1, 2, 9.0, ({**POLICY, "PolicyName": "mine"},), ({**ACTION},), SUSPENDED)
+SCALED = Deployed(name="iris", region="us-east-1", scale=SCALE, alarms=(ALARM,))
 
 
 def printed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> dict[str, dict[str, Any]]:

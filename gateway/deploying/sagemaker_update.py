@@ -23,7 +23,7 @@ from gateway.deploying.sagemaker import (
     tags,
 )
 from gateway.deploying.sagemaker_standing import Deployed, StandingScale
-from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, Serverless, instances_of
+from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, instances_of
 
 _ERRORS: Final = 0.01  # of the answers, in a minute
 _PERIOD_S: Final = 60
@@ -54,7 +54,7 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
         *made,
         *_alarms(hosting, stands),
         _unscaled(hosting, stands),
-        *_shift(hosting, bake_s, scaled=bool(scaled)),
+        *_shift(hosting, stands, bake_s, scaled=bool(scaled)),
         *scaled,
     ]
 
@@ -163,11 +163,11 @@ def _foreign(hosting: Hosting, policies: Sequence[Mapping[str, Any]]) -> bool:
     return (INVOCATIONS if isinstance(hosting.way, Asynchronous) else BACKLOG) in str(policies)
 
 
-def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
+def _shift(hosting: Hosting, stands: Deployed | None, bake_s: int, *, scaled: bool) -> list[Call]:
     named = {"EndpointName": hosting.name}
     alarms = [alarm.parameters["AlarmName"] for alarm in _watching(hosting)]
     policy = {
-        "TrafficRoutingConfiguration": _routing(hosting, bake_s),
+        "TrafficRoutingConfiguration": _routing(_begins_with(hosting, stands, scaled=scaled), bake_s),
         "MaximumExecutionTimeoutInSeconds": _MOST_S,
     }
     asked = {
@@ -198,9 +198,17 @@ def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
     ]
 
 
-def _routing(hosting: Hosting, bake_s: int) -> dict[str, Any]:
-    """One instance first, where there are several: it may have half of them at most."""
+def _begins_with(hosting: Hosting, stands: Deployed | None, *, scaled: bool) -> int:
+    """How many instances the new fleet has. scaled: it keeps as many as there are. 0: they are SageMaker's."""
     instances = instances_of(hosting.way)
-    if isinstance(hosting.way, Serverless) or instances is None or instances.least < 2:
+    if instances is None:
+        return 0
+    kept = stands.endpoint.wanted if scaled and stands is not None and stands.endpoint is not None else 0
+    return kept or instances.least
+
+
+def _routing(count: int, bake_s: int) -> dict[str, Any]:
+    """One instance first, where there are several: it may have half of them at most."""
+    if count < 2:
         return {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": bake_s}
     return {"Type": "CANARY", "CanarySize": {"Type": "INSTANCE_COUNT", "Value": 1}, "WaitIntervalInSeconds": bake_s}

@@ -165,7 +165,7 @@ class FakeAws:
         used = [
             name
             for name, endpoint in self.endpoints.items()
-            if EndpointConfigName in (endpoint["EndpointConfigName"], endpoint.get("next"))
+            if EndpointConfigName in (endpoint["EndpointConfigName"], endpoint.get("next", endpoint)["EndpointConfigName"])
         ]
         assert not used, f"{EndpointConfigName} is in use by {used}: one must not delete it"
         del self.configurations[EndpointConfigName]
@@ -192,9 +192,20 @@ class FakeAws:
         scaled = any(each.split("/")[1] == asked["EndpointName"] for each in self.targets)
         if scaled and types[0] != types[1]:
             raise Refused("ValidationException", "The instance type of a variant that is scaled cannot be changed")
+        count = self._count(endpoint) if asked.get("RetainAllVariantProperties") else None
+        new = {"EndpointConfigName": asked["EndpointConfigName"], "count": count}
+        routing = asked.get("DeploymentConfig", {}).get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+        if 2 * routing.get("CanarySize", {}).get("Value", 0) > (self._count(new) or 0):
+            raise Refused("ValidationException", "CanarySize must be less than or equal to 50% of the variant's instances")
         self._asked.clear()
-        endpoint |= {"status": "Updating", "next": asked["EndpointConfigName"], "alarms": alarms}
+        endpoint |= {"status": "Updating", "next": new, "alarms": alarms}
         return {"EndpointArn": f"{ARN}endpoint/{asked['EndpointName']}"}
+
+    def _count(self, endpoint: dict[str, Any]) -> int | None:
+        """Of its instances: those that it has kept, or that its configuration says."""
+        variant = self.configurations[endpoint["EndpointConfigName"]]["ProductionVariants"][0]
+        count: int | None = endpoint.get("count") or variant.get("InitialInstanceCount")
+        return count
 
     def _describe_endpoint(self, EndpointName: str) -> dict[str, Any]:
         endpoint = _there(self.endpoints, EndpointName, "endpoint")
@@ -203,10 +214,10 @@ class FakeAws:
             after = endpoint.pop("next", None)
             endpoint["status"] = self.becomes
             if after is not None and self.becomes == "InService" and not self.reason:
-                endpoint["EndpointConfigName"] = after
+                endpoint |= after
         configuration = self.configurations[endpoint["EndpointConfigName"]]
         variant = configuration["ProductionVariants"][0]
-        count = variant.get("InitialInstanceCount")
+        count = self._count(endpoint)
         summary: dict[str, Any] = {"VariantName": variant["VariantName"]}
         if count is not None:
             summary |= {"CurrentInstanceCount": count, "DesiredInstanceCount": count}

@@ -451,6 +451,25 @@ def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws
     assert bounds() == (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("former", "options", "routing"),
+    [
+        (("--instances", "3", "--max-instances", "6"), (), "CANARY"),
+        (("--instances", "1", "--max-instances", "4"), ("--instances", "2"), "ALL_AT_ONCE"),  # and two once it is scaled
+        ((), ("--instances", "2", "--max-instances", "4", "--requests-per-second", "200"), "ALL_AT_ONCE"),
+        (("--instances", "2", "--max-instances", "2"), (), "ALL_AT_ONCE"),  # not scaled: it has one
+        (("--instances", "1", "--max-instances", "1"), ("--instances", "2"), "CANARY"),
+    ],
+)
+def test_one_instance_goes_first_where_the_new_fleet_has_several(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], former: tuple[str, ...], options: tuple[str, ...], routing: str
+) -> None:
+    deployed(capsys, *former)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options)
+    (asked,) = (asked for name, asked in aws.calls if name == "update_endpoint")
+    assert asked["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["Type"] == routing
+
+
 def scaled_by_hand(aws: FakeAws) -> None:
     """Beside what was made: a policy, scheduled actions, and scaling in switched off."""
     (target,) = aws.targets.values()

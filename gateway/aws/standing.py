@@ -236,7 +236,7 @@ class _Looking:
             tags = None if found is None else found["Tags"]
             if self._ours(f"the alarm {each['AlarmName']}", _by_key(tags)):
                 asked = {key: each[key] for key in _OF_ALARM if key in each}
-                yield StandingAlarm(each["AlarmName"], {**asked, "Tags": tags})
+                yield StandingAlarm(each["AlarmName"], {**asked, "Tags": tags}, each.get("StateValue") == "ALARM")
 
     def _bucket(self, model: str) -> str | None:
         """That it has its package from, if that was put there by us."""

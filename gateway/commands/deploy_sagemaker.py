@@ -127,6 +127,10 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     shifted = found.endpoint.configuration != hosting.state
     if shifted:
         words.info("While the traffic is shifted both fleets cost.")
+        watching = [call.parameters.get("AlarmName") for call in calls]
+        for alarm in (alarm for alarm in found.alarms if alarm.rings and alarm.name in watching):
+            remedy = f"{PAGE} says how to mend such an endpoint"
+            words.warning("The alarm %s is in ALARM, by what runs now: SageMaker may roll this back: %s.", alarm.name, remedy)
     again = "If it was scaled, the same --update scales it again."
     if scale is not None:
         if scale.least < scale.most:

@@ -54,10 +54,11 @@ class StandingScale:
 
 @dataclass(frozen=True, slots=True)
 class StandingAlarm:
-    """asked: what it watches, as the parameters of put_metric_alarm."""
+    """asked: what it watches, as the parameters of put_metric_alarm. rings: it is in ALARM."""
 
     name: str
     asked: dict[str, Any]
+    rings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

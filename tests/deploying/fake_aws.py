@@ -60,6 +60,7 @@ class FakeAws:
         self.policies: dict[str, dict[str, Any]] = {}
         self.scheduled: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
+        self.ringing: list[str] = []  # of these
         self.buckets = {"my-models": "us-east-1"}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: Counter[str] = Counter()
@@ -372,7 +373,8 @@ class FakeAws:
 
     def _describe_alarms(self, AlarmNames: list[str], **_: Any) -> dict[str, Any]:
         found = [
-            {"AlarmArn": f"arn:{name}", **{key: value for key, value in self.alarms[name].items() if key != "Tags"}}
+            {key: value for key, value in self.alarms[name].items() if key != "Tags"}
+            | {"AlarmArn": f"arn:{name}", "StateValue": "ALARM" if name in self.ringing else "OK"}
             for name in AlarmNames
             if name in self.alarms
         ]

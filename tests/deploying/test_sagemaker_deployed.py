@@ -546,6 +546,17 @@ def test_an_update_that_is_rolled_back_says_why_and_leaves_all_as_it_was(
     assert aws.targets  # scaled as it was
 
 
+def test_an_update_tells_of_an_alarm_that_rings_already(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    assert "is in ALARM" not in deployed(capsys, *UPDATE)
+    aws.ringing = ["iris-late"]
+    told = deployed(capsys, "--update", "--instance-type", "ml.m5.large")
+    assert "The alarm iris-late is in ALARM, by what runs now: SageMaker may roll this back: docs/deploy-sagemaker.md" in told
+    assert "iris-errors is in" not in told
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, "--variant", "asynchronous")
+    assert "is in ALARM" not in told  # the other alone watches it
+
+
 @pytest.mark.parametrize("failing", ["update_endpoint", "rolled back"])
 def test_an_update_that_fails_leaves_the_alarms_of_the_one_before(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str

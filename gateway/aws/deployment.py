@@ -8,6 +8,7 @@ from gateway.aws.client import THROTTLED, Platform, absent
 from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
 from gateway.errors import GatewayError, PlatformRefused
 from gateway.process.console import words
+from gateway.process.interrupts import ended_by
 
 _ASK_AGAIN_S: Final = 15.0
 _SAY_AGAIN_S: Final = 60.0
@@ -49,9 +50,10 @@ class Deploying:
             words.info("%d of %d: %s", number, len(calls), call.why)
             try:
                 self._make(call)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as exc:
                 if self._made or self._kept:
-                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s", of_left or f"{remedy} removes it.")
+                    told = of_left or f"{remedy} removes it."
+                    words.error("Ended by %s: what was made goes on, and costs. %s", ended_by(exc)[0], told)
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
@@ -59,9 +61,10 @@ class Deploying:
                 remains = of_left or f"{remedy} removes them."
                 try:
                     left = self._left_of(call, exc, reason)
-                except KeyboardInterrupt:
+                except KeyboardInterrupt as end:
                     names = "; ".join(each.named for each in reversed(self._made))
-                    words.error("%s\nEnded by Ctrl-C while that was taken back. Left are: %s. %s", message, names, remains)
+                    told = f"Ended by {ended_by(end)[0]} while that was taken back. Left are: {names}. {remains}"
+                    words.error("%s\n%s", message, told)
                     raise
                 raise PlatformRefused(f"{message}\n{self._told(left, remains)}", reason) from exc
 

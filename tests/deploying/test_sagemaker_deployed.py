@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -365,6 +366,54 @@ def test_ctrl_c_while_all_is_taken_back_says_why_it_was_and_what_is_left(
     assert f"Ended by Ctrl-C while that was taken back. Left are: {left}" in told
     said(capsys, "undeploy", "iris", "--yes")
     assert aws.standing == []
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Whatever is not taken ends the test, not its process."""
+
+    def ended(number: int, _frame: object) -> None:
+        pytest.fail(f"{signal.Signals(number).name} was not taken", pytrace=False)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, ended) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] in ([ended, ended], [ended, signal.SIG_IGN])
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.usefixtures("signals")
+def test_who_is_ended_by_a_signal_says_what_goes_on_and_leaves_no_package(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: int
+) -> None:
+    def twice() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # by a wrapper, which tells its child and then the group
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    aws.before["describe_endpoint"] = twice
+    told = deployed(capsys, code=code)
+    name = signal.Signals(number).name
+    assert f"Ended by {name}: what was made goes on, and costs. `gateway undeploy iris" in told
+    assert f"gateway: ended by {name}" in told
+    assert list(tmp_path.iterdir()) == []
+    aws.before["delete_model"] = twice
+    assert f"gateway: ended by {name}" in said(capsys, "undeploy", "iris", "--yes", code=code)
+    aws.becomes, aws.reason = "Failed", "No capacity"
+    aws.before["delete_endpoint_config"] = twice
+    assert f"Ended by {name} while that was taken back. Left are: " in deployed(capsys, "--name", "other", code=code)
+
+
+@pytest.mark.usefixtures("signals")
+def test_by_nohup_a_terminal_that_closes_ends_no_deployment(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    aws.before["describe_endpoint"] = lambda: signal.raise_signal(signal.SIGHUP)
+    deployed(capsys)
+    assert aws.changed == MADE
 
 
 def test_ctrl_c_once_an_update_has_settled_says_what_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:

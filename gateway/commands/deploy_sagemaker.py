@@ -19,7 +19,7 @@ from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
 from gateway.deploying.sagemaker_standing import Deployed, StandingScale, told
 from gateway.deploying.sagemaker_update import kept_scale, update
-from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
+from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, RealTime, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError, PlatformRefused
@@ -119,7 +119,10 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     if found.endpoint is None:
         raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
     if not (calls := update(hosting, found, bake_s=bake_s)):
-        raise ConfigError(f"--update: {hosting.name} has this configuration, {hosting.state}: there is nothing to change")
+        remedy = ". It is not scaled: --requests-per-second with --max-instances scales it"
+        unscaled = remedy if found.scale is None and isinstance(hosting.way, RealTime | Asynchronous) else ""
+        has = f"{hosting.name} has this configuration, {hosting.state}"
+        raise ConfigError(f"--update: {has}: there is nothing to change{unscaled}")
     if found.endpoint.status != "InService":
         remedy = f"wait, or remove it with {_removing(hosting)}"
         raise ConfigError(f"--update: {hosting.name} is {found.endpoint.status}: expected InService: {remedy}")

@@ -717,6 +717,23 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
 
 
+def test_an_update_without_a_rate_that_was_interrupted_says_how_it_is_scaled_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    update = ("deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
+    aws.before["update_endpoint"] = lambda: interrupted(aws, "describe_endpoint")
+    said(capsys, *update, code=130)
+    aws._describe_endpoint("iris")  # it goes on by itself
+    remedy = "It is not scaled: --requests-per-second with --max-instances scales it"
+    assert f"there is nothing to change. {remedy}" in said(capsys, *update, code=2)
+    said(capsys, *update, "--requests-per-second", "200", "--max-instances", "2")
+    assert aws.policies
+    told = said(capsys, *update, "--requests-per-second", "200", "--max-instances", "2", code=2)
+    assert "there is nothing to change" in told
+    assert remedy not in told
+
+
 def test_what_is_not_there_or_not_in_service_is_not_updated(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--update: there is no endpoint iris in us-east-1: leave --update out" in deployed(capsys, *UPDATE, code=2)
     deployed(capsys)

@@ -36,14 +36,12 @@ _SETTLED: Final = ("InService", *READY.failed)
 def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 300) -> list[Call]:
     """stands: what is there; None: that is not known, and all is made. bake_s: how long the new fleet is watched.
 
-    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, or is to have
-    other bounds, that is made.
+    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, or is to be
+    another, that is made.
     """
     scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
-        if stands.scale is None or not stands.scale.policies:
-            return _scaled_anew(hosting, stands)
-        return [] if scale is None or scale == stands.scale else _scaled_by(hosting, scale)
+        return _rescaled(hosting, stands, scale)
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
@@ -144,6 +142,27 @@ def _scaled_anew(hosting: Hosting, stands: Deployed | None) -> list[Call]:
     others = [each for each in scale.policies if each["PolicyName"] != hosting.name and not _foreign(hosting, [each])]
     register = replace(register, parameters={**register.parameters, **_suspended(scale)})
     return [register, *policies, *_kept(others, scale.scheduled)]
+
+
+def _rescaled(hosting: Hosting, stands: Deployed, kept: StandingScale | None) -> list[Call]:
+    """Of an endpoint that is what it is to be, but for its scaling."""
+    if stands.scale is None:
+        return scaling(hosting)
+    if kept is not None:
+        return [] if kept == stands.scale else _scaled_by(hosting, kept)
+    made = [replace(call, undo=()) for call in _scaled_anew(hosting, stands)]  # which would take the former away as well
+    if not made:
+        return [Call("application-autoscaling", "deregister_scalable_target", scalable(hosting.name), "Scale it no more")]
+    return [] if _scaled_so(hosting, stands.scale) else made
+
+
+def _scaled_so(hosting: Hosting, scale: StandingScale) -> bool:
+    register, put = (call.parameters for call in scaling(hosting))
+    if (scale.least, scale.most) != (register["MinCapacity"], register["MaxCapacity"]):
+        return False
+    key = "TargetTrackingScalingPolicyConfiguration"
+    found = [each.get(key, {}).get("TargetValue") for each in scale.policies if each["PolicyName"] == put["PolicyName"]]
+    return found == [put[key]["TargetValue"]]
 
 
 def _kept(policies: Iterable[Mapping[str, Any]], scheduled: Iterable[Mapping[str, Any]]) -> Iterator[Call]:

@@ -734,6 +734,28 @@ def test_an_update_without_a_rate_that_was_interrupted_says_how_it_is_scaled_aga
     assert remedy not in told
 
 
+def test_an_update_of_the_scaling_alone_shifts_nothing(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--max-instances", "4")
+    scaled_by_hand(aws)
+    made = len(aws.changed)
+    told = deployed(capsys, "--update", "--max-instances", "4", "--requests-per-second", "100")
+    assert "scaled: between 1 and 4, at 3000 requests a minute each, with the scheduled actions nightly, once" in told
+    assert "both fleets" not in told
+    deployed(capsys, "--update", "--max-instances", "6", "--requests-per-second", "100")
+    again = ["register_scalable_target", *["put_scaling_policy"] * 2, *["put_scheduled_action"] * 2]
+    assert aws.changed[made:] == 2 * again
+    assert "there is nothing to change" in deployed(
+        capsys, "--update", "--max-instances", "6", "--requests-per-second", "100", code=2
+    )
+    aws.refuse["put_scaling_policy"] = DENIED
+    told = deployed(capsys, "--update", "--max-instances", "4", code=1)
+    assert "Left are: application-autoscaling.register_scalable_target." in told
+    assert aws.policies
+    told = deployed(capsys, "--update", "--max-instances", "1")
+    assert "with the scheduled actions nightly, once, suspended, and will not be any more." in told
+    assert aws.changed[-1] == "deregister_scalable_target"
+
+
 def test_what_is_not_there_or_not_in_service_is_not_updated(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--update: there is no endpoint iris in us-east-1: leave --update out" in deployed(capsys, *UPDATE, code=2)
     deployed(capsys)

@@ -134,9 +134,9 @@ def test_nothing_is_named_before_it_was_made() -> None:
 def test_the_same_package_under_the_same_options_has_the_same_name_and_any_other_has_not() -> None:
     elsewhere = PackedModel(Path("/tmp/elsewhere.tar.gz"), 1 << 20, "ab" * 32, "my-models")
     assert replace(HOSTING, package=elsewhere).state == HOSTING.state
+    assert replace(HOSTING, way=WAYS["one type"]).state == HOSTING.state  # but for its scaling
     other = PackedModel(Path("model.tar.gz"), 1 << 20, "cd" * 32, "my-models")
     changed = [
-        HOSTING,
         *(replace(HOSTING, way=way) for way in WAYS.values()),
         replace(HOSTING, package=other),
         replace(HOSTING, image=f"{IMAGE}-2"),

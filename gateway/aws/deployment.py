@@ -8,6 +8,7 @@ from gateway.aws.client import THROTTLED, Platform, absent
 from gateway.deploying.calls import ANY, Call, Until, found_at, with_answers
 from gateway.errors import GatewayError, PlatformRefused
 from gateway.process.console import words
+from gateway.process.interrupts import ended_by
 
 _ASK_AGAIN_S: Final = 15.0
 _SAY_AGAIN_S: Final = 60.0
@@ -37,6 +38,7 @@ class Deploying:
         self._answers: dict[str, Any] = {}
         self._kept = False  # something that was made is in use: it is not taken back
         self._taken_back = False
+        self._doubt = ""  # what was said of a call of which it is not known yet whether it was done
 
     def carry_out(self, calls: Sequence[Call], *, remedy: str, of_left: str = "") -> None:
         """Make all calls. remedy: the command that removes what is left, where something is. of_left: what else is said of it.
@@ -48,20 +50,23 @@ class Deploying:
             words.info("%d of %d: %s", number, len(calls), call.why)
             try:
                 self._make(call)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as exc:
                 if self._made or self._kept:
-                    words.error("Ended by Ctrl-C: what was made goes on, and costs. %s", of_left or f"{remedy} removes it.")
+                    told = of_left or f"{remedy} removes it."
+                    words.error("Ended by %s: what was made goes on, and costs. %s", ended_by(exc)[0], told)
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
+                message = f"{self._doubt}{exc.message}"
                 remains = of_left or f"{remedy} removes them."
                 try:
                     left = self._left_of(call, exc, reason)
-                except KeyboardInterrupt:
+                except KeyboardInterrupt as end:
                     names = "; ".join(each.named for each in reversed(self._made))
-                    words.error("%s\nEnded by Ctrl-C while that was taken back. Left are: %s. %s", exc.message, names, remains)
+                    told = f"Ended by {ended_by(end)[0]} while that was taken back. Left are: {names}. {remains}"
+                    words.error("%s\n%s", message, told)
                     raise
-                raise PlatformRefused(f"{exc.message}\n{self._told(left, remains)}", reason) from exc
+                raise PlatformRefused(f"{message}\n{self._told(left, remains)}", reason) from exc
 
     def remove(self, calls: Sequence[Call]) -> None:
         """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
@@ -73,14 +78,19 @@ class Deploying:
         if call.until is not None:
             self._wait(call, call.until)
             if call.until.keep:
-                self._made, self._kept = [], True
+                self._made, self._kept, self._doubt = [], True, ""
             return
         try:
             self._answers[call.named] = self._called(call)
         except PlatformRefused as exc:
             if call.already and exc.reason == call.already:
-                return  # somebody else's, or an earlier deployment's: not ours to take back
-            raise
+                if not call.restores:
+                    return  # somebody else's, or an earlier deployment's: not ours to take back
+            elif call.told and (not exc.reason or _busy(exc)):
+                words.info("%s: it is looked whether it was done", exc.message)
+                self._doubt = f"{exc.message}\n"
+            else:
+                raise
         self._made.append(call)
 
     def _called(self, call: Call) -> dict[str, Any]:
@@ -105,10 +115,11 @@ class Deploying:
         if failed.until is not None and failed.until.leave:
             return [call.named for call in reversed(self._made)]
         lost = isinstance(exc, PlatformRefused) and not reason and failed.until is None
-        if lost and not failed.already:
-            self._made.append(failed)  # it may have been: nothing of this name was there before
+        others = failed.already and not failed.restores  # what it makes may be somebody else's
+        if lost and not others:
+            self._made.append(failed)  # it may have been
         left = self._take_back()
-        return [*left, _not_known(failed)] if lost and failed.already else left
+        return [*left, _not_known(failed)] if lost and others else left
 
     def _take_back(self) -> list[str]:
         """What was made, the last first, until something cannot be: what was made before it may be needed by it.
@@ -179,7 +190,7 @@ class Deploying:
             except PlatformRefused as exc:
                 if absent(exc) or (call.already and exc.reason == call.already):
                     return
-                busy = any(word in exc.message for word in _BUSY)
+                busy = _busy(exc)
                 if exc.reason and not busy:
                     raise
                 if self._now_s() - began_s >= (_BUSY_S if busy else _AGAIN_S):
@@ -225,6 +236,10 @@ class Deploying:
                 least = f"is {state} for {until.most_s / 60:.0f} min: expected less"
                 raise PlatformRefused(f"AWS: {self._subject(call)} {least}{unasked}", state)
             self._sleep(_ASK_AGAIN_S)
+
+
+def _busy(exc: PlatformRefused) -> bool:
+    return any(word in exc.message for word in _BUSY)
 
 
 def _not_known(call: Call) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
-from gateway.deploying.sagemaker_standing import Deployed, StandingEndpoint, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
 from gateway.errors import ConfigError, PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
@@ -23,6 +23,42 @@ _OF_POLICY: Final = (
     "PolicyType",
     "TargetTrackingScalingPolicyConfiguration",
     "StepScalingPolicyConfiguration",
+)
+_OF_ACTION: Final = (
+    "ScheduledActionName",
+    "ServiceNamespace",
+    "ResourceId",
+    "ScalableDimension",
+    "Schedule",
+    "Timezone",
+    "StartTime",
+    "EndTime",
+    "ScalableTargetAction",
+)
+_ONCE: Final = re.compile(r"at\((.+)\)")  # a schedule
+_ZONES: Final = datetime.timedelta(days=1)  # no two are further apart
+_OF_ALARM: Final = (
+    "AlarmName",
+    "AlarmDescription",
+    "ActionsEnabled",
+    "OKActions",
+    "AlarmActions",
+    "InsufficientDataActions",
+    "MetricName",
+    "Namespace",
+    "Statistic",
+    "ExtendedStatistic",
+    "Dimensions",
+    "Period",
+    "Unit",
+    "EvaluationPeriods",
+    "DatapointsToAlarm",
+    "Threshold",
+    "ComparisonOperator",
+    "TreatMissingData",
+    "EvaluateLowSampleCountPercentile",
+    "Metrics",
+    "ThresholdMetricId",
 )
 _RUNNING: Final = ("InProgress", "Stopping")
 _UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
@@ -170,7 +206,15 @@ class _Looking:
             found = self._asking.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})
             if self._ours(f"what scales {self._name}", None if found is None else found["Tags"]):
                 policies = tuple(self._policies(target))
-                return StandingScale(each["MinCapacity"], each["MaxCapacity"], _per_minute(policies), policies)
+                suspended: dict[str, bool] = each.get("SuspendedState", {})
+                return StandingScale(
+                    each["MinCapacity"],
+                    each["MaxCapacity"],
+                    _per_minute(policies),
+                    policies,
+                    tuple(self._scheduled(target)),
+                    suspended if any(suspended.values()) else {},
+                )
         return None
 
     def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
@@ -178,12 +222,21 @@ class _Looking:
         for policy in self._asking.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
             yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
-    def _alarms(self) -> Iterator[str]:
+    def _scheduled(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
+        asking, now = "application-autoscaling", datetime.datetime.now(tz=datetime.UTC)
+        for action in self._asking.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
+            if _to_come(action, now):
+                past = ("StartTime",) if "StartTime" in action and action["StartTime"] <= now else ()  # it would be refused
+                yield {key: action[key] for key in _OF_ACTION if key in action and key not in past}
+
+    def _alarms(self) -> Iterator[StandingAlarm]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
         for each in self._asking.items("cloudwatch", "describe_alarms", asked, "MetricAlarms") or ():
             found = self._asking.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})
-            if self._ours(f"the alarm {each['AlarmName']}", _by_key(None if found is None else found["Tags"])):
-                yield each["AlarmName"]
+            tags = None if found is None else found["Tags"]
+            if self._ours(f"the alarm {each['AlarmName']}", _by_key(tags)):
+                asked = {key: each[key] for key in _OF_ALARM if key in each}
+                yield StandingAlarm(each["AlarmName"], {**asked, "Tags": tags}, each.get("StateValue") == "ALARM")
 
     def _bucket(self, model: str) -> str | None:
         """That it has its package from, if that was put there by us."""
@@ -205,6 +258,14 @@ def _by_key(listed: list[dict[str, str]] | None) -> dict[str, str] | None:
 def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:
     tracking = (policy.get("TargetTrackingScalingPolicyConfiguration", {}) for policy in policies)
     return next((float(each["TargetValue"]) for each in tracking if "PredefinedMetricSpecification" in each), None)
+
+
+def _to_come(action: Mapping[str, Any], now: datetime.datetime) -> bool:
+    """Whether a scheduled action may do something yet: one that does not is no loss, and would be refused."""
+    once = _ONCE.fullmatch(action["Schedule"])
+    if once is not None and datetime.datetime.fromisoformat(once[1]).replace(tzinfo=datetime.UTC) < now - _ZONES:
+        return False
+    return "EndTime" not in action or bool(action["EndTime"] > now)
 
 
 def _utc(time: datetime.datetime) -> datetime.datetime:

@@ -27,6 +27,7 @@ from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
+from gateway.process.interrupts import ending_in_order
 
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
@@ -61,6 +62,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     command.set_defaults(run=_ec2)
 
 
+@ending_in_order()
 def _ec2(arguments: argparse.Namespace) -> int:
     document, measured = document_of(arguments.config)
     config = config_of(document)

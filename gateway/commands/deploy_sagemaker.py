@@ -19,7 +19,7 @@ from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
 from gateway.deploying.sagemaker_standing import Deployed, StandingScale, told
 from gateway.deploying.sagemaker_update import kept_scale, update
-from gateway.deploying.sagemaker_ways import BatchTransform, instances_of
+from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, RealTime, instances_of
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError, PlatformRefused
@@ -27,6 +27,7 @@ from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
+from gateway.process.interrupts import ending_in_order
 
 _BAKE_S: Final = 300
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
@@ -54,6 +55,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     command.set_defaults(run=_sagemaker)
 
 
+@ending_in_order()
 def _sagemaker(arguments: argparse.Namespace) -> int:
     document, measured = document_of(arguments.config)
     asked = wanted(arguments, document, _servable(document), measured, begun=_now().isoformat())
@@ -117,7 +119,10 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     if found.endpoint is None:
         raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
     if not (calls := update(hosting, found, bake_s=bake_s)):
-        raise ConfigError(f"--update: {hosting.name} has this configuration, {hosting.state}: there is nothing to change")
+        remedy = ". It is not scaled: --requests-per-second with --max-instances scales it"
+        unscaled = remedy if found.scale is None and isinstance(hosting.way, RealTime | Asynchronous) else ""
+        has = f"{hosting.name} has this configuration, {hosting.state}"
+        raise ConfigError(f"--update: {has}: there is nothing to change{unscaled}")
     if found.endpoint.status != "InService":
         remedy = f"wait, or remove it with {_removing(hosting)}"
         raise ConfigError(f"--update: {hosting.name} is {found.endpoint.status}: expected InService: {remedy}")
@@ -127,6 +132,10 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     shifted = found.endpoint.configuration != hosting.state
     if shifted:
         words.info("While the traffic is shifted both fleets cost.")
+        watching = [call.parameters.get("AlarmName") for call in calls]
+        for alarm in (alarm for alarm in found.alarms if alarm.rings and alarm.name in watching):
+            remedy = f"{PAGE} says how to mend such an endpoint"
+            words.warning("The alarm %s is in ALARM, by what runs now: SageMaker may roll this back: %s.", alarm.name, remedy)
     again = "If it was scaled, the same --update scales it again."
     if scale is not None:
         if scale.least < scale.most:

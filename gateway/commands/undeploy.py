@@ -7,6 +7,7 @@ from gateway.commands.deploy_options import add_deployed, deployed
 from gateway.deploying.calls import as_text
 from gateway.process.command_line import add_command
 from gateway.process.console import words
+from gateway.process.interrupts import ending_in_order
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -27,6 +28,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     return command
 
 
+@ending_in_order()
 def _undeploy(arguments: argparse.Namespace) -> int:
     from gateway.aws.client import Aws
     from gateway.aws.deployment import Deploying

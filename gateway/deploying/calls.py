@@ -64,6 +64,9 @@ class Call:
     again: what it answers while it does not know yet what was made, or undone, a moment ago.
     sought: where its answer was lost, and `undo` needs that: the question that finds what it has made, and where in the answer
     to it the lost one stands.
+    restores: what takes it back puts there what was there before: also where it is not known whether the call did anything.
+    told: the questions behind it tell whether it was done: they do where its answer was lost, and where it is said to be under
+    way, as of a call that the client has repeated.
     """
 
     service: str
@@ -76,6 +79,8 @@ class Call:
     already: str = ""
     again: tuple[str, ...] = ()
     sought: "tuple[Call, tuple[str | int, ...]] | None" = None
+    restores: bool = False
+    told: bool = False
 
     @property
     def named(self) -> str:

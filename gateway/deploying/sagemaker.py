@@ -1,8 +1,8 @@
 """The calls that make an endpoint of SageMaker, or a batch transform job, of a package and an image. Pure: nobody is asked.
 
 Everything is called after the deployment: the endpoint NAME, what belongs to one state of it NAME-DIGEST, where the digest is
-of all that was asked for. The same options make the same names, others never take those of what runs. Everything has the tags
-of `tags`. Sources: the service models of botocore 1.44.5; docs/deploy-sagemaker.md tells what is made.
+of all that was asked for, but for scaling. The same options make the same names, others never take those of what runs.
+Everything has the tags of `tags`. Sources: the service models of botocore 1.44.5; docs/deploy-sagemaker.md tells what is made.
 """
 
 import base64
@@ -75,9 +75,12 @@ class Hosting:
 
     @property
     def digest(self) -> str:
-        """Of all that makes it what it is; where the package was packed is not part of that."""
+        """Of all that makes it what it is: neither where the package was packed, nor how it is scaled, is part of that."""
         content = self.package if isinstance(self.package, str) else [self.package.bucket, self.package.sha256]
-        way = {type(self.way).__name__: asdict(self.way)}
+        run = asdict(self.way)
+        run.pop("per_minute", None)
+        run.get("instances", {}).pop("most", None)
+        way = {type(self.way).__name__: run}
         asked = [self.image, self.role_arn, content, way, self.subnets, self.security_groups, self.metrics]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:_DIGEST_CHARS]
 

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.deploying.calls import Call
@@ -34,17 +34,31 @@ class StandingEndpoint:
 class StandingScale:
     """Bounds of its instances, and the requests a minute that each is to have; None: by another measure.
 
-    policies: what they are scaled by, as the parameters of put_scaling_policy.
+    policies: what they are scaled by, as the parameters of put_scaling_policy; scheduled: when they have other bounds, as those
+    of put_scheduled_action. suspended: what of it is switched off, as SuspendedState of register_scalable_target; {}: nothing.
     """
 
     least: int
     most: int
     per_minute: float | None
     policies: tuple[dict[str, Any], ...] = ()
+    scheduled: tuple[dict[str, Any], ...] = ()
+    suspended: dict[str, bool] = field(default_factory=dict)
 
     def __str__(self) -> str:
         by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""
-        return f"between {self.least} and {self.most}{by}"
+        names = ", ".join(action["ScheduledActionName"] for action in self.scheduled)
+        scheduled = f", with the scheduled actions {names}" if names else ""
+        return f"between {self.least} and {self.most}{by}{scheduled}{', suspended' if self.suspended else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAlarm:
+    """asked: what it watches, as the parameters of put_metric_alarm. rings: it is in ALARM."""
+
+    name: str
+    asked: dict[str, Any]
+    rings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,7 @@ class Deployed:
     region: str
     endpoint: StandingEndpoint | None = None
     scale: StandingScale | None = None
-    alarms: tuple[str, ...] = ()
+    alarms: tuple[StandingAlarm, ...] = ()
     configurations: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
@@ -89,7 +103,8 @@ def removal(standing: Deployed) -> list[Call]:
         calls.append(Call("sagemaker", "delete_endpoint", named, f"Remove the endpoint {standing.name}, which costs"))
         calls.append(until_gone(standing.name))
     if standing.alarms:
-        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": [*standing.alarms]}, "Remove its alarms"))
+        names = [alarm.name for alarm in standing.alarms]
+        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms"))
     for name in standing.configurations:
         why = f"Remove the endpoint's configuration {name}"
         calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why))
@@ -121,7 +136,7 @@ def told(standing: Deployed, types: InstanceTypes, now: datetime.datetime) -> It
         ("jobs", standing.jobs),
         ("configurations", standing.configurations),
         ("models", standing.models),
-        ("alarms", standing.alarms),
+        ("alarms", tuple(alarm.name for alarm in standing.alarms)),
         ("packages", tuple(f"s3://{bucket}/{key}" for bucket, key in standing.objects)),
     ):
         if names:

@@ -4,6 +4,7 @@ The alarms are there before the traffic is shifted; SageMaker goes back to the o
 What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
 """
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from gateway.deploying.sagemaker import (
     tags,
 )
 from gateway.deploying.sagemaker_standing import Deployed, StandingScale
-from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, Serverless, instances_of
+from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, instances_of
 
 _ERRORS: Final = 0.01  # of the answers, in a minute
 _PERIOD_S: Final = 60
@@ -35,21 +36,25 @@ _SETTLED: Final = ("InService", *READY.failed)
 def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 300) -> list[Call]:
     """stands: what is there; None: that is not known, and all is made. bake_s: how long the new fleet is watched.
 
-    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, or is to have
-    other bounds, that is made.
+    None, if it is as it is to be. Where only its scaling is missing, as after an update that was interrupted, or is to be
+    another, that is made.
     """
     scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
-        if stands.scale is None or not stands.scale.policies:
-            return scaling(hosting)
-        return [] if scale is None or scale == stands.scale else _scaled_by(hosting, scale)
+        return _rescaled(hosting, stands, scale)
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
     if stands is not None and hosting.state in stands.configurations:
         made = made[:-1]
-    scaled = scaling(hosting) if scale is None else _scaled_by(hosting, scale)
-    return [*made, *_alarms(hosting), _unscaled(hosting, stands), *_shift(hosting, bake_s, scaled=bool(scaled)), *scaled]
+    scaled = _scaled_anew(hosting, stands) if scale is None else _scaled_by(hosting, scale)
+    return [
+        *made,
+        *_alarms(hosting, stands),
+        _unscaled(hosting, stands),
+        *_shift(hosting, stands, bake_s, scaled=bool(scaled)),
+        *scaled,
+    ]
 
 
 def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | None:
@@ -60,14 +65,26 @@ def kept_scale(hosting: Hosting, stands: Deployed | None) -> StandingScale | Non
     way = hosting.way
     if stands is None or stands.scale is None or not isinstance(way, RealTime | Asynchronous) or way.per_minute is not None:
         return None
-    others = INVOCATIONS if isinstance(way, Asynchronous) else BACKLOG
-    if others in str(stands.scale.policies):  # which it is not measured by any more
+    if _foreign(hosting, stands.scale.policies):
         return None
     least = way.instances.least if hosting.count_asked else max(stands.scale.least, way.instances.least)
     return replace(stands.scale, least=least, most=max(stands.scale.most, least))
 
 
-def _alarms(hosting: Hosting) -> list[Call]:
+def _alarms(hosting: Hosting, stands: Deployed | None) -> list[Call]:
+    """Taken back, they watch again what they did."""
+    former = {} if stands is None else {alarm.name: alarm.asked for alarm in stands.alarms}
+    return [replace(call, undo=_before(call, former)) for call in _watching(hosting)]
+
+
+def _before(alarm: Call, former: Mapping[str, Mapping[str, Any]]) -> tuple[Call, ...]:
+    name = alarm.parameters["AlarmName"]
+    if name in former:
+        return (Call("cloudwatch", "put_metric_alarm", former[name], f"Have the alarm {name} watch what it did"),)
+    return (Call("cloudwatch", "delete_alarms", {"AlarmNames": [name]}, f"Remove the alarm {name}"),)
+
+
+def _watching(hosting: Hosting) -> list[Call]:
     errors, late = alarms_of(hosting.name)
     if isinstance(hosting.way, Asynchronous):
         failures = {"MetricName": "InvocationFailures", "Statistic": "Sum", "Threshold": 0.0}
@@ -94,8 +111,7 @@ def _alarm(hosting: Hosting, name: str, what: str, metric: dict[str, Any], perio
         "TreatMissingData": "notBreaching",  # nobody asks
         "Tags": listed(tags(hosting)),
     }
-    undo = Call("cloudwatch", "delete_alarms", {"AlarmNames": [name]}, f"Remove the alarm {name}")
-    return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back", undo=(undo,))
+    return Call("cloudwatch", "put_metric_alarm", asked, f"Have {what} roll it back")
 
 
 def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
@@ -104,22 +120,73 @@ def _unscaled(hosting: Hosting, stands: Deployed | None) -> Call:
     undo = () if stands is None or stands.scale is None else tuple(_scaled_by(hosting, stands.scale))
     why = "Do not scale it meanwhile, if it is"
     absent = "ObjectNotFoundException"
-    return Call("application-autoscaling", "deregister_scalable_target", target, why, undo=undo, already=absent)
+    named = ("application-autoscaling", "deregister_scalable_target", target, why)
+    return Call(*named, undo=undo, already=absent, restores=bool(undo))
 
 
 def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
     target = scalable(hosting.name)
-    bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, "Tags": tags(hosting)}
+    bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, **_suspended(scale), "Tags": tags(hosting)}
+    asked = {**target, **bounds}
+    register = Call("application-autoscaling", "register_scalable_target", asked, "Scale it again as before")
+    return [register, *_kept(scale.policies, scale.scheduled)]
+
+
+def _scaled_anew(hosting: Hosting, stands: Deployed | None) -> list[Call]:
+    """By the rate that is asked for, and by what else scales it."""
+    made = scaling(hosting)
+    if not made or stands is None or stands.scale is None:
+        return made
+    register, *policies = made
+    scale = stands.scale
+    others = [each for each in scale.policies if each["PolicyName"] != hosting.name and not _foreign(hosting, [each])]
+    register = replace(register, parameters={**register.parameters, **_suspended(scale)})
+    return [register, *policies, *_kept(others, scale.scheduled)]
+
+
+def _rescaled(hosting: Hosting, stands: Deployed, kept: StandingScale | None) -> list[Call]:
+    """Of an endpoint that is what it is to be, but for its scaling."""
+    if stands.scale is None:
+        return scaling(hosting)
+    if kept is not None:
+        return [] if kept == stands.scale else _scaled_by(hosting, kept)
+    made = [replace(call, undo=()) for call in _scaled_anew(hosting, stands)]  # which would take the former away as well
+    if not made:
+        return [Call("application-autoscaling", "deregister_scalable_target", scalable(hosting.name), "Scale it no more")]
+    return [] if _scaled_so(hosting, stands.scale) else made
+
+
+def _scaled_so(hosting: Hosting, scale: StandingScale) -> bool:
+    register, put = (call.parameters for call in scaling(hosting))
+    if (scale.least, scale.most) != (register["MinCapacity"], register["MaxCapacity"]):
+        return False
+    key = "TargetTrackingScalingPolicyConfiguration"
+    found = [each.get(key, {}).get("TargetValue") for each in scale.policies if each["PolicyName"] == put["PolicyName"]]
+    return found == [put[key]["TargetValue"]]
+
+
+def _kept(policies: Iterable[Mapping[str, Any]], scheduled: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
     asking = "application-autoscaling"
-    policies = (Call(asking, "put_scaling_policy", {**each}, "Scale it again by what it was") for each in scale.policies)
-    return [Call(asking, "register_scalable_target", {**target, **bounds}, "Scale it again as before"), *policies]
+    for policy in policies:
+        yield Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was")
+    for action in scheduled:
+        yield Call(asking, "put_scheduled_action", {**action}, "Scale it again when it was")
 
 
-def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
+def _suspended(scale: StandingScale) -> dict[str, Any]:
+    return {"SuspendedState": scale.suspended} if scale.suspended else {}
+
+
+def _foreign(hosting: Hosting, policies: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one is by what the endpoint is not measured by any more."""
+    return (INVOCATIONS if isinstance(hosting.way, Asynchronous) else BACKLOG) in str(policies)
+
+
+def _shift(hosting: Hosting, stands: Deployed | None, bake_s: int, *, scaled: bool) -> list[Call]:
     named = {"EndpointName": hosting.name}
-    alarms = [alarm.parameters["AlarmName"] for alarm in _alarms(hosting)]
+    alarms = [alarm.parameters["AlarmName"] for alarm in _watching(hosting)]
     policy = {
-        "TrafficRoutingConfiguration": _routing(hosting, bake_s),
+        "TrafficRoutingConfiguration": _routing(_begins_with(hosting, stands, scaled=scaled), bake_s),
         "MaximumExecutionTimeoutInSeconds": _MOST_S,
     }
     asked = {
@@ -137,15 +204,30 @@ def _shift(hosting: Hosting, bake_s: int, *, scaled: bool) -> list[Call]:
     ready = Until(READY.key, READY.done, READY.failed, look=logs_of(hosting.name), most_s=_MOST_S, leave=True)
     took = Until("EndpointConfigName", (hosting.state,), (ANY,), look=logs_of(hosting.name), keep=True)
     return [
-        Call("sagemaker", "update_endpoint", asked, "Start the new fleet, and shift the traffic to it", undo=(settled,)),
+        Call(
+            "sagemaker",
+            "update_endpoint",
+            asked,
+            "Start the new fleet, and shift the traffic to it",
+            undo=(settled,),
+            told=True,
+        ),
         Call(*question, "Wait for it", until=ready),
         Call(*question, "See that it was not rolled back", until=took),
     ]
 
 
-def _routing(hosting: Hosting, bake_s: int) -> dict[str, Any]:
-    """One instance first, where there are several: it may have half of them at most."""
+def _begins_with(hosting: Hosting, stands: Deployed | None, *, scaled: bool) -> int:
+    """How many instances the new fleet has. scaled: it keeps as many as there are. 0: they are SageMaker's."""
     instances = instances_of(hosting.way)
-    if isinstance(hosting.way, Serverless) or instances is None or instances.least < 2:
+    if instances is None:
+        return 0
+    kept = stands.endpoint.wanted if scaled and stands is not None and stands.endpoint is not None else 0
+    return kept or instances.least
+
+
+def _routing(count: int, bake_s: int) -> dict[str, Any]:
+    """One instance first, where there are several: it may have half of them at most."""
+    if count < 2:
         return {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": bake_s}
     return {"Type": "CANARY", "CanarySize": {"Type": "INSTANCE_COUNT", "Value": 1}, "WaitIntervalInSeconds": bake_s}

@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
-from gateway.process.interrupts import ENDED_AT_ONCE
+from gateway.process.interrupts import ended_by
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
@@ -98,9 +98,10 @@ def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
     except OSError as exc:
         words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
         return failed
-    except KeyboardInterrupt:
-        words.error("%s: ended by Ctrl-C", name)
-        return ENDED_AT_ONCE
+    except KeyboardInterrupt as exc:
+        what, code = ended_by(exc)
+        words.error("%s: ended by %s", name, what)
+        return code
 
 
 def leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

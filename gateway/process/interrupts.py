@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Final, Literal, NoReturn
 
@@ -19,6 +20,42 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """What asks to stop: Ctrl-C, whoever ends processes, a terminal that closes, unless (nohup) that is to be outlived."""
     usual = (signal.SIGINT, signal.SIGTERM)
     return usual if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*usual, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """By another signal than Ctrl-C's, and as by that."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def ended_by(exc: KeyboardInterrupt) -> tuple[str, int]:
+    """In words, and the exit code, as a shell reports it."""
+    if not isinstance(exc, Ended):
+        return "Ctrl-C", ENDED_AT_ONCE
+    return signal.Signals(exc.number).name, 128 + exc.number
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """On the main thread, around what tells what it leaves when it is ended: by SIGTERM and SIGHUP as by Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [number for number in stop_signals() if number != signal.SIGINT]
+
+    def end(number: int, _frame: object) -> None:
+        for each in taken:
+            signal.signal(each, signal.SIG_IGN)  # what comes behind it hurries nothing
+        raise Ended(number)
+
+    before = {number: signal.signal(number, end) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 class Interrupts:

@@ -23,8 +23,11 @@ from botocore.validate import ParamValidator
 NOW = datetime.datetime(2026, 11, 24, 4, tzinfo=datetime.UTC)
 ARN = "arn:aws:sagemaker:us-east-1:123456789012:"
 _LOADER = create_loader()  # keeps what it has read of the service models
+RUNNING = dict.fromkeys(("DynamicScalingInSuspended", "DynamicScalingOutSuspended", "ScheduledScalingSuspended"), False)
 LOST = "lost"
 """Instead of a refusal: the call is done, and its answer does not come back."""
+REPEATED = "repeated"
+"""The same, and the client makes the call again, by itself."""
 
 
 class Refused(Exception):
@@ -36,8 +39,8 @@ class Refused(Exception):
 class FakeAws:
     """What stands, by kind and name, and the calls that were made. asked: services and operations, as IAM calls them.
 
-    refuse: operation -> what is answered instead of doing it; `LOST`; or nothing. patience: how often an endpoint says Creating
-    or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
+    refuse: operation -> what is answered instead of doing it; `LOST`; `REPEATED`; or nothing. patience: how often an endpoint
+    says Creating or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,9 @@ class FakeAws:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.targets: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        self.scheduled: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
+        self.ringing: list[str] = []  # of these
         self.buckets = {"my-models": "us-east-1"}
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: Counter[str] = Counter()
@@ -79,7 +84,8 @@ class FakeAws:
     @property
     def standing(self) -> list[str]:
         """All that is there, and could cost or be in the way."""
-        kinds = (self.models, self.configurations, self.endpoints, self.targets, self.policies, self.alarms, self.objects)
+        kinds = (self.models, self.configurations, self.endpoints, self.targets, self.policies, self.scheduled)
+        kinds = (*kinds, self.alarms, self.objects)
         return [str(name) for kind in kinds for name in kind]
 
     @property
@@ -103,6 +109,8 @@ class FakeAws:
                 name = f"s3_{name}"
             elif name == "list_tags_for_resource":
                 name = f"{model.service_model.service_name.replace('-', '_')}_tags"
+            if refusal == REPEATED:
+                getattr(self, f"_{name}")(**asked)
             found: dict[str, Any] = getattr(self, f"_{name}")(**asked) or {}
             if refusal == LOST:
                 raise EndpointConnectionError(endpoint_url="https://sagemaker")
@@ -155,7 +163,11 @@ class FakeAws:
 
     def _delete_endpoint_config(self, EndpointConfigName: str) -> None:
         _there(self.configurations, EndpointConfigName, "endpoint configuration")
-        used = [name for name, endpoint in self.endpoints.items() if endpoint["EndpointConfigName"] == EndpointConfigName]
+        used = [
+            name
+            for name, endpoint in self.endpoints.items()
+            if EndpointConfigName in (endpoint["EndpointConfigName"], endpoint.get("next", endpoint)["EndpointConfigName"])
+        ]
         assert not used, f"{EndpointConfigName} is in use by {used}: one must not delete it"
         del self.configurations[EndpointConfigName]
 
@@ -169,8 +181,10 @@ class FakeAws:
         _there(self.configurations, asked["EndpointConfigName"], "endpoint configuration")
         if endpoint["status"] != "InService":
             raise Refused("ValidationException", "Cannot update in-progress endpoint")
-        for alarm in asked.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
-            _there(self.alarms, alarm["AlarmName"], "alarm")
+        watched = asked.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ())
+        alarms = [alarm["AlarmName"] for alarm in watched]
+        for name in alarms:
+            _there(self.alarms, name, "alarm")
         types = [
             [variant.get("InstanceType"), variant.get("InstancePools")]
             for name in (endpoint["EndpointConfigName"], asked["EndpointConfigName"])
@@ -179,9 +193,20 @@ class FakeAws:
         scaled = any(each.split("/")[1] == asked["EndpointName"] for each in self.targets)
         if scaled and types[0] != types[1]:
             raise Refused("ValidationException", "The instance type of a variant that is scaled cannot be changed")
+        count = self._count(endpoint) if asked.get("RetainAllVariantProperties") else None
+        new = {"EndpointConfigName": asked["EndpointConfigName"], "count": count}
+        routing = asked.get("DeploymentConfig", {}).get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+        if 2 * routing.get("CanarySize", {}).get("Value", 0) > (self._count(new) or 0):
+            raise Refused("ValidationException", "CanarySize must be less than or equal to 50% of the variant's instances")
         self._asked.clear()
-        endpoint |= {"status": "Updating", "next": asked["EndpointConfigName"]}
+        endpoint |= {"status": "Updating", "next": new, "alarms": alarms}
         return {"EndpointArn": f"{ARN}endpoint/{asked['EndpointName']}"}
+
+    def _count(self, endpoint: dict[str, Any]) -> int | None:
+        """Of its instances: those that it has kept, or that its configuration says."""
+        variant = self.configurations[endpoint["EndpointConfigName"]]["ProductionVariants"][0]
+        count: int | None = endpoint.get("count") or variant.get("InitialInstanceCount")
+        return count
 
     def _describe_endpoint(self, EndpointName: str) -> dict[str, Any]:
         endpoint = _there(self.endpoints, EndpointName, "endpoint")
@@ -190,10 +215,10 @@ class FakeAws:
             after = endpoint.pop("next", None)
             endpoint["status"] = self.becomes
             if after is not None and self.becomes == "InService" and not self.reason:
-                endpoint["EndpointConfigName"] = after
+                endpoint |= after
         configuration = self.configurations[endpoint["EndpointConfigName"]]
         variant = configuration["ProductionVariants"][0]
-        count = variant.get("InitialInstanceCount")
+        count = self._count(endpoint)
         summary: dict[str, Any] = {"VariantName": variant["VariantName"]}
         if count is not None:
             summary |= {"CurrentInstanceCount": count, "DesiredInstanceCount": count}
@@ -282,13 +307,14 @@ class FakeAws:
         _, name, *_ = asked["ResourceId"].split("/")
         if self.endpoints.get(name, {}).get("status") != "InService":
             raise Refused("ValidationException", f"ECS or SageMaker resource doesn't exist: {asked['ResourceId']}")
-        self.targets[asked["ResourceId"]] = asked
+        self.targets[asked["ResourceId"]] = self.targets.get(asked["ResourceId"], {}) | asked
         return {"ScalableTargetARN": _target(asked["ResourceId"])}
 
     def _describe_scalable_targets(self, **asked: Any) -> dict[str, Any]:
         keys = ("ServiceNamespace", "ResourceId", "ScalableDimension", "MinCapacity", "MaxCapacity")
         found = [
             {key: self.targets[each][key] for key in keys}
+            | {"SuspendedState": self.targets[each].get("SuspendedState", RUNNING)}
             | {"RoleARN": "arn:aws:iam::123456789012:role/x", "CreationTime": NOW, "ScalableTargetARN": _target(each)}
             for each in asked["ResourceIds"]
             if each in self.targets
@@ -321,23 +347,47 @@ class FakeAws:
         if ResourceId not in self.targets:
             raise Refused("ObjectNotFoundException", "No scalable target found")
         del self.targets[ResourceId]
-        self.policies = {name: each for name, each in self.policies.items() if each["ResourceId"] != ResourceId}
+        for kind in (self.policies, self.scheduled):  # which it forgets with it
+            for name in [name for name, each in kind.items() if each["ResourceId"] == ResourceId]:
+                del kind[name]
+
+    def _put_scheduled_action(self, **asked: Any) -> None:
+        for time in [asked[key] for key in ("StartTime", "EndTime") if key in asked]:
+            if time <= datetime.datetime.now(tz=datetime.UTC):
+                raise Refused("ValidationException", "A scheduled action cannot be in the past")
+        self.scheduled[asked["ScheduledActionName"]] = asked
+
+    def _describe_scheduled_actions(self, **asked: Any) -> dict[str, Any]:
+        listed = [
+            {**each, "ScheduledActionARN": "arn:aws:autoscaling:us-east-1:123456789012:scheduledAction:x", "CreationTime": NOW}
+            for each in self.scheduled.values()
+            if each["ResourceId"] == asked["ResourceId"]
+        ]
+        return {"ScheduledActions": listed}
 
     # CloudWatch
 
     def _put_metric_alarm(self, **asked: Any) -> None:
-        self.alarms[asked["AlarmName"]] = asked
+        tags = self.alarms.get(asked["AlarmName"], asked).get("Tags", [])  # of one that is there they stay
+        self.alarms[asked["AlarmName"]] = asked | {"Tags": tags}
 
     def _describe_alarms(self, AlarmNames: list[str], **_: Any) -> dict[str, Any]:
-        found = [{"AlarmName": name, "AlarmArn": f"arn:{name}"} for name in AlarmNames if name in self.alarms]
+        found = [
+            {key: value for key, value in self.alarms[name].items() if key != "Tags"}
+            | {"AlarmArn": f"arn:{name}", "StateValue": "ALARM" if name in self.ringing else "OK"}
+            for name in AlarmNames
+            if name in self.alarms
+        ]
         return {"MetricAlarms": found}
 
     def _cloudwatch_tags(self, ResourceARN: str) -> dict[str, Any]:
         return {"Tags": self.alarms[ResourceARN.removeprefix("arn:")].get("Tags", [])}
 
     def _delete_alarms(self, AlarmNames: list[str]) -> None:
+        watching = [name for each in self.endpoints.values() if "next" in each for name in each["alarms"]]
         for name in AlarmNames:
             _there(self.alarms, name, "alarm")
+            assert name not in watching, f"{name} watches a shift: one must not delete it"
             del self.alarms[name]
 
     # S3

@@ -6,6 +6,7 @@ moto's images are others than AWS's, and its consoles say nothing: these two are
 import base64
 import datetime
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,6 +142,28 @@ def test_it_is_made_told_and_removed(aws: OnMoto, capsys: pytest.CaptureFixture[
     assert boto3.client("s3").list_objects_v2(Bucket=BUCKET).get("KeyCount") == 0
     (ended,) = ec2.describe_instances(InstanceIds=[instance["InstanceId"]])["Reservations"][0]["Instances"]
     assert ended["State"]["Name"] == "terminated"
+
+
+@pytest.mark.slow
+def test_who_is_ended_by_sigterm_says_what_goes_on_and_leaves_no_package(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def ended(**_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    (packages := tmp_path / "packages").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(packages))
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not taken", pytrace=False))
+    aws.session.events.register("before-call.ec2.RunInstances", ended)
+    try:
+        told = typed(capsys, tmp_path, code=143)
+    finally:
+        aws.session.events.unregister("before-call.ec2.RunInstances", ended)
+        signal.signal(signal.SIGTERM, before)
+    assert "Ended by SIGTERM: what was made goes on, and costs. `gateway undeploy iris" in told
+    assert list(packages.iterdir()) == []
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--bucket", BUCKET, "--yes")
+    assert nothing_stands()
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
 
+import copy
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.deploying.sagemaker_standing import removal
 from gateway.errors import PlatformRefused
-from tests.deploying.fake_aws import LOST, FakeAws, Refused
+from tests.deploying.fake_aws import LOST, NOW, REPEATED, RUNNING, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
 
 SCALED = (*PLACE, "--instance-type", "ml.c7i.large", "--requests-per-second", "200", "--yes")
@@ -78,8 +80,8 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
 
 QUESTIONS = (
     "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
-    "describe_scaling_policies", "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging",
-    "head_bucket",
+    "describe_scaling_policies", "describe_scheduled_actions", "describe_alarms", "list_transform_jobs", "list_objects_v2",
+    "get_object_tagging", "head_bucket",
 )  # fmt: skip
 
 
@@ -366,6 +368,54 @@ def test_ctrl_c_while_all_is_taken_back_says_why_it_was_and_what_is_left(
     assert aws.standing == []
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Whatever is not taken ends the test, not its process."""
+
+    def ended(number: int, _frame: object) -> None:
+        pytest.fail(f"{signal.Signals(number).name} was not taken", pytrace=False)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, ended) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] in ([ended, ended], [ended, signal.SIG_IGN])
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.usefixtures("signals")
+def test_who_is_ended_by_a_signal_says_what_goes_on_and_leaves_no_package(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, code: int
+) -> None:
+    def twice() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # by a wrapper, which tells its child and then the group
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    aws.before["describe_endpoint"] = twice
+    told = deployed(capsys, code=code)
+    name = signal.Signals(number).name
+    assert f"Ended by {name}: what was made goes on, and costs. `gateway undeploy iris" in told
+    assert f"gateway: ended by {name}" in told
+    assert list(tmp_path.iterdir()) == []
+    aws.before["delete_model"] = twice
+    assert f"gateway: ended by {name}" in said(capsys, "undeploy", "iris", "--yes", code=code)
+    aws.becomes, aws.reason = "Failed", "No capacity"
+    aws.before["delete_endpoint_config"] = twice
+    assert f"Ended by {name} while that was taken back. Left are: " in deployed(capsys, "--name", "other", code=code)
+
+
+@pytest.mark.usefixtures("signals")
+def test_by_nohup_a_terminal_that_closes_ends_no_deployment(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    aws.before["describe_endpoint"] = lambda: signal.raise_signal(signal.SIGHUP)
+    deployed(capsys)
+    assert aws.changed == MADE
+
+
 def test_ctrl_c_once_an_update_has_settled_says_what_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
     interrupted(aws, "register_scalable_target")
@@ -450,6 +500,59 @@ def test_an_update_without_a_rate_has_as_many_instances_as_it_names(aws: FakeAws
     assert bounds() == (1, 3)
 
 
+@pytest.mark.parametrize(
+    ("former", "options", "routing"),
+    [
+        (("--instances", "3", "--max-instances", "6"), (), "CANARY"),
+        (("--instances", "1", "--max-instances", "4"), ("--instances", "2"), "ALL_AT_ONCE"),  # and two once it is scaled
+        ((), ("--instances", "2", "--max-instances", "4", "--requests-per-second", "200"), "ALL_AT_ONCE"),
+        (("--instances", "2", "--max-instances", "2"), (), "ALL_AT_ONCE"),  # not scaled: it has one
+        (("--instances", "1", "--max-instances", "1"), ("--instances", "2"), "CANARY"),
+    ],
+)
+def test_one_instance_goes_first_where_the_new_fleet_has_several(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], former: tuple[str, ...], options: tuple[str, ...], routing: str
+) -> None:
+    deployed(capsys, *former)
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options)
+    (asked,) = (asked for name, asked in aws.calls if name == "update_endpoint")
+    assert asked["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["Type"] == routing
+
+
+def scaled_by_hand(aws: FakeAws) -> None:
+    """Beside what was made: a policy, scheduled actions, and scaling in switched off."""
+    (target,) = aws.targets.values()
+    place = {key: target[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
+    target["SuspendedState"] = {**RUNNING, "DynamicScalingInSuspended": True}
+    aws.policies["mine"] = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    action = {**place, "Schedule": "cron(0 22 * * ? *)", "ScalableTargetAction": {"MinCapacity": 2}}
+    aws.scheduled["nightly"] = {**action, "ScheduledActionName": "nightly", "StartTime": NOW}
+    aws.scheduled["once"] = {**action, "ScheduledActionName": "once", "Schedule": "at(2999-01-01T00:00:00)"}
+
+
+@pytest.mark.parametrize("options", [(), ("--requests-per-second", "100")])
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_update_keeps_what_else_scales_the_endpoint(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    place = {key: next(iter(aws.targets.values()))[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
+    before = (list(aws.policies), list(aws.scheduled))
+    gone = {"EndTime": NOW, "Schedule": "rate(1 day)"}, {"Schedule": "at(2020-01-01T00:00:00)", "Timezone": "Asia/Tokyo"}
+    for name, each in zip(("ended", "was once"), gone, strict=True):
+        aws.scheduled[name] = {**place, "ScheduledActionName": name, **each}
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options, code=int(rolled_back))
+    assert (list(aws.policies), list(aws.scheduled)) == before
+    (target,) = aws.targets.values()
+    assert target["SuspendedState"] == {**RUNNING, "DynamicScalingInSuspended": True}
+    assert target["MinCapacity"] == 1
+    if not options:
+        kept = "it stays scaled between 1 and 2, at 6000 requests a minute each, with the scheduled actions nightly, once"
+        assert f"{kept}, suspended: --requests" in told
+
+
 @pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])
 def test_an_update_says_where_it_is_not_scaled_any_more(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
@@ -492,6 +595,33 @@ def test_an_update_that_is_rolled_back_says_why_and_leaves_all_as_it_was(
     assert aws.targets  # scaled as it was
 
 
+def test_an_update_tells_of_an_alarm_that_rings_already(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    assert "is in ALARM" not in deployed(capsys, *UPDATE)
+    aws.ringing = ["iris-late"]
+    told = deployed(capsys, "--update", "--instance-type", "ml.m5.large")
+    assert "The alarm iris-late is in ALARM, by what runs now: SageMaker may roll this back: docs/deploy-sagemaker.md" in told
+    assert "iris-errors is in" not in told
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, "--variant", "asynchronous")
+    assert "is in ALARM" not in told  # the other alone watches it
+
+
+@pytest.mark.parametrize("failing", ["update_endpoint", "rolled back"])
+def test_an_update_that_fails_leaves_the_alarms_of_the_one_before(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.alarms["iris-late"]["Threshold"] = 70_000.0  # as of another SLO
+    before, made = copy.deepcopy(aws.alarms), len(aws.changed)
+    if failing == "rolled back":
+        aws.reason = "One or more configured alarm(s) are in alarm: iris-late"
+    aws.refuse[failing] = DENIED
+    assert "nothing of it is left" in deployed(capsys, "--update", "--instance-type", "ml.m5.large", code=1)
+    assert aws.changed[made:].count("put_metric_alarm") == 4  # two, and back
+    assert aws.alarms == before
+
+
 @pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
 def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
@@ -512,6 +642,64 @@ def test_whichever_call_of_an_update_is_refused_all_is_as_it_was(
     assert count < len(aws.calls)
 
 
+@pytest.mark.parametrize("failing", dict.fromkeys(UPDATED))
+def test_whichever_answer_of_an_update_is_lost_it_goes_on_or_is_taken_back_or_said(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    before, (former,) = aws.standing, aws.configurations
+    aws.refuse[failing] = LOST
+    told = deployed(capsys, *UPDATE, code=0 if failing == "update_endpoint" else 1)
+    aws.refuse.clear()
+    if failing == "update_endpoint":
+        assert aws.changed[len(MADE) :] == UPDATED
+        assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    elif failing in ("register_scalable_target", "put_scaling_policy"):
+        assert "What was made before is in use." in told
+        deployed(capsys, *UPDATE)
+    elif failing == "put_object":
+        assert "Left are: s3.put_object: whether it did something is not known." in told
+    else:
+        assert aws.standing == before
+        assert "nothing of it is left" in told
+    assert aws.policies
+
+
+def test_an_update_that_the_client_asked_for_twice_goes_on(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    aws.refuse = dict.fromkeys(("put_object", "deregister_scalable_target", "update_endpoint"), REPEATED)
+    deployed(capsys, *UPDATE)
+    assert aws.changed[len(MADE) :] == UPDATED
+    assert aws.endpoints["iris"]["EndpointConfigName"] != former
+    assert aws.policies
+
+
+def test_scaling_that_the_client_took_off_twice_is_put_back(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys)
+    before = aws.standing
+    aws.refuse = {"deregister_scalable_target": REPEATED, "update_endpoint": DENIED}
+    assert "nothing of it is left" in deployed(capsys, *UPDATE, code=1)
+    assert aws.standing == before
+
+
+def test_an_update_beside_another_is_taken_back_once_the_other_has_settled(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    (former,) = aws.configurations
+    deployed(capsys, *UPDATE)
+    before = aws.standing
+    other = {"EndpointName": "iris", "EndpointConfigName": former}
+    watched = {"AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in aws.alarms]}}
+    aws.before["update_endpoint"] = lambda: aws._update_endpoint(**other, DeploymentConfig=watched)
+    told = deployed(capsys, "--update", "--instance-type", "ml.m5.large", code=1)
+    assert "AWS: sagemaker.update_endpoint: ValidationException: Cannot update in-progress endpoint\n" in told
+    assert f"AWS: iris has EndpointConfigName {former}" in told
+    assert "nothing of it is left" in told
+    assert aws.standing == before
+
+
 def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     aws: FakeAws, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -527,6 +715,45 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     deployed(capsys, *UPDATE)
     assert aws.changed[-2:] == ["register_scalable_target", "put_scaling_policy"]
     assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
+
+
+def test_an_update_without_a_rate_that_was_interrupted_says_how_it_is_scaled_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    update = ("deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
+    aws.before["update_endpoint"] = lambda: interrupted(aws, "describe_endpoint")
+    said(capsys, *update, code=130)
+    aws._describe_endpoint("iris")  # it goes on by itself
+    remedy = "It is not scaled: --requests-per-second with --max-instances scales it"
+    assert f"there is nothing to change. {remedy}" in said(capsys, *update, code=2)
+    said(capsys, *update, "--requests-per-second", "200", "--max-instances", "2")
+    assert aws.policies
+    told = said(capsys, *update, "--requests-per-second", "200", "--max-instances", "2", code=2)
+    assert "there is nothing to change" in told
+    assert remedy not in told
+
+
+def test_an_update_of_the_scaling_alone_shifts_nothing(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed(capsys, "--max-instances", "4")
+    scaled_by_hand(aws)
+    made = len(aws.changed)
+    told = deployed(capsys, "--update", "--max-instances", "4", "--requests-per-second", "100")
+    assert "scaled: between 1 and 4, at 3000 requests a minute each, with the scheduled actions nightly, once" in told
+    assert "both fleets" not in told
+    deployed(capsys, "--update", "--max-instances", "6", "--requests-per-second", "100")
+    again = ["register_scalable_target", *["put_scaling_policy"] * 2, *["put_scheduled_action"] * 2]
+    assert aws.changed[made:] == 2 * again
+    assert "there is nothing to change" in deployed(
+        capsys, "--update", "--max-instances", "6", "--requests-per-second", "100", code=2
+    )
+    aws.refuse["put_scaling_policy"] = DENIED
+    told = deployed(capsys, "--update", "--max-instances", "4", code=1)
+    assert "Left are: application-autoscaling.register_scalable_target." in told
+    assert aws.policies
+    told = deployed(capsys, "--update", "--max-instances", "1")
+    assert "with the scheduled actions nightly, once, suspended, and will not be any more." in told
+    assert aws.changed[-1] == "deregister_scalable_target"
 
 
 def test_what_is_not_there_or_not_in_service_is_not_updated(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -740,6 +967,7 @@ def test_an_endpoint_that_takes_more_than_an_hour_is_given_up_and_taken_back(aws
 
 def test_the_documented_rights_are_those_that_it_takes(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
     deployed(capsys)
+    scaled_by_hand(aws)
     deployed(capsys, *UPDATE)
     aws.refuse["put_scaling_policy"] = LOST
     deployed(capsys, "--name", "other", code=1)  # and takes it back

@@ -12,7 +12,7 @@ import yaml
 
 from gateway.cli import main
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scalable
-from gateway.deploying.sagemaker_standing import Deployed, StandingScale
+from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingScale
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
@@ -59,7 +59,13 @@ HOSTINGS = {
 
 
 POLICY = {"PolicyName": "iris", **scalable("iris"), "PolicyType": "TargetTrackingScaling"}
-SCALED = Deployed(name="iris", region="us-east-1", scale=StandingScale(1, 2, 9.0, ({**POLICY},)))
+ALARM = StandingAlarm(
+    "iris-errors", {"AlarmName": "iris-errors", "EvaluationPeriods": 1, "ComparisonOperator": "LessThanThreshold"}
+)
+ACTION = {"ScheduledActionName": "nightly", **scalable("iris"), "Schedule": "cron(0 22 * * ? *)"}
+SUSPENDED = {"DynamicScalingInSuspended": True}
+SCALE = StandingScale(1, 2, 9.0, ({**POLICY, "PolicyName": "mine"},), ({**ACTION},), SUSPENDED)
+SCALED = Deployed(name="iris", region="us-east-1", scale=SCALE, alarms=(ALARM,))
 
 
 def printed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> dict[str, dict[str, Any]]:
@@ -128,9 +134,9 @@ def test_nothing_is_named_before_it_was_made() -> None:
 def test_the_same_package_under_the_same_options_has_the_same_name_and_any_other_has_not() -> None:
     elsewhere = PackedModel(Path("/tmp/elsewhere.tar.gz"), 1 << 20, "ab" * 32, "my-models")
     assert replace(HOSTING, package=elsewhere).state == HOSTING.state
+    assert replace(HOSTING, way=WAYS["one type"]).state == HOSTING.state  # but for its scaling
     other = PackedModel(Path("model.tar.gz"), 1 << 20, "cd" * 32, "my-models")
     changed = [
-        HOSTING,
         *(replace(HOSTING, way=way) for way in WAYS.values()),
         replace(HOSTING, package=other),
         replace(HOSTING, image=f"{IMAGE}-2"),

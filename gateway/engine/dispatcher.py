@@ -448,7 +448,7 @@ class _Sent:
             self._moved, self._blamed = False, self._blamed or isinstance(outcome, BackendFailed)
             return
         try:
-            if isinstance(outcome, (BackendFailed, Unavailable)):
+            if isinstance(outcome, (BackendFailed, BackendUnreachable, Overloaded)):
                 if self._falls_back(outcome):
                     return
             elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
@@ -461,7 +461,7 @@ class _Sent:
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_answer(outcome)
 
-    def _falls_back(self, outcome: BackendFailed | Unavailable) -> bool:
+    def _falls_back(self, outcome: BackendFailed | BackendUnreachable | Overloaded) -> bool:
         """Whether the request is with another lane now. If not, who alone has failed it is blamed."""
         dispatcher, ran, blamed = self._dispatcher, self._ran, isinstance(outcome, BackendFailed)
         busy = isinstance(outcome, Overloaded)

@@ -238,8 +238,8 @@ class Lane:
         """Whether a session is there, or will be as soon as it is needed."""
         return bool(self.runs.running) or self.runner.lives or self.runner.cold
 
-    def give_up(self, error: GatewayError) -> None:
-        """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
+    def give_up(self, error: NotReady) -> None:
+        """Answer all that is here, and hand nothing over; what runs is cancelled where that can be done."""
         for request in list(self._waiting):
             self._end(request, error)
         for batch in list(self.runs.running):

@@ -1021,6 +1021,19 @@ def test_an_answered_request_is_freed_without_the_collector(fault: Fault | None)
     simulated((CHEAP, DEAR), main)
 
 
+def test_what_is_given_up_goes_to_no_other_backend() -> None:
+    async def main(fleet: Fleet) -> None:
+        asked = [asyncio.ensure_future(fleet.send()) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert all(lane.pending for lane in fleet.lanes)
+        over = NotReady("the server is shutting down", retry_after_s=1.0)
+        for lane in fleet.lanes:
+            lane.give_up(over)
+        assert await asyncio.gather(*asked) == [over] * 8
+
+    simulated((CHEAP, CHEAP), main, routing={"policy": "shortest_queue"}, slo_ms=None)
+
+
 def test_closed_it_counts_nobody_as_ejected_and_nothing_more() -> None:
     async def main(fleet: Fleet) -> None:
         fleet.sessions[0].fault = always(LOST)

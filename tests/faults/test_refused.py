@@ -38,6 +38,7 @@ CONFIG = {
 }
 INFER = b"POST /v2/models/one/infer HTTP/1.1\r\nHost: h\r\n"
 INVOKE = b"POST /invocations HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
+NO_BODY = b"Content-Length: 2\r\n\r\n{}"
 OF_REST = {
     "a body that is too long": (INFER + b"Content-Length: 2000000\r\n\r\n", 413, "too_large"),
     "one that inflates to too much": (
@@ -55,6 +56,8 @@ OF_REST = {
     "an unknown form": (
         INVOKE + b"X-Amzn-SageMaker-Target-Model: one\r\nContent-Type: a/b\r\n\r\n{}", 415, "unsupported_media_type",
     ),
+    "a version that is no number": (INFER.replace(b"/infer", b"/versions/x/infer") + NO_BODY, 404, "not_found"),
+    "a name that is no UTF-8": (INFER.replace(b"one", b"%ff") + NO_BODY, 400, "invalid_argument"),
 }  # fmt: skip
 
 

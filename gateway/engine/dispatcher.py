@@ -463,7 +463,8 @@ class _Sent:
 
     def _falls_back(self, outcome: BackendFailed | BackendUnreachable | Overloaded) -> bool:
         """Whether the request is with another lane now. If not, who alone has failed it is blamed."""
-        dispatcher, ran, blamed = self._dispatcher, self._ran, isinstance(outcome, BackendFailed)
+        dispatcher, blamed = self._dispatcher, isinstance(outcome, BackendFailed)
+        ran = blamed or self._ran
         busy = isinstance(outcome, Overloaded)
         if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
             self._blamed = self._blamed or blamed

@@ -78,7 +78,9 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def ran(self) -> bool:
-        return bool(self.failed) or self.split is not None or (self.request.rows > 1 and self.request in _begun(self.lane))
+        # What fits into a batch never waits in part: to look through all that runs for each would make a hand-over long.
+        in_parts = self.request.rows > self.lane.batcher.max_rows
+        return bool(self.failed) or self.split is not None or (in_parts and self.request in _begun(self.lane))
 
 
 class Lane:

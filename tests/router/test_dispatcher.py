@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -1019,6 +1019,31 @@ def test_an_answered_request_is_freed_without_the_collector(fault: Fault | None)
             gc.enable()
 
     simulated((CHEAP, DEAR), main)
+
+
+class Looked(set[Batch]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_what_runs_is_not_looked_through_for_each_request_that_is_handed_over() -> None:
+    async def main(fleet: Fleet) -> None:
+        busy, other = fleet.lanes
+        fleet.sessions[0].factor = 1000
+        asked = [asyncio.ensure_future(fleet.send(rows=rows)) for rows in (256, *[2] * 8)]
+        await asyncio.sleep(0.001)
+        assert (busy.pending, len(busy.runs.running), other.pending) == (9, 1, 0)
+        busy.runs.running = running = Looked(busy.runs.running)
+        busy.hand_over_all(fleet.clock.now_ns())
+        assert (busy.pending, other.pending, running.looks) == (1, 8, 0)
+        await asyncio.gather(*asked)
+
+    simulated((CHEAP, DEAR), main, slo_ms=None, routing={"policy": "cheapest"})
 
 
 def test_what_is_given_up_goes_to_no_other_backend() -> None:

@@ -1021,6 +1021,20 @@ def test_an_answered_request_is_freed_without_the_collector(fault: Fault | None)
     simulated((CHEAP, DEAR), main)
 
 
+def test_what_one_backend_has_failed_and_the_next_gives_up_unrun_is_told_that_it_failed() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        fleet.lanes[1].submit(fleet.request(rows=256), lambda outcome: None)  # runs for long
+        await asyncio.sleep(0.001)
+        asked = asyncio.ensure_future(fleet.send(rows=200, priority=4))
+        await asyncio.sleep(0.004)
+        assert (ran(fleet), fleet.lanes[1].pending) == ([1, 0], 2)
+        fleet.lanes[1].submit(fleet.request(rows=200, priority=1), lambda outcome: None)  # makes room
+        assert await asked is FAILED[0]
+
+    simulated((CHEAP, DEAR), main, slo_ms=5000, queue_rows=256)
+
+
 class Looked(set[Batch]):
     """Counts how often all of it is looked at."""
 

@@ -71,7 +71,7 @@ class Batcher(Untold):
     """Forms the batches of one lane. Every request added leaves exactly once: in batches, shed, or cancelled.
 
     Life: add and cancel as they come; step after arrivals, when a slot frees and at wake_at_ns; finished for every batch that
-    step returned, whatever became of it.
+    step returned, whatever became of it. max_rows: of a batch; a request of more runs in parts.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class Batcher(Untold):
         """max_rows: 0 for a model without a batch dimension, whose requests run one by one. slo_ns: None: none is promised."""
         self._policy = policy
         self._batched = max_rows > 0
-        self._max_rows = max(1, min(max_rows, row_sizes[-1]) if row_sizes else max_rows)
+        self.max_rows = max(1, min(max_rows, row_sizes[-1]) if row_sizes else max_rows)
         self._max_queue_rows = max_queue_rows
         # One request never takes all the room that others need.
-        self._max_request_rows = max(self._max_rows, max_queue_rows // 2)
+        self._max_request_rows = max(self.max_rows, max_queue_rows // 2)
         self._slo_ns = slo_ns
         self._ragged = ragged
-        self._limits = BatchLimits(self._max_rows, row_sizes, slo_ns)
+        self._limits = BatchLimits(self.max_rows, row_sizes, slo_ns)
         self._groups = Groups(ragged, by_length=policy.by_length)
         self._by_length = self._groups.by_length
         policy.bind(self._limits)
-        self._own_service = None if policy.service else ServiceModel(self._max_rows, row_sizes)
+        self._own_service = None if policy.service else ServiceModel(self.max_rows, row_sizes)
         self._state = State(workers)
         self._sequence = 0
         self._expires_ns = NEVER  # nothing that waits expires before; raised to what does once that has passed
@@ -244,7 +244,7 @@ class Batcher(Untold):
         reserved_ns: as it was added.
         """
         key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
-        rows = self._state.remove(self._groups.of(request), request, None if request.rows > self._max_rows else key)
+        rows = self._state.remove(self._groups.of(request), request, None if request.rows > self.max_rows else key)
         if not rows and self._displaced:
             kept_out = [refused for refused in self._displaced if refused.request is not request]
             if len(kept_out) < len(self._displaced):
@@ -405,7 +405,7 @@ class Batcher(Untold):
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
-        limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self._max_rows
+        limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self.max_rows
         padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
         rows = self._take(queue, limit if limit < most else most, parts, padding) if limit else 0
         group = queue.group if rows else next(more.queue.group for more in fill if more.rows)
@@ -433,7 +433,7 @@ class Batcher(Untold):
             start = request.rows - waiting if self._batched else 0
             rest = waiting
             if rows + waiting > limit:
-                if waiting > self._max_rows or start:
+                if waiting > self.max_rows or start:
                     rest = limit - rows  # larger than a batch: its parts fill what is left of batches
                 elif parts:
                     break
@@ -445,7 +445,7 @@ class Batcher(Untold):
             else:
                 # What is left of a large one lets those pass that came meanwhile, until it is the last of it.
                 self._sequence += 1
-                queue.take_rows(rest, self._sequence if waiting - rest > self._max_rows else None)
+                queue.take_rows(rest, self._sequence if waiting - rest > self.max_rows else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

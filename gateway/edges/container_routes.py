@@ -12,7 +12,7 @@ from gateway.edges.multi_model_routes import TARGET_MODEL, MultiModelRoutes
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotFound, UnsupportedMediaType
+from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, UnsupportedMediaType
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import GIVEN, TAKEN, Form, answer_of, attributes_of, form_of
 from gateway.protocols.raw_body import RawCodec
@@ -223,7 +223,11 @@ class ContainerRoutes:
         form = form_of(told)
         if form is None:
             if self._multi_model is not None:
-                self._endpoints.find(asked.name, asked.version, exchange)  # 404 goes before: the platform then loads it anew
+                try:  # 404 goes before: the platform then loads it anew
+                    self._endpoints.find(asked.name, asked.version, exchange)
+                except (NotFound, NotReady) as exc:  # what the doors raise is counted where it ends
+                    self._v2.refused(exc, exchange, exchange.arrival_ns)
+                    raise
             got = told.decode("latin-1")
             taken = ", ".join((*TAKEN, "image/*, audio/* and video/*"))
             self._turn_away(exchange, 415, f"Content-Type: {got[:100]!r} is not taken; expected one of {taken}")

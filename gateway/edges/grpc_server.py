@@ -26,7 +26,7 @@ from gateway.edges.long_turns import LongTurns
 from gateway.edges.reflection import SERVICES as REFLECTED
 from gateway.edges.reflection import Reflection
 from gateway.engine.repository import Repository
-from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
+from gateway.errors import Code, GatewayError, NotFound, NotReady, Overloaded, Unsupported
 from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
@@ -146,9 +146,11 @@ class GrpcServer:
                 await asyncio.wait_for(self._all_closed.wait(), seconds)
 
     def _connect(self) -> Http2Connection:
-        refused = len(self._connections) >= self._limits.connections
+        refused, most = None, self._limits.connections
+        if len(self._connections) >= most:
+            refused = Overloaded(f"the server has its {most} connections already (server.limits.connections)")
         connection = Http2Connection(
-            self._limits, self.open, self._closed, refused=refused, memory=self._memory, turns=self._turns
+            self._limits, self.open, self._closed, refused=refused, memory=self._memory, turns=self._turns, on_fault=self._fault
         )
         self._connections.add(connection)
         self._all_closed.clear()
@@ -254,6 +256,11 @@ class GrpcServer:
         call.fail(error)
         if path in _INFERENCES or error.code in (Code.UNAUTHENTICATED, Code.FORBIDDEN):
             self._endpoints.refused(error, call, call.arrival_ns)
+
+    def _fault(self, stream: CallStream, error: GatewayError) -> None:
+        """What its connection has refused is counted, and the log tells of some."""
+        call = GrpcCall(stream, self._limits.body_bytes)
+        self._endpoints.refused(error, call, call.arrival_ns)
 
     def _unary(
         self, parse: Callable[[Buffer], Any], act: Callable[[Any], Awaitable[Message]], needs: str

@@ -12,6 +12,8 @@ from typing import Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.errors import GatewayError
+from gateway.wire.http2_bounds import OnFault
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
 from gateway.wire.memory import Memory
@@ -30,11 +32,12 @@ class Http2Connection(asyncio.Protocol):
         on_stream: Callable[[Stream], None],
         on_closed: "Callable[[Http2Connection], None]",
         *,
-        refused: bool = False,
+        refused: GatewayError | None = None,
         memory: Memory | None = None,
         turns: LongTurns | None = None,
+        on_fault: OnFault = lambda stream, error: None,
     ) -> None:
-        """refused: there are too many; it is cut as soon as it is made. memory: of the process. turns: of all connections."""
+        """refused: it is cut as soon as it is made. memory: of the process. turns: of all. on_fault: see the core."""
         self._loop = asyncio.get_running_loop()
         self._body_timeout_s = limits.body_timeout_s
         self._on_closed = on_closed
@@ -46,17 +49,16 @@ class Http2Connection(asyncio.Protocol):
         self._turns = turns or LongTurns()
         self._held = b""  # came, and waits for its turn
         self._begun = 0  # the last stream, when that was asked last
-        self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time, memory)
+        self._core = ServerConnection(limits, on_stream, self._wake, self._loop.time, memory, on_fault)
 
     def __repr__(self) -> str:
         return f"<Http2Connection: {self._core!r}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        if self._refused:
-            transport.abort()
-        else:
-            self._flush()
+        if self._refused is not None:
+            self._core.refuse(self._refused)
+        self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -215,10 +215,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         server.connections.add(self)
         most = self._limits.connections
         excess = len(server.connections) - most
-        if excess > _REFUSED_AT_ONCE:
-            transport.abort()
-        elif excess > 0:
+        if excess > 0:
             self.http.refuse(503, f"the server has its {most} connections already (server.limits.connections)")
+            if excess > _REFUSED_AT_ONCE:
+                transport.abort()
         else:
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
 

@@ -51,6 +51,7 @@ _SERVER_NEEDS: Final = {
     "health/ready": OPEN, "systemsharedmemory/status": ADMIN, "systemsharedmemory/unregister": ADMIN,
     "cudasharedmemory/status": ADMIN, "cudasharedmemory/unregister": ADMIN, "logging": ADMIN, "trace/setting": ADMIN,
 }  # fmt: skip
+_INFERENCES: Final = frozenset(("infer", "generate", "generate_stream"))  # which count what they do not find
 _MODEL_NEEDS: Final = {"route": STATUS, "why": STATUS, "trace/setting": ADMIN}
 
 
@@ -171,6 +172,8 @@ class RestRoutes:
             else:
                 action(exchange, route)
         except GatewayError as exc:
+            if route is None and exc.code is Code.INVALID_ARGUMENT:  # the path itself: of what, is not known
+                self.on_fault(exchange, exc)
             respond_error(exchange, exc if doors is None else self._refused(exchange, exc, doors))
 
     def _refused(self, exchange: Exchange, error: GatewayError, doors: "Doors") -> GatewayError:
@@ -215,9 +218,9 @@ class RestRoutes:
             case ["v2", "models", ""]:
                 return MatchedPath(self._server_actions["models"], needs=MODELS)
             case ["v2", "models", name, "versions", version, *rest] if name and version:
-                if not _is_version(version):
-                    self._repository.model(name, version)  # which is not found
                 actions, key = self._model_actions, "/".join(rest)
+                if not _is_version(version) and key not in _INFERENCES:
+                    self._repository.model(name, version)  # which is not found
                 if key in actions and (key or not rest):
                     return MatchedPath(actions[key], name, version, _MODEL_NEEDS.get(key, INFER))
             case ["v2", "models", name, *rest] if name and (name != "stats" or rest):

@@ -408,7 +408,7 @@ class _Sent:
         self._on_answer = on_answer
         self._on_answer_part = on_answer_part
         self._begun = False  # a part of its answer has left
-        self._blamed = False
+        self._blamed: BackendFailed | None = None  # the first of them
         self._moved = False  # to another lane, and not ended in the first yet
         self.request = request
         self.candidate = candidate
@@ -445,11 +445,12 @@ class _Sent:
     def __call__(self, outcome: InferResponse | GatewayError | None) -> None:
         """The lane's answer: the caller's, unless another lane will give one."""
         if self._moved:
-            self._moved, self._blamed = False, self._blamed or isinstance(outcome, BackendFailed)
+            self._moved, self._blamed = False, self._blamed or (outcome if isinstance(outcome, BackendFailed) else None)
             return
         try:
-            if isinstance(outcome, (BackendFailed, Unavailable)):
-                if self._falls_back(outcome):
+            if isinstance(outcome, (BackendFailed, BackendUnreachable, Overloaded)):
+                outcome = self._falls_back(outcome)
+                if outcome is None:
                     return
             elif self._blamed and self.failed is not None and not isinstance(outcome, GatewayError):
                 self._dispatcher.blame(self.failed)
@@ -461,18 +462,20 @@ class _Sent:
         self.place = None  # or this and its place would hold each other until the cyclic collector comes
         self._on_answer(outcome)
 
-    def _falls_back(self, outcome: BackendFailed | Unavailable) -> bool:
-        """Whether the request is with another lane now. If not, who alone has failed it is blamed."""
-        dispatcher, ran, blamed = self._dispatcher, self._ran, isinstance(outcome, BackendFailed)
+    def _falls_back(self, outcome: BackendFailed | BackendUnreachable | Overloaded) -> GatewayError | None:
+        """None: the request is with another lane now. Else what its caller is told, and who alone has failed it is blamed."""
+        dispatcher, failed = self._dispatcher, outcome if isinstance(outcome, BackendFailed) else None
+        ran = failed is not None or self._ran
         busy = isinstance(outcome, Overloaded)
         if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
-            self._blamed = self._blamed or blamed
-            return True
-        if blamed and self.failed is None:
+            self._blamed = self._blamed or failed
+            return None
+        if failed is not None and self.failed is None:
             dispatcher.blame(self.candidate)
-        elif self._blamed and self.failed is not None and not ran:
+        elif self._blamed is not None and self.failed is not None and not ran:
             dispatcher.blame(self.failed)
-        return False
+            return self._blamed  # it has run, which what this lane says denies
+        return outcome
 
 
 def _label(lane: Lane) -> str:

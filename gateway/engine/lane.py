@@ -78,7 +78,9 @@ class _Waiting(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def ran(self) -> bool:
-        return bool(self.failed) or self.split is not None or (self.request.rows > 1 and self.request in _begun(self.lane))
+        # What fits into a batch never waits in part: to look through all that runs for each would make a hand-over long.
+        in_parts = self.request.rows > self.lane.batcher.max_rows
+        return bool(self.failed) or self.split is not None or (in_parts and self.request in _begun(self.lane))
 
 
 class Lane:
@@ -238,8 +240,8 @@ class Lane:
         """Whether a session is there, or will be as soon as it is needed."""
         return bool(self.runs.running) or self.runner.lives or self.runner.cold
 
-    def give_up(self, error: GatewayError) -> None:
-        """Answer all that is here with an error, whether it runs or waits; what runs is cancelled where that can be done."""
+    def give_up(self, error: NotReady) -> None:
+        """Answer all that is here, and hand nothing over; what runs is cancelled where that can be done."""
         for request in list(self._waiting):
             self._end(request, error)
         for batch in list(self.runs.running):

@@ -139,7 +139,7 @@ class Repository:
                 log.error("at the end of the server: %s", end)
         self.long_bodies.close()
 
-    def give_up(self, error: GatewayError) -> None:
+    def give_up(self, error: NotReady) -> None:
         """Answer every request that is here with an error."""
         for served in self.all_models():
             for lane in served.all_lanes:

@@ -82,8 +82,7 @@ class Http1Connection(BoundedHttp1Connection):
         self._target = self._path = self._query = b""  # of the last request
 
     def __repr__(self) -> str:
-        phase = PHASES[self.reader.phase]
-        return f"<Http1Connection {phase}: {len(self._exchanges)} open, {len(self._backlog)} waiting>"
+        return f"<Http1Connection {PHASES[self.reader.phase]}: {len(self._exchanges)} open, {len(self._backlog)} waiting>"
 
     @property
     def idle(self) -> bool:
@@ -178,7 +177,10 @@ class Http1Connection(BoundedHttp1Connection):
         for exchange in open_:
             exchange.pieces = None  # of which nothing has left, nor may, when the answers before it do
         for exchange in open_:
-            exchange.respond(fault[0], error_body(fault[1]))
+            if is_coded(exchange):  # and is being inflated: no handler has it
+                self._refuse(exchange, *fault)
+            else:
+                exchange.respond(fault[0], error_body(fault[1]), headers=_AGAIN)
             exchange.connection = None  # an answer that comes yet finds nobody
             _give_up(exchange)
 
@@ -246,8 +248,7 @@ class Http1Connection(BoundedHttp1Connection):
         exchange.held_bytes = size = len(exchange.body)
         self.held_bytes += size
         if exchange.fault is not None:
-            status, message = exchange.fault
-            self._refuse(exchange, status, message)
+            self._refuse(exchange, *exchange.fault)
         elif b"content-encoding" in exchange.headers and is_coded(exchange):
             self._hold(exchange, self._limits.body_bytes)  # so much it may become
             inflate_body(exchange, self._limits.body_bytes, self._outlet.run, self._inflated, self._refuse)
@@ -430,9 +431,8 @@ class Http1Connection(BoundedHttp1Connection):
 
     def _is_last(self, besides: int = 0) -> bool:
         """Whether no request, besides so many, is in flight or, as far as is known, on its way."""
-        if self._gathering or self._backlog or self._unread or len(self._exchanges) != besides:
-            return False
-        return self.reader.phase in (IDLE, DEAF)
+        busy = self._gathering or self._backlog or self._unread or len(self._exchanges) != besides
+        return not busy and self.reader.phase in (IDLE, DEAF)
 
     # turns
 

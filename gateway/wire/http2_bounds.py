@@ -7,6 +7,7 @@ the connection has a part in the memory of the process (`wire.memory`). Section 
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from gateway.errors import GatewayError, Overloaded
 from gateway.wire.http2 import FRAME_BYTES, Connection
 from gateway.wire.http2_frames import ENHANCE_YOUR_CALM, MOST_WINDOW, PREFACE, window_update
 from gateway.wire.http2_sending import Stream
@@ -17,6 +18,10 @@ MESSAGES_HELD: Final = 2
 _AT_ONCE: Final = 4 << 20  # bytes of answers given to the transport before it has a say
 _COPIES: Final = 3  # of a message while it is served: as it came, as protobuf holds it, and its tensors
 _LOOK_EACH: Final = 64 << 10  # received until the process is asked whether more may be held
+
+
+OnFault = Callable[[Stream, GatewayError], None]
+"""Told of what is answered with an error, or reset, and no handler gets."""
 
 
 class Bounds(Protocol):
@@ -53,11 +58,12 @@ class _Reservation(NamedTuple):
 class BoundedHttp2Connection(Connection):
     """A server's side, as far as it is about what is held."""
 
-    def __init__(self, bounds: Bounds, wake: Callable[[], None], memory: Memory | None) -> None:
+    def __init__(self, bounds: Bounds, wake: Callable[[], None], memory: Memory | None, on_fault: OnFault) -> None:
         """memory: of the process."""
         super().__init__(wake, expected=PREFACE, header_bytes=bounds.header_bytes)
         self._account = (memory or Memory()).open(self)
         self._bounds = bounds
+        self._on_fault = on_fault
         self._streams: dict[int, Stream] = {}
         # A whole message of the longest kind fits into a stream's window: unary calls need no credit.
         self._receive_window = min(MOST_WINDOW, bounds.body_bytes + FRAME_BYTES)
@@ -115,6 +121,7 @@ class BoundedHttp2Connection(Connection):
         holding = [stream for stream in self._streams.values() if stream.receive_window < self._receive_window]
         if self._receive_left < FRAME_BYTES and holding and not any(stream.ended for stream in holding):
             self._give_up(holding[-1], ENHANCE_YOUR_CALM)
+            self._on_fault(holding[-1], Overloaded(f"{len(holding)} bodies fill their connection's window, and none is whole"))
 
     # what is held besides
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
+from gateway.errors import GatewayError, InvalidArgument, Overloaded, TooLarge
 from gateway.wire.date import date_line
 from gateway.wire.grpc_headers import INTERNAL, RESOURCE_EXHAUSTED, fault, refusal
 from gateway.wire.http2 import BYTES_A_FRAME, FRAME_BYTES
-from gateway.wire.http2_bounds import BoundedHttp2Connection, Bounds
+from gateway.wire.http2_bounds import BoundedHttp2Connection, Bounds, OnFault
 from gateway.wire.http2_frames import (
     CANCEL,
     DEFAULT_WINDOW,
@@ -38,7 +39,7 @@ from gateway.wire.http2_frames import (
 from gateway.wire.http2_headers import LONGEST_REMEMBERED, HeaderReader, Headers
 from gateway.wire.http2_receiver import NOBODY
 from gateway.wire.http2_sending import Stream
-from gateway.wire.memory import Memory
+from gateway.wire.memory import NO_MEMORY, Memory
 
 MOST_STREAMS: Final = 1024  # open at once, of one connection
 _MOST_ABANDONED: Final = 1000  # requests taken back in the read that brought them, beyond those answered
@@ -60,9 +61,10 @@ class ServerConnection(BoundedHttp2Connection):
         wake: Callable[[], None],
         now: Callable[[], float],
         memory: Memory | None = None,
+        on_fault: OnFault = lambda stream, error: None,
     ) -> None:
-        """on_stream: gets each new request. now: in seconds. memory: of the process."""
-        super().__init__(bounds, wake, memory)
+        """on_stream: gets each new request. now: in seconds. memory: of the process. on_fault: told of those refused here."""
+        super().__init__(bounds, wake, memory, on_fault)
         self._on_stream = on_stream
         self._now = now
         self._headers_of = HeaderReader(bounds.header_bytes)
@@ -175,6 +177,11 @@ class ServerConnection(BoundedHttp2Connection):
 
     # the end
 
+    def refuse(self, error: GatewayError) -> None:
+        """There is no place for another connection: cut it."""
+        self._on_fault(Stream(self, 0, {}, 0), error)
+        self.aborted = True
+
     def lost(self) -> None:
         """Tell every handler that its client is gone."""
         streams = list(self._streams.values())
@@ -265,6 +272,7 @@ class ServerConnection(BoundedHttp2Connection):
     def _refuse(self, stream: Stream) -> None:
         if stream in self._delayed:
             self._give_up(stream, REFUSED_STREAM)
+            self._on_fault(stream, Overloaded(NO_MEMORY))
         else:
             super()._refuse(stream)
 
@@ -322,13 +330,13 @@ class ServerConnection(BoundedHttp2Connection):
 
     def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         headers = self._headers_of.known.get(block) or self._headers_of.alike(block)
-        long, refused = False, b""
+        long, refused = False, None
         if headers is None:
             long = len(block) > LONGEST_REMEMBERED
             self._spent += len(block) // BYTES_A_FRAME
             headers = self._headers_of.read(block)
             refused = self._refusal_of(headers)
-            if refused:
+            if refused is not None:
                 self._headers_of.forget(block)
         stream = self._streams.get(number)
         if stream is not None:  # trailers, of which gRPC clients have none to say
@@ -349,8 +357,10 @@ class ServerConnection(BoundedHttp2Connection):
             return
         stream = self._streams[number] = Stream(self, number, headers or {}, self._receive_window)
         stream.ended = ended
-        if refused:
-            stream.send_headers(refused, end=True)
+        if refused is not None:
+            status, error = refused
+            stream.send_headers(refusal(status, error.message), end=True)
+            self._on_fault(stream, error)
             return
         if long:
             self._hold_headers(stream, len(block))
@@ -362,13 +372,13 @@ class ServerConnection(BoundedHttp2Connection):
         if ended and number in self._streams:
             stream.receiver.take(b"", True)
 
-    def _refusal_of(self, headers: Headers | None) -> bytes:
-        """The answer to a call of which nothing more is asked; empty: it may begin."""
+    def _refusal_of(self, headers: Headers | None) -> tuple[int, GatewayError] | None:
+        """The status of a call of which nothing more is asked, and what it counts as; None: it may begin."""
         if headers is None:
             most = self._bounds.header_bytes
-            return refusal(RESOURCE_EXHAUSTED, f"metadata of more than {most} bytes (server.limits.header_bytes)")
+            return RESOURCE_EXHAUSTED, TooLarge(f"metadata of more than {most} bytes (server.limits.header_bytes)")
         text = fault(headers)
-        return refusal(INTERNAL, text) if text else b""
+        return (INTERNAL, InvalidArgument(text)) if text else None
 
     def _on_reset(self, number: int, code: int) -> None:
         stream = self._streams.get(number)

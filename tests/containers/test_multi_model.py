@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import shutil
 import signal
 import time
@@ -161,6 +162,21 @@ def test_models_are_loaded_told_invoked_and_unloaded(running: Container, tmp_pat
     assert running.ask("POST", "/models/echo/invoke", "x", Content_Type="a/b")[0] == 404
     assert load(running, "echo", echo)[0] == 200
     assert running.ask("GET", "/ping")[0] == 200
+
+
+def not_found(running: Container) -> int:
+    told = re.search(
+        rb'^gateway_requests_total{code="not_found",model="",.*} (\d+)', running.ask("GET", "/metrics")[1], re.MULTILINE
+    )
+    return int(told[1]) if told else 0
+
+
+@pytest.mark.slow
+def test_what_asks_for_an_unknown_model_counts_whatever_it_sends(running: Container) -> None:
+    before = not_found(running)
+    for form in ("application/json", "a/b"):
+        assert running.ask("POST", "/models/none/invoke", "{}", Content_Type=form)[0] == 404
+    assert not_found(running) - before == 2
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.engine.place import OnAnswer, Place
 from gateway.engine.runner import PARTS_AHEAD, Execution
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, InternalError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, InternalError, NotReady
 from gateway.types import InferRequest, InferResponse
 from tests.engine.simulated_runner import IN_PARTS, StreamingRunner
 from tests.engine.test_lane import MS, simulate
@@ -279,9 +279,9 @@ def test_a_lane_that_gives_up_ends_its_streams_with_one_error_each_and_then_clos
         closing = asyncio.ensure_future(bench.lane.close())
         await pass_ms(50)
         assert not closing.done()
-        bench.lane.give_up(BackendUnreachable("the end"))
+        bench.lane.give_up(NotReady("the end"))
         for client in clients:
-            assert isinstance(client.end, BackendUnreachable)
+            assert isinstance(client.end, NotReady)
         await closing
 
     simulate(main)

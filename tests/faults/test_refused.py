@@ -32,12 +32,13 @@ CONFIG = {
     "server": {
         "http_port": 0,
         "grpc_port": 0,
-        "limits": {"body_bytes": MIB, "memory_bytes": 4 * MIB, "body_timeout_s": 0.4, "header_bytes": 4096},
+        "limits": {"body_bytes": MIB, "memory_bytes": 4 * MIB, "body_timeout_s": 0.4, "header_bytes": 4096, "connections": 20},
     },
     "models": [{"name": "one", **MODEL}, {"name": "two", "slo": {"p99_ms": 100}, **MODEL}],
 }
 INFER = b"POST /v2/models/one/infer HTTP/1.1\r\nHost: h\r\n"
 INVOKE = b"POST /invocations HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
+NO_BODY = b"Content-Length: 2\r\n\r\n{}"
 OF_REST = {
     "a body that is too long": (INFER + b"Content-Length: 2000000\r\n\r\n", 413, "too_large"),
     "one that inflates to too much": (
@@ -55,6 +56,8 @@ OF_REST = {
     "an unknown form": (
         INVOKE + b"X-Amzn-SageMaker-Target-Model: one\r\nContent-Type: a/b\r\n\r\n{}", 415, "unsupported_media_type",
     ),
+    "a version that is no number": (INFER.replace(b"/infer", b"/versions/x/infer") + NO_BODY, 404, "not_found"),
+    "a name that is no UTF-8": (INFER.replace(b"one", b"%ff") + NO_BODY, 400, "invalid_argument"),
 }  # fmt: skip
 
 
@@ -64,18 +67,19 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
         yield ports
 
 
-def scraped(ports: Ports) -> str:
-    connection = http.client.HTTPConnection("127.0.0.1", ports.http or 0, timeout=TIMEOUT_S)
+def scraped(ports: Ports, by: http.client.HTTPConnection | None = None) -> str:
+    connection = by or http.client.HTTPConnection("127.0.0.1", ports.http or 0, timeout=TIMEOUT_S)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
-    connection.close()
+    if by is None:
+        connection.close()
     return text
 
 
-def counted(ports: Ports, protocol: str) -> Counter[str]:
+def counted(ports: Ports, protocol: str, by: http.client.HTTPConnection | None = None) -> Counter[str]:
     """Requests that named no model, by code."""
     of = rf'^gateway_requests_total{{code="(\w+)",model="",protocol="{protocol}",version=""}} (\d+)'
-    return Counter({code: int(number) for code, number in re.findall(of, scraped(ports), re.MULTILINE)})
+    return Counter({code: int(number) for code, number in re.findall(of, scraped(ports, by), re.MULTILINE)})
 
 
 def test_a_model_stands_at_0_for_both_protocols_before_it_is_asked(ports: Ports) -> None:
@@ -163,3 +167,45 @@ def test_a_call_whose_deadline_had_passed_is_counted(ports: Ports) -> None:
         while b"had passed when it came" not in answer:
             answer += connection.recv(4096)
     assert counted(ports, "grpc") - before == {"deadline_exceeded": 1}
+
+
+def of_call(number: int, *fields: tuple[bytes, bytes]) -> bytes:
+    return frame(HEADERS, END_HEADERS, number, header_block(*FIELDS, *fields))
+
+
+OF_GRPC = {
+    "metadata that is too long": (of_call(1, (b"a", b"a" * 5000)), b"metadata of more than 4096 bytes", "too_large"),
+    "a field with an illegal name": (of_call(1, (b"A", b"a")), b"illegal header name", "invalid_argument"),
+}
+
+
+@pytest.mark.parametrize("what", OF_GRPC)
+def test_what_a_grpc_connection_refuses_is_counted(ports: Ports, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="gateway.engine.failed_requests")
+    data, told, code = OF_GRPC[what]
+    before = counted(ports, "grpc")
+    with socket.create_connection(("127.0.0.1", ports.grpc or 0), timeout=TIMEOUT_S) as connection:
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + data)
+        answer = b""
+        while told not in answer:
+            answer += connection.recv(4096)
+    assert counted(ports, "grpc") - before == {code: 1}
+    assert f"over grpc: {code} after" in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_connections_beyond_their_limit_are_counted(ports: Ports, protocol: str) -> None:
+    port = (ports.http if protocol == "rest" else ports.grpc) or 0
+    beyond = 260 if protocol == "rest" else 10  # of which REST tells 256 why
+    before = counted(ports, protocol)
+    with contextlib.ExitStack() as stack:
+        scraper = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", ports.http or 0)))
+        scraped(ports, scraper)
+        for _ in range(20 + beyond):
+            last = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
+        with contextlib.suppress(ConnectionError):
+            while last.recv(4096):
+                pass
+        more = counted(ports, protocol, scraper) - before
+    assert set(more) == {"overloaded"}
+    assert beyond <= more["overloaded"] <= beyond + 5  # the scraper's, and what others have not closed yet

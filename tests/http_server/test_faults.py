@@ -514,10 +514,11 @@ def test_a_drain_that_takes_too_long_ends_with_an_error_for_each() -> None:
         sending.send(post(b"x" * 1000)[:500])
         served.wait_for(lambda: len(holder.held) == 2 and len(served.server.connections) == 2)
         served.drain(0.4)
-        assert [waiting.receive().status for _ in range(3)] == [503] * 3
+        answers = [waiting.receive() for _ in range(3)]
         assert waiting.at_end()
-        answer = sending.receive()
-        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        answers.append(sending.receive())
+        assert [(answer.status, answer.headers["retry-after"]) for answer in answers] == [(503, "1")] * 4
+        assert answers[-1].headers["connection"] == "close"
         assert sending.at_end()
         assert len(holder.gone) == 2
         served.call(lambda: [exchange.respond(200, b"late") for exchange in holder.held])  # finds nobody

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -1019,6 +1019,58 @@ def test_an_answered_request_is_freed_without_the_collector(fault: Fault | None)
             gc.enable()
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_what_one_backend_has_failed_and_the_next_gives_up_unrun_is_told_that_it_failed() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(FAILED)
+        fleet.lanes[1].submit(fleet.request(rows=256), lambda outcome: None)  # runs for long
+        await asyncio.sleep(0.001)
+        asked = asyncio.ensure_future(fleet.send(rows=200, priority=4))
+        await asyncio.sleep(0.004)
+        assert (ran(fleet), fleet.lanes[1].pending) == ([1, 0], 2)
+        fleet.lanes[1].submit(fleet.request(rows=200, priority=1), lambda outcome: None)  # makes room
+        assert await asked is FAILED[0]
+
+    simulated((CHEAP, DEAR), main, slo_ms=5000, queue_rows=256)
+
+
+class Looked(set[Batch]):
+    """Counts how often all of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_what_runs_is_not_looked_through_for_each_request_that_is_handed_over() -> None:
+    async def main(fleet: Fleet) -> None:
+        busy, other = fleet.lanes
+        fleet.sessions[0].factor = 1000
+        asked = [asyncio.ensure_future(fleet.send(rows=rows)) for rows in (256, *[2] * 8)]
+        await asyncio.sleep(0.001)
+        assert (busy.pending, len(busy.runs.running), other.pending) == (9, 1, 0)
+        busy.runs.running = running = Looked(busy.runs.running)
+        busy.hand_over_all(fleet.clock.now_ns())
+        assert (busy.pending, other.pending, running.looks) == (1, 8, 0)
+        await asyncio.gather(*asked)
+
+    simulated((CHEAP, DEAR), main, slo_ms=None, routing={"policy": "cheapest"})
+
+
+def test_what_is_given_up_goes_to_no_other_backend() -> None:
+    async def main(fleet: Fleet) -> None:
+        asked = [asyncio.ensure_future(fleet.send()) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert all(lane.pending for lane in fleet.lanes)
+        over = NotReady("the server is shutting down", retry_after_s=1.0)
+        for lane in fleet.lanes:
+            lane.give_up(over)
+        assert await asyncio.gather(*asked) == [over] * 8
+
+    simulated((CHEAP, CHEAP), main, routing={"policy": "shortest_queue"}, slo_ms=None)
 
 
 def test_closed_it_counts_nobody_as_ejected_and_nothing_more() -> None:

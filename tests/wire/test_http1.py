@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
+from gateway.errors import GatewayError, NotReady
 from gateway.wire.exchange import Exchange
 from gateway.wire.http1 import Http1Connection
 from tests.http_server.serving import echo, get, post
@@ -92,6 +93,18 @@ def test_a_body_that_inflates_to_much_is_not_inflated_where_others_wait(size: in
     for work in outlet.work:
         work()
     assert f'"length": {size}'.encode() in outlet.written
+
+
+def test_a_body_that_is_being_inflated_at_the_end_is_refused_and_counted() -> None:
+    told: list[GatewayError] = []
+    outlet = Kept(at_once=False)
+    connection = Http1Connection(echo, Limits(), outlet, on_fault=lambda exchange, error: told.append(error))
+    send(connection, outlet, post(gzip.compress(bytes(1_000_000)), "Content-Encoding: gzip"))
+    connection.cut_off()
+    outlet.work_once()
+    assert outlet.written.startswith(b"HTTP/1.1 503 ")
+    assert outlet.written.count(b"Retry-After: 1\r\n") == outlet.written.count(b"HTTP/1.1 ") == 1
+    assert [type(error) for error in told] == [NotReady]
 
 
 def test_an_answered_request_that_waits_for_its_turn_holds_its_answer_alone() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
+from gateway.errors import GatewayError, Overloaded
 from gateway.wire.http2_frames import PREFACE, frame_head
 from gateway.wire.http2_headers import header_block
 from gateway.wire.http2_sending import Stream
@@ -72,7 +73,11 @@ class Peer:
         self.streams: list[Stream] = []
         self.resets: list[Stream] = []
         self.late: list[Stream] = []
-        self.connection = ServerConnection(limits or Limits(), self._echo, lambda: None, lambda: self.now)
+        self.refused: list[tuple[int, type[GatewayError]]] = []  # by the connection itself
+        self.connection = ServerConnection(
+            limits or Limits(), self._echo, lambda: None, lambda: self.now,
+            on_fault=lambda stream, error: self.refused.append((stream.number, type(error))),
+        )  # fmt: skip
         self.encoder = hpack.Encoder()
         self.decoder = hpack.Decoder()
 
@@ -329,6 +334,7 @@ def test_requests_that_fill_the_window_and_do_not_end_make_room_for_each_other()
     peer.send(data(1, bytes(60_000)), data(3, bytes(60_000)))
     assert Frame(RST_STREAM, 0, 5, word(0xB)) in peer.received()
     assert peer.resets == [peer.streams[2]]
+    assert peer.refused == [(5, Overloaded)]
     peer.send(data(1, b"", end=True), frame(WINDOW_UPDATE, 1, word(120_000)), frame(WINDOW_UPDATE, 0, word(120_000)))
     assert len(body_of(peer.received())) == 120_000
 

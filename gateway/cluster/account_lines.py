@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from gateway.cluster.accounts import Blocks, Division, ReplicaAccount, added
+from gateway.cluster.accounts import GIVE_UP_NS, Blocks, Division, ReplicaAccount, added
 from gateway.cluster.channel import Channel, ChannelLost, Keeper, TellAccount
 from gateway.engine.metric_blocks import FIELDS, Key, State, merge
 from gateway.engine.metric_files import Block, read, written
@@ -59,7 +59,9 @@ class AccountTeller:
 class AccountKeeper:
     """The ingress's end: what its metrics are told (`metrics.Told`). Life: keep … -> start -> keep … -> close."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent_s: float = GIVE_UP_NS / 1e9) -> None:
+        """silent_s: a replica that has told nothing for so long may have gone, with its node and without a word."""
+        self._silent_s = silent_s
         self._accounts: dict[bytes, ReplicaAccount] = {}
         self._lines: dict[bytes, Channel] = {}
         self._ended: Blocks = {}  # of replicas that have ended
@@ -117,7 +119,7 @@ class AccountKeeper:
             line.published(account.published)  # of which the replica may not have heard
             self._lines[token] = line
             try:
-                await over
+                await self._silence(account, over)
             finally:
                 del self._lines[token]
                 line.abort()
@@ -126,6 +128,13 @@ class AccountKeeper:
                 lost_s = loop.time()
             await asyncio.sleep(_RETRY_S)
         self._ended = added(self._ended, self._accounts.pop(token).blocks)
+
+    async def _silence(self, account: ReplicaAccount, over: "asyncio.Future[None]") -> None:
+        """Wait until the line is over, or the replica silent. It tells this account nothing while another is told all."""
+        number = -1
+        while not over.done() and not (account.number == number and account.shows):
+            number = account.number
+            await asyncio.wait((over,), timeout=self._silent_s)
 
     def _told(self, line: Channel, account: ReplicaAccount, number: int, content: Buffer) -> None:
         blocks = read(content)

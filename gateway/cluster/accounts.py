@@ -143,6 +143,11 @@ class ReplicaAccount:
         if number > self.number:
             self.number, self.blocks = number, blocks
 
+    @property
+    def shows(self) -> bool:
+        """Whether the replica tells this account its gauges, over and over."""
+        return self.blocks != _counters(self.blocks)
+
     def disconnected(self) -> None:
         """The replica may have ended: what it counted counts on."""
         self.blocks = _counters(self.blocks)

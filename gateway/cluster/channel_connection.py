@@ -34,6 +34,8 @@ _MOST_UNKNOWN_BYTES: Final = 64  # of a frame from somebody who has not proved a
 _SCRATCH_BYTES: Final = 256 << 10
 GREETING_S: Final = 5.0
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
+# A node may go without a word: by themselves, systems wait for a quarter of an hour, and for ever where nothing is sent.
+_VANISHED: Final = {socket.TCP_USER_TIMEOUT: 20_000, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,12 @@ class ChannelConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._patience = self._loop.call_later(self._greeting_s, self._give_up)
         # TCP_NODELAY is set by both loops.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _VANISHED.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._send(GREET, 0, (self._greeting,))
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -161,6 +161,12 @@ def control_name(application: str) -> str:
     return f"gateway:{application}"
 
 
+def end_control(application: str) -> None:
+    """End the actor of an application that is gone. Raises: RayError."""
+    with contextlib.suppress(ValueError):  # there is none: it had one ingress
+        ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
+
+
 class SharedControl:
     """A `RepositoryControl` over the actor, in one ingress replica. Life: asked -> follow -> publish … -> close."""
 

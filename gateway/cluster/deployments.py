@@ -129,7 +129,7 @@ class IngressReplica:
         self._backends = backends
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
-        self._leaving = Leaving()
+        self._leaving = Leaving(self._application, but=INGRESS)
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
             self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})

@@ -42,7 +42,7 @@ from ray.serve.api import RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
-from gateway.cluster.control import control_name
+from gateway.cluster.control import end_control
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
 from gateway.cluster.leaving import end_silent
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
@@ -441,6 +441,7 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
     it; None: nothing.
     """
     application = config.ray.application
+    fault = "could not be deleted"
     try:
         if replaces == "" and watch.ours():
             log.warning(
@@ -470,17 +471,18 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
             time.sleep(_LOOK_S)
         if details is not None:  # another's, by now
             return
+        fault = "is deleted, but may have left files on its nodes"
+        end_control(application)
         if not own:  # else the supervisor does
             clear_run_dirs(run_dir, config.server.run_dir, _of_replicas(before, "node_id"))
-        with contextlib.suppress(ValueError):  # there is none: it had one ingress
-            ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
     except Exception:  # of a cluster that is ending too
-        log.exception("the application %s could not be deleted", application)
+        log.exception("the application %s %s", application, fault)
 
 
 def _of_replicas(details: Mapping[str, Any], key: str) -> set[str]:
-    """details: of the application, as Serve's controller tells them."""
-    return {replica[key] for each in details["deployments"].values() for replica in each["replicas"] if replica[key]}
+    """details: of the application, as Serve's controller tells them. One that waits for resources has no node yet."""
+    replicas = (replica for each in details["deployments"].values() for replica in each["replicas"])
+    return {replica[key] for replica in replicas if replica.get(key)}
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

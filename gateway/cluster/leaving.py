@@ -1,7 +1,8 @@
 """The end of replicas that do not answer any more.
 
 Serve looks at the health of those that it lists as running. One that it has taken off its lists it waits for, without looking
-(see `deployments._backend`): if a model holds the interpreter for ever, or the process is frozen, it would wait in vain.
+(see `deployments._backend`): if a model holds the interpreter for ever, or the process is frozen, it would wait in vain. An
+ingress looks after those that it has used, and after those whose ingresses may have died: Serve's controller tells of them.
 """
 
 import asyncio
@@ -12,11 +13,12 @@ from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
-from ray.serve._private.constants import SERVE_NAMESPACE
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 # As long as Serve takes to replace one that it lists.
 SILENT_S: Final = 15.0
 _LOOK_S: Final = 5.0
+_ASK_S: Final = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +44,15 @@ def end_silent(replicas: Collection[str], within_s: float) -> set[str]:
 
 
 class Leaving:
-    """The replicas that an ingress uses and that are to end, or that it ends before. On its event loop."""
+    """The replicas that are to end, and those that an ingress uses and ends before. On its event loop. Life: add … -> close."""
 
-    def __init__(self) -> None:
+    def __init__(self, application: str, *, but: str) -> None:
+        """but: the deployment of the application whose replicas Serve kills by time."""
+        self._application = application
+        self._but = but
         self._replicas: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
+        self._asking = asyncio.get_running_loop().create_task(self._ask_on())
 
     def add(self, replica: str) -> None:
         """Look after it until it has ended. replica: the name of its actor."""
@@ -56,10 +62,27 @@ class Leaving:
 
     async def close(self) -> None:
         """Return when each has ended or has just answered."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait((self._looking,))
+        for task in filter(None, (self._asking, self._looking)):
+            task.cancel()
+            await asyncio.wait((task,))
         await self._look()
+
+    async def _ask_on(self) -> None:
+        while True:
+            try:
+                for replica in await self._stopping():
+                    self.add(replica)
+            except (RayError, ValueError) as exc:  # the controller is away
+                log.debug("which replicas are to end could not be asked: %s", exc)
+            await asyncio.sleep(_ASK_S)
+
+    async def _stopping(self) -> list[str]:
+        """Raises: RayError; ValueError, if there is no controller."""
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        details = await controller.get_serve_instance_details.remote()
+        deployments: dict[str, Any] = details["applications"].get(self._application, {}).get("deployments", {})
+        replicas = [replica for name, each in deployments.items() if name != self._but for replica in each["replicas"]]
+        return [replica["actor_name"] for replica in replicas if replica["state"] == "STOPPING"]
 
     async def _look_on(self) -> None:
         while self._replicas:

@@ -372,7 +372,7 @@ class Repository:
     async def _load(self, served: ServedModel) -> None:
         if self._loads_ended:
             raise NotReady("the server is shutting down", retry_after_s=1.0)
-        served.state = served.state if served.lanes else "LOADING"
+        served.state, served.reason = (served.state, served.reason) if served.lanes else ("LOADING", "")
         lanes: tuple[Lane, ...] = ()
         try:
             lanes, missing = await self._open(served.config)

@@ -72,6 +72,26 @@ def test_an_ingress_shows_what_a_replica_tells_it_also_after_its_end(run: Callab
     run(asyncio.wait_for(test(), 20))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_replica_whose_node_vanishes_without_a_word_is_shown_no_longer_until_it_tells_again(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def test() -> None:
+        keeper, metrics, replica = AccountKeeper(silent_s=0.02), Metrics(), Replica()
+        metrics.watch_told(keeper)
+        await replica.reached_by(keeper)
+        keeper.start()
+        for number in (40, 50):
+            await until_true(lambda number=number: (replica.tick(number), "gateway_replicas{" in told(metrics))[1])
+            await until_true(lambda: "gateway_replicas{" not in told(metrics))
+            assert 'state="busy",version="1"} 1.' in told(metrics)
+        await keeper.close()
+        await replica.server.close()
+
+    run(asyncio.wait_for(test(), 20))
+
+
 @pytest.mark.parametrize("how", [Metrics.flush, Metrics.expose])
 def test_an_ingress_says_what_it_has_published_and_so_it_counts_once_if_the_ingress_is_killed(
     tmp_path: Path, how: Callable[[Metrics], object]

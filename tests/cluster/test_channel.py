@@ -106,6 +106,21 @@ def test_frames_of_any_size_come_back_each_to_its_question(how: str) -> None:
     on_both_loops(test)
 
 
+def test_both_ends_notice_within_seconds_that_the_other_node_has_vanished() -> None:
+    async def test() -> None:
+        echo = Echo()
+        channel = await opened(echo, "tcp")
+        (incoming,) = echo.server._connections
+        for end in (channel, incoming):
+            connection = end._transport.get_extra_info("socket")
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000  # what is sent
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1  # and where nothing is
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+        await closed(echo, channel)
+
+    on_both_loops(test)
+
+
 def test_large_frames_of_a_node_go_through_memory_that_is_used_again_and_what_is_kept_of_it_stays() -> None:
     kept: list[Buffer] = []
 

@@ -275,6 +275,17 @@ def test_a_replica_that_is_frozen_is_ended_by_an_upgrade(cluster: Cluster) -> No
     assert gateway.infer("m", [ROW])[0] == 200
 
 
+def test_a_replica_that_is_frozen_is_ended_also_where_the_ingress_that_has_used_it_has_died(cluster: Cluster) -> None:
+    gateway = Gateway(config(port=free_port(), replicas=1, resources={"head": 1}))  # which its successor needs
+    (frozen,) = gateway.pids(BACKEND)
+    os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: not gateway.pids(BACKEND), within_s=40)
+    kill(gateway.pids("ingress")[0])
+    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    wait_until(lambda: gateway.settled(BACKEND, 1) and gateway.settled("ingress", 1), within_s=30)
+    assert gateway.infer("m", [ROW])[0] == 200
+
+
 def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))

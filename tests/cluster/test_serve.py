@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import yaml
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -24,6 +25,7 @@ from ray.serve.context import _get_global_client
 
 from benchmarks.ports import free_port
 from gateway.cluster import application
+from gateway.cluster.control import control_name
 from gateway.config import parse_config
 from gateway.process.run_dir import shared_run_dir
 from tests.cluster.conftest import Gateway, config, request
@@ -235,6 +237,32 @@ def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_noth
         assert "loading" not in serve.status().applications
     finally:
         end(process)
+
+
+def test_the_end_while_a_replica_waits_for_a_resource_that_no_node_has_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    nowhere = config(replicas=1, resources={"nowhere": 1}).model_dump(mode="json", exclude_none=True)
+    nowhere["server"] |= {"ingress_replicas": 2, "http_port": free_port(), "grpc_port": free_port(), "drain_timeout_s": 1.0}
+    nowhere["ray"] = {"address": cluster.address, "application": "waiting"}
+    before = run_dirs("waiting")
+    process = serving(tmp_path / "gateway.yaml", nowhere)
+    try:
+        assert process.stderr is not None
+        assert any("loading m" in line for line in iter(process.stderr.readline, "") if line.startswith("(ServeReplica"))
+        until(lambda: run_dirs("waiting") > before)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "Traceback" not in told
+        assert "could not be deleted" not in told
+        assert "waiting" not in serve.status().applications
+        assert run_dirs("waiting") == before
+        until(lambda: not has_control("waiting"))
+    finally:
+        end(process)
+
+
+def has_control(application: str) -> bool:
+    return any(actor["name"] == control_name(application) for actor in ray.util.list_named_actors(all_namespaces=True))
 
 
 def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_replace_or_deletes_it(

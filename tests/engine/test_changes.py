@@ -174,6 +174,29 @@ def test_further_unloads_join_the_one_under_way(tmp_path: Path) -> None:
     simulated(tmp_path, main)
 
 
+@pytest.mark.parametrize("before", ["an unload", "a load that failed"])
+def test_a_model_that_is_being_loaded_again_tells_no_reason_of_before(tmp_path: Path, before: str) -> None:
+    async def main(lab: Lab) -> None:
+        if before == "an unload":
+            await lab.load()
+            await lab.unload()
+        else:
+            lab.faults["open synthetic"] = BackendFailed("no memory")
+            assert await outcome(lab.load())
+        (row,) = lab.repository.index()
+        assert row["reason"]
+        loading = lab.load()
+        await asyncio.sleep(LOAD_S / 2)
+        (row,) = lab.repository.index()
+        assert (row["state"], row["reason"]) == ("LOADING", "")
+        with pytest.raises(NotReady, match=r"\(loading\)$"):
+            lab.repository.model("m")
+        lab.faults.clear()
+        await loading
+
+    simulated(tmp_path, main)
+
+
 def test_a_change_to_another_state_follows_the_one_under_way(tmp_path: Path) -> None:
     async def main(lab: Lab) -> None:
         await lab.load()

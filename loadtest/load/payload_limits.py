@@ -1,7 +1,7 @@
 """How large a request may be, and what may be in it: of those that are made, before they are."""
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from math import isfinite, prod
 from typing import Any, Final
 
@@ -45,7 +45,10 @@ def values_of(option: str, texts: Iterable[str], inputs: Iterable[Mapping[str, A
             raise UsageError(f"{option} {text!r}: the model has no input {name!r}, only {', '.join(sorted(datatypes))}")
         if not isfinite(apart):
             raise UsageError(f"{option} {text!r}: expected finite numbers, and a finite one between them")
-        limits[name] = least, most = Decimal(low), Decimal(high)
+        try:
+            limits[name] = least, most = Decimal(low), Decimal(high)
+        except InvalidOperation:  # a float takes it for 0
+            raise UsageError(f"{option} {text!r}: expected exponents of at most 18 digits") from None
         if least > most:
             raise UsageError(f"{option} {text!r}: LOW is above HIGH")
         if wanted := _unlike(datatypes.get(name, ""), least, most):

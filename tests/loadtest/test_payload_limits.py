@@ -93,6 +93,7 @@ def test_numbers_fill_their_range_up_to_both_ends() -> None:
         ({"values": ("image=nan:1",)}, "--values 'image=nan:1': expected finite numbers"),
         ({"values": ("image=-inf:inf",)}, "--values 'image=-inf:inf': expected finite numbers"),
         ({"values": ("image=-1e308:1e308",)}, "--values 'image=-1e308:1e308': expected finite numbers"),
+        ({"values": (f"image=-1e-{'9' * 20}:1",)}, f"--values 'image=-1e-{'9' * 20}:1': expected exponents of at most 18 digits"),
         ({"values": ("input_ids=0:1e19",)}, "--values 'input_ids=0:1e19': expected -9223372036854775808 to"),
         ({"rows": str(10**21)}, f"--rows '{10**21}': expected at most 268435456"),
         ({"rows": "1-100000000"}, "--rows 100000000: with a length of 16, a request has "),

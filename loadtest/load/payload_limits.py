@@ -69,7 +69,7 @@ def _unlike(datatype: str, low: Decimal, high: Decimal) -> str:
     if low != low.to_integral_value() or high != high.to_integral_value():
         return "expected whole numbers"
     held = np.iinfo(dtype) if dtype.kind != "b" else None
-    least, most = (int(held.min), min(int(held.max), np.iinfo(np.int64).max)) if held else (0, 1)
+    least, most = (int(held.min), int(held.max)) if held else (0, 1)
     return "" if least <= low <= high <= most else f"expected {least} to {most}"
 
 

@@ -93,7 +93,10 @@ def test_numbers_fill_their_range_up_to_both_ends() -> None:
         ({"values": ("image=nan:1",)}, "--values 'image=nan:1': expected finite numbers"),
         ({"values": ("image=-inf:inf",)}, "--values 'image=-inf:inf': expected finite numbers"),
         ({"values": ("image=-1e308:1e308",)}, "--values 'image=-1e308:1e308': expected finite numbers"),
-        ({"values": (f"image=-1e-{'9' * 20}:1",)}, f"--values 'image=-1e-{'9' * 20}:1': expected exponents of at most 18 digits"),
+        (
+            {"values": (f"image=-1e-{'9' * 20}:1",)},
+            f"--values 'image=-1e-{'9' * 20}:1': expected exponents of at most 18 digits",
+        ),
         ({"values": ("input_ids=0:1e19",)}, "--values 'input_ids=0:1e19': expected -9223372036854775808 to"),
         ({"rows": str(10**21)}, f"--rows '{10**21}': expected at most 268435456"),
         ({"rows": "1-100000000"}, "--rows 100000000: with a length of 16, a request has "),
@@ -139,12 +142,24 @@ def test_a_whole_number_is_sent_as_it_was_written(number: str) -> None:
     assert len(synthetic(replace(SPEC, values=("x=0:9223372036854775807",)), of_int64)) == 64
 
 
+def test_values_of_64_bits_without_a_sign_reach_their_end() -> None:
+    of_uint64 = [{"name": "x", "datatype": "UINT64", "shape": [-1, 4]}]
+    most = 2**64 - 1
+    sent = synthetic(replace(SPEC, values=(f"x={most - 1}:{most}",)), of_uint64)
+    assert {value for arrays, _ in sent for value in arrays["x"].ravel().tolist()} == {most - 1, most}
+    # As ever, where it need not reach so far.
+    signed = [{"name": "x", "datatype": "INT64", "shape": [-1, 4]}]
+    asked = replace(SPEC, values=("x=0:9223372036854775807",))
+    assert np.array_equal(synthetic(asked, of_uint64)[0][0]["x"], synthetic(asked, signed)[0][0]["x"])
+
+
 @pytest.mark.parametrize(
     ("datatype", "asked", "message"),
     [
         ("INT32", "x=0.5:0.9", "expected whole numbers, as it is of INT32"),
         ("UINT8", "x=0:1e-400", "expected whole numbers, as it is of UINT8"),
         ("INT64", "x=0:9223372036854775808", "expected -9223372036854775808 to 9223372036854775807, as it is of INT64"),
+        ("UINT64", "x=0:18446744073709551616", "expected 0 to 18446744073709551615, as it is of UINT64"),
         ("BOOL", "x=5:9", "expected 0 to 1, as it is of BOOL"),
         ("BYTES", "x=1:3", "expected no range, as it is of BYTES"),
     ],

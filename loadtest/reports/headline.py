@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.documents.reader import STANDARD_INPUT, STANDARD_INPUT_NAME
 from loadtest.prices.costs import HOURS_PER_MONTH
 from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.reports.states import SIGNALS
@@ -89,11 +90,14 @@ def needed(found: Recommendation, seconds: float | None, options: Sequence[str])
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told. options: of the
     command, beside its budget's minutes.
     """
-    command = shlex.join(("loadtest", "recommend", found.source, *options))
+    piped = found.source == STANDARD_INPUT_NAME
+    command = shlex.join(("loadtest", "recommend", STANDARD_INPUT if piped else found.source, *options))
+    again = "this spec on standard input again"
     if seconds is None:
-        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
+        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice" + f"; with {again}" * piped
         return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
-    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
+    more = f"needs about {minutes(seconds, 'more ')}" + f", and {again}" * piped
+    return more, f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
 
 
 def facts(found: Recommendation) -> list[Fact]:

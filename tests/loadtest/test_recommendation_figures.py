@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.documents.reader import STANDARD_INPUT_NAME
 from gateway.instances.facts import Price
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
@@ -177,6 +178,16 @@ def test_a_winner_is_proven_where_its_rate_passed() -> None:
     assert (held.state, held.proven, held.exit_code) == ("not proven", False, ExitCode.MISSED)
     assert held.command == "loadtest recommend example.yaml --out 'some where' --resume --budget-minutes 3"
     assert "more" in held.needed
+
+
+def test_a_spec_from_standard_input_is_asked_for_again() -> None:
+    spec = replace(usual_spec(), source=STANDARD_INPUT_NAME)
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, asked_with=("--out", "x"), spec=spec)
+    assert held.command == "loadtest recommend - --out x --resume --budget-minutes 3"
+    assert held.needed == "needs about 3 more minutes, and this spec on standard input again"
+    untold = told({ONE: [run(ONE, 400, "undecided")]}, ONE, spec=spec)
+    assert untold.command == "loadtest recommend - --budget-minutes 60"
+    assert untold.needed.endswith("of measuring did not suffice; with this spec on standard input again")
 
 
 def test_without_a_winner_it_depends_on_what_is_known() -> None:

@@ -65,7 +65,9 @@ def _unlike(datatype: str, low: Decimal, high: Decimal) -> str:
         return "expected no range"
     if dtype.kind not in "iub":
         largest = float(finfo(dtype).max)  # type: ignore[no-untyped-call]  # it has none
-        return "" if -largest <= low <= high <= largest else f"expected {-largest:g} to {largest:g}"
+        with np.errstate(over="ignore"):
+            ends = np.array([float(low), float(high)]).astype(dtype)  # rounded: 3.4028235e38 is the largest of FP32
+        return "" if np.isfinite(ends).all() else f"expected {-largest:g} to {largest:g}"
     if low != low.to_integral_value() or high != high.to_integral_value():
         return "expected whole numbers"
     held = np.iinfo(dtype) if dtype.kind != "b" else None

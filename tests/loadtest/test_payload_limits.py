@@ -160,6 +160,7 @@ def test_values_of_64_bits_without_a_sign_reach_their_end() -> None:
         ("UINT8", "x=0:1e-400", "expected whole numbers, as it is of UINT8"),
         ("INT64", "x=0:9223372036854775808", "expected -9223372036854775808 to 9223372036854775807, as it is of INT64"),
         ("UINT64", "x=0:18446744073709551616", "expected 0 to 18446744073709551615, as it is of UINT64"),
+        ("FP32", "x=0:3.4028236e38", "expected -3.40282e+38 to 3.40282e+38, as it is of FP32"),
         ("BOOL", "x=5:9", "expected 0 to 1, as it is of BOOL"),
         ("BYTES", "x=1:3", "expected no range, as it is of BYTES"),
     ],
@@ -172,8 +173,17 @@ def test_values_that_the_datatype_does_not_have_are_refused_as_they_were_written
     assert str(refused.value) == f"--values {asked!r}: {message}"
 
 
-@pytest.mark.parametrize(("datatype", "asked"), [("BOOL", "x=1:1"), ("INT32", "x=1e3:1000.0"), ("BF16", "x=-3e38:3e38")])
+@pytest.mark.parametrize(
+    ("datatype", "asked"),
+    [
+        ("BOOL", "x=1:1"),
+        ("INT32", "x=1e3:1000.0"),
+        ("BF16", "x=-3e38:3e38"),
+        ("FP32", "x=3.4028235e38:3.4028235e38"),  # the largest, as numpy prints it
+    ],
+)
 def test_values_that_the_datatype_has_are_taken(datatype: str, asked: str) -> None:
     low, high = map(float, asked.removeprefix("x=").split(":"))
     sent = synthetic(replace(SPEC, values=(asked,)), [{"name": "x", "datatype": datatype, "shape": [-1, 4]}])[0][0]["x"]
-    assert low <= sent.min() <= sent.max() <= high
+    assert np.isfinite(sent.astype(float)).all()
+    assert sent.dtype.type(low) <= sent.min() <= sent.max() <= sent.dtype.type(high)

@@ -45,7 +45,9 @@ def add_parser(subparsers: Any) -> None:
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
     recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
-    recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
+    recommend.add_argument(
+        "--resume", action="store_true", help="go on where the last search ended, --budget-minutes and --max-usd more"
+    )
     add_openmetrics(recommend, "every run")
     recommend.add_argument("--json", action="store_true", help="the report as JSON to standard output, and nothing else there")
     plan = add_command(

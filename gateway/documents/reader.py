@@ -20,7 +20,7 @@ from gateway.turns import pause
 
 STANDARD_INPUT: Final = "-"
 PACKED: Final = "gateway.yaml"  # in a folder that is served by it
-_STANDARD_INPUT_NAME: Final = "<stdin>"
+STANDARD_INPUT_NAME: Final = "<stdin>"
 _MOST_BYTES: Final = 4 << 20
 _MOST_NODES: Final = 100_000  # anchors filled in
 _DEEPEST: Final = 64
@@ -112,7 +112,7 @@ def read(path: str | Path) -> Document:
     path = configuration_in(path) or path
     try:
         if str(path) == STANDARD_INPUT:
-            source, data = _STANDARD_INPUT_NAME, sys.stdin.buffer.read(_MOST_BYTES + 1)
+            source, data = STANDARD_INPUT_NAME, sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
             source = str(path)
             with Path(path).open("rb") as file:
@@ -129,7 +129,7 @@ def read(path: str | Path) -> Document:
         )
         raise ConfigFaults([fault]) from exc
     folder = Path()
-    if source != _STANDARD_INPUT_NAME:
+    if source != STANDARD_INPUT_NAME:
         folder = Path(path).parent
         if faults := [*altered(Path(path))]:
             raise ConfigFaults(faults)

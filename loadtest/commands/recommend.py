@@ -45,7 +45,9 @@ def add_parser(subparsers: Any) -> None:
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
     recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
-    recommend.add_argument("--resume", action="store_true", help="go on where the last search ended, --budget-minutes more")
+    recommend.add_argument(
+        "--resume", action="store_true", help="go on where the last search ended, --budget-minutes and --max-usd more"
+    )
     add_openmetrics(recommend, "every run")
     recommend.add_argument("--json", action="store_true", help="the report as JSON to standard output, and nothing else there")
     plan = add_command(
@@ -77,7 +79,6 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.commands.plan import plan_of
     from loadtest.commands.plan import show as show_plan
     from loadtest.lab.launchers import launcher_of
-    from loadtest.lab.platform import with_requests
     from loadtest.question.spec import without
     from loadtest.question.subject import subject_of
     from loadtest.reports import openmetrics
@@ -103,7 +104,6 @@ def _recommend(arguments: argparse.Namespace) -> int:
     launcher.admit()
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     if launcher.paid:
-        spec = with_requests(spec, folder)
         words.info("run %s: should this command be killed, end it with: %s", launcher.run_id, launcher.reaped_by)
     with interruption() as interrupted:
         try:
@@ -193,7 +193,7 @@ async def _search(
 ) -> "Recommendation":
     from loadtest.lab.driver import extended, run_search
     from loadtest.lab.journal import Journal
-    from loadtest.lab.platform import with_platform
+    from loadtest.lab.platform import with_platform, with_requests
     from loadtest.lab.recommender import Lab
     from loadtest.measuring.generator import measure
     from loadtest.reports.conclusion import build
@@ -206,6 +206,8 @@ async def _search(
     if arguments.resume:
         question = extended(question, journal.events)
         launcher.purse.max_usd = question.max_usd
+    if launcher.paid:
+        spec = with_requests(spec, folder)  # now that the folder is this search's
     names = dict(zip((candidate.name for candidate in spec.candidates), differences(spec.candidates), strict=True))
     display = Display(console, question, names, paid=launcher.paid)
     lab = Lab(

@@ -1,7 +1,7 @@
 """How large a request may be, and what may be in it: of those that are made, before they are."""
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from math import isfinite, prod
 from typing import Any, Final
 
@@ -45,7 +45,10 @@ def values_of(option: str, texts: Iterable[str], inputs: Iterable[Mapping[str, A
             raise UsageError(f"{option} {text!r}: the model has no input {name!r}, only {', '.join(sorted(datatypes))}")
         if not isfinite(apart):
             raise UsageError(f"{option} {text!r}: expected finite numbers, and a finite one between them")
-        limits[name] = least, most = Decimal(low), Decimal(high)
+        try:
+            limits[name] = least, most = Decimal(low), Decimal(high)
+        except InvalidOperation:  # a float takes it for 0
+            raise UsageError(f"{option} {text!r}: expected exponents of at most 18 digits") from None
         if least > most:
             raise UsageError(f"{option} {text!r}: LOW is above HIGH")
         if wanted := _unlike(datatypes.get(name, ""), least, most):
@@ -62,11 +65,13 @@ def _unlike(datatype: str, low: Decimal, high: Decimal) -> str:
         return "expected no range"
     if dtype.kind not in "iub":
         largest = float(finfo(dtype).max)  # type: ignore[no-untyped-call]  # it has none
-        return "" if -largest <= low <= high <= largest else f"expected {-largest:g} to {largest:g}"
+        with np.errstate(over="ignore"):
+            ends = np.array([float(low), float(high)]).astype(dtype)  # rounded: 3.4028235e38 is the largest of FP32
+        return "" if np.isfinite(ends).all() else f"expected {-largest:g} to {largest:g}"
     if low != low.to_integral_value() or high != high.to_integral_value():
         return "expected whole numbers"
     held = np.iinfo(dtype) if dtype.kind != "b" else None
-    least, most = (int(held.min), min(int(held.max), np.iinfo(np.int64).max)) if held else (0, 1)
+    least, most = (int(held.min), int(held.max)) if held else (0, 1)
     return "" if least <= low <= high <= most else f"expected {least} to {most}"
 
 

@@ -131,7 +131,8 @@ def _fill(
     if dtype.kind in "iub":
         low, high = (0, 1) if dtype.kind == "b" else (1, 1) if "mask" in name else (0, 0) if "type" in name else (1, 99)
         low, high = (int(limits[0]), int(limits[1])) if limits else (low, high)
-        return rng.integers(low, high + 1, shape).astype(dtype)
+        drawn = np.uint64 if high > np.iinfo(np.int64).max else np.int64
+        return rng.integers(low, high + 1, shape, dtype=drawn).astype(dtype)
     if limits:
         return rng.uniform(float(limits[0]), float(limits[1]), shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)

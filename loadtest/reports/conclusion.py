@@ -68,7 +68,10 @@ def build(
     options = [
         FleetOption(s.entrant.name, s.entrant.usd_per_hour, s.claimed_rps, s.entrant.max_count, s.entrant.pool) for s in sure
     ]
-    fleet = _fleet(options, spec.target_rps, question.headroom) if spec.target_rps and options else None
+    fleet = question.fleet((standing.entrant, standing.claimed_rps) for standing in sure)
+    alone = question.fleet([(winner.entrant, winner.claimed_rps)]) if winner else None
+    if fleet and alone and math.isclose(alone.usd_per_hour, fleet.usd_per_hour):
+        fleet = alone  # no mix where it saves nothing
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
     short = _short(question, sure) if spec.target_rps and options and fleet is None else ""
@@ -109,6 +112,7 @@ def build(
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
         fleet=fleet,
         fleets=_fleets(options, question.headroom),
+        hoped_fleet=outcome.hoped if fleet is not None else None,
         candidates=reports,
         InferenceRecommendations=tuple(
             _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)
@@ -301,14 +305,9 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
         return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
     if left_s < max(outcome.needed_seconds or 0.0, run_s + 2 * verify_seconds(question)):
         return [f"{ended}: that is too short for a run that could change the answer, and for the check of the winner behind it"]
+    if outcome.hoped is not None:
+        return [f"{ended}: what is left of time and money does not do for a run that could prove a cheaper fleet"]
     return [f"{ended}: nothing was left to try that could change the answer"]
-
-
-def _fleet(options: list[FleetOption], target_rps: float, headroom: float) -> Fleet | None:
-    try:
-        return cheapest_fleet(options, target_rps, headroom=headroom)
-    except NoFleet:
-        return None
 
 
 def _short(question: Question, claimed: Sequence[Standing]) -> str:

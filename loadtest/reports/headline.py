@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.documents.reader import STANDARD_INPUT, STANDARD_INPUT_NAME
 from loadtest.prices.costs import HOURS_PER_MONTH
 from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.reports.states import SIGNALS
@@ -38,6 +39,9 @@ def headline(found: Recommendation, *, command: bool = False) -> str:
     """
     winner = found.winner_report
     slo = slo_in_words(found.slo)
+    if found.state == "proven" and found.fleet is not None and len(found.fleet.counts) > 1:
+        told = "; ".join(f"{each.letter} is {each.differs}" for each in map(found.candidate, found.fleet.counts))
+        return f"{fleet_told(found, found.fleet.counts)} are the cheapest fleet that was proven: {told}"
     if found.state == "proven" and winner is not None:
         return f"{winner.letter} {_standing(found)}: {winner.differs}"
     if found.state == "not proven":
@@ -76,6 +80,8 @@ def _standing(found: Recommendation) -> str:
         return "is the only one that was seen to keep the SLO"
     if not found.margin_resolved:
         return "is as cheap as any, within what was measured"
+    if found.hoped_fleet is not None:
+        return "is the cheapest that was proven"
     sure = (found.probability_cheapest or 0.0) >= SURE
     return "is the cheapest" if sure else "is the cheapest that was found"
 
@@ -84,11 +90,14 @@ def needed(found: Recommendation, seconds: float | None, options: Sequence[str])
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told. options: of the
     command, beside its budget's minutes.
     """
-    command = shlex.join(("loadtest", "recommend", found.source, *options))
+    piped = found.source == STANDARD_INPUT_NAME
+    command = shlex.join(("loadtest", "recommend", STANDARD_INPUT if piped else found.source, *options))
+    again = "this spec on standard input again"
     if seconds is None:
-        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice"
+        enough = f"{minutes(found.seconds_budget)} of measuring did not suffice" + f"; with {again}" * piped
         return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
-    return f"needs about {minutes(seconds, 'more ')}", f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
+    more = f"needs about {minutes(seconds, 'more ')}" + f", and {again}" * piped
+    return more, f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
 
 
 def facts(found: Recommendation) -> list[Fact]:
@@ -183,9 +192,14 @@ def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
 
 def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
     runner_up = next((candidate for candidate in found.candidates if candidate.name == found.runner_up), None)
+    told = []
+    if found.fleet is not None and found.hoped_fleet is not None:
+        less = percent(1 - found.hoped_fleet.usd_per_hour / found.fleet.usd_per_hour)
+        mix = fleet_told(found, found.hoped_fleet.counts)
+        told.append(Fact("hoped_fleet", f"{less} less", f"is what {mix} may cost, at rates that are not all proven"))
     if runner_up is None:
-        return []
-    letter, told = runner_up.letter, []
+        return told
+    letter = runner_up.letter
     unproven = "" if runner_up.max_rps else ", which is not proven"
     if found.margin is None:
         told.append(
@@ -209,7 +223,7 @@ def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
             Fact(
                 "probability_cheapest",
                 chance(found.probability_cheapest),
-                f"is the chance that none costs less than {winner.letter}",
+                f"is the chance that none{' alone' if found.target_rps is not None else ''} costs less than {winner.letter}",
             )
         )
     return told

@@ -181,9 +181,10 @@ class Recommendation:
     margin: how much more the runner-up costs than the winner, as a share, each at its claimed rate: a fleet for target_rps,
     else a million requests; None if too few can be had of one of them. margin_resolved: False if what was measured does not
     tell the two costs apart.
-    probability_cheapest: that none is cheaper, by bootstrap over blocks.
+    probability_cheapest: that none is cheaper, each alone, by bootstrap over blocks.
     flip_usd_per_hour: the winner's hourly price from which the runner-up costs less, at the claimed rates.
     autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
+    hoped_fleet: would cost less than it, at rates that are partly only estimated; None if none is known.
     answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
     pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
@@ -232,6 +233,7 @@ class Recommendation:
     min_agreement: float | None = None
     reference: str = ""
     refused: tuple[RefusedCandidate, ...] = ()
+    hoped_fleet: Fleet | None = None
     schema: str = SCHEMA
 
     @property

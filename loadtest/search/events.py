@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
-from loadtest.prices.fleet import HEADROOM
+from loadtest.prices.fleet import HEADROOM, Fleet, FleetOption, NoFleet, cheapest_fleet
 from loadtest.results import Verdict
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
@@ -102,6 +102,16 @@ class Question:
                 pool = entrant.pool or entrant.name
                 pools[pool] = max(pools.get(pool, 0.0), rps * self.headroom * (entrant.max_count or math.inf))
         return sum(pools.values())
+
+    def fleet(self, rates: Iterable[tuple[Entrant, float]]) -> Fleet | None:
+        """The cheapest that carries the target rate, mixes included; None if there is none, or no such rate."""
+        options = [FleetOption(each.name, each.usd_per_hour, rps, each.max_count, each.pool) for each, rps in rates if rps > 0]
+        if self.target_rps is None or not options:
+            return None
+        try:
+            return cheapest_fleet(options, self.target_rps, headroom=self.headroom)
+        except NoFleet:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Which load next: the one that does most for the answer, by what is known, in the time that is left.
 
 In this order: a short run of each candidate that may be the cheapest; a proven rate of the cheapest, near its peak; the others
-at the rate that would make them cheaper, if they may reach it; closer brackets. A *trial* is a load that may prove a rate.
+at the rate that would make them, or a fleet with them, cheaper, if they may reach it; closer brackets. A *trial* is a load that
+may prove a rate.
 """
 
 import math
 
+from loadtest.prices.fleet import Fleet
 from loadtest.search.budget import LEAST_SECONDS, scout_seconds
 from loadtest.search.events import Load, Purpose
 from loadtest.search.knowledge import Knowledge
@@ -37,6 +39,7 @@ def next_load(known: Knowledge) -> Load | None:
         or _prove(known, shortlist)
         or _raise(known, shortlist)
         or _challenge(known, shortlist)
+        or _complement(known)
         or _refine(known, shortlist, 1)
         or _challenge(known, shortlist, likely=True)
         or _refine(known, shortlist, FINALISTS if known.is_carried(shortlist) else len(shortlist))
@@ -123,15 +126,19 @@ def _prove(known: Knowledge, shortlist: list[Standing]) -> Load | None:
             continue
         if _outdone(standing, shortlist):
             continue
-        rps = standing.estimated_rps * SURE
-        if standing.failing_rps:  # the more often it failed, the further down
-            rps = min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1))
+        rps = _sure_rps(standing)
         if carried and rps < known.leading_rps(standing, shortlist):
             continue  # proven there, it would still be dearer than another
         share = 1.0 if _hurried(known, standing, standing.estimated_rps) else 0.0
         if standing.tries < MOST_VAIN and (trial := _trial(known, standing, rps, share=share)):
             return trial
     return None
+
+
+def _sure_rps(standing: Standing) -> float:
+    """The first rate to prove of it; the more often it failed, the further down."""
+    rps = standing.estimated_rps * SURE
+    return min(rps, standing.failing_rps / STEP ** max(1, standing.tries - 1)) if standing.failing_rps else rps
 
 
 def _outdone(standing: Standing, shortlist: list[Standing]) -> bool:
@@ -169,6 +176,58 @@ def _challenge(known: Knowledge, shortlist: list[Standing], *, likely: bool = Fa
         if standing.peak_rps < rps <= reach_rps and rps < (standing.failing_rps or math.inf):
             return _trial(known, standing, rps)
     return None
+
+
+def _complement(known: Knowledge) -> Load | None:
+    """Whoever would make a fleet cheaper than the proven one is tried at the rate that would make it so."""
+    fleet, rates = hoped_fleet(known) or (None, {})
+    for name in fleet.counts if fleet else ():
+        standing = known.standings[name]
+        if rates[name] > standing.peak_rps and (trial := _trial(known, standing, rates[name])):
+            return trial
+    return None
+
+
+def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
+    """A fleet that would cost less than the proven one, by more than a peak is known to, and the rates at which it would: as
+    little above what is proven, or sure to be, as makes it so. None, if no such rates are likely.
+    """
+    question, claims = known.question, known.claims(known.contenders)
+    if question.target_rps is None or not claims:
+        return None
+    proven = question.fleet((standing.entrant, standing.peak_rps) for standing in claims)
+    enough = proven.usd_per_hour / PRECISION if proven else math.inf
+    spans: dict[Standing, tuple[float, float]] = {}
+    for standing in known.contenders:
+        most = standing.peak_rps if standing is claims[0] else _hoped_rps(known, standing)
+        if most > 0:
+            spans[standing] = standing.peak_rps or min(most, _sure_rps(standing)), most
+
+    def at(share: float) -> tuple[Fleet, dict[str, float]] | None:
+        rates = {standing: least * (most / least) ** share for standing, (least, most) in spans.items()}
+        fleet = question.fleet((standing.entrant, rps) for standing, rps in rates.items())
+        if fleet is None or fleet.usd_per_hour > enough:
+            return None
+        return fleet, {standing.entrant.name: rps for standing, rps in rates.items()}
+
+    low, high = 0.0, 1.0
+    found = at(high)
+    if found and (surest := at(low)):
+        return surest
+    while found and high - low > 0.01:
+        middle = (low + high) / 2
+        if nearer := at(middle):
+            high, found = middle, nearer
+        else:
+            low = middle
+    return found
+
+
+def _hoped_rps(known: Knowledge, standing: Standing) -> float:
+    """What may yet be proven of it: as estimated, below what failed; no more than is, where it was tried often enough."""
+    if known.is_unmeasurable(standing) or standing.tries >= (MOST_TRIALS if standing.peak_rps else MOST_VAIN):
+        return standing.peak_rps
+    return max(standing.peak_rps, min(standing.estimated_rps, (standing.failing_rps or math.inf) / PRECISION))
 
 
 def _refine(known: Knowledge, shortlist: list[Standing], count: int) -> Load | None:

@@ -22,7 +22,7 @@ class Ranking:
 
     margin: how much more the runner-up costs, as a share, both at the rates claimed for them; None if there is none, or too few
         can be had of one of them. Negative only if the runner-up's rate is not proven.
-    probability_cheapest: that no other candidate is cheaper at its peak, by bootstrap over blocks; candidates without a
+    probability_cheapest: that no other candidate alone is cheaper at its peak, by bootstrap over blocks; candidates without a
         measured bracket enter with their estimate and its usual error. Never 0 or 1: so many draws cannot tell that.
     flip_usd_per_hour: the winner's hourly price from which the runner-up would cost less, at the rates claimed; None as margin.
     """

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from loadtest.prices.fleet import Fleet
 from loadtest.search.events import SEARCHING, Agreed, Entrant, Measured, Predicted, Profiled
 from loadtest.verdict.statistics import falling
 
@@ -164,6 +165,8 @@ class SearchOutcome:
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.
     needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near.
     reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
+    hoped: a fleet for the target rate that would cost less than the proven one, at rates that time or money did not suffice to
+    prove; None if there is none.
     """
 
     standings: tuple[Standing, ...]
@@ -177,6 +180,7 @@ class SearchOutcome:
     notes: tuple[str, ...]
     needed_seconds: float | None = None
     reference: str = ""
+    hoped: Fleet | None = None
 
 
 def misses(agreed: Agreed, min_agreement: float | None) -> str:

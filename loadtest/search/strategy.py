@@ -28,7 +28,7 @@ from loadtest.search.events import (
     Volley,
 )
 from loadtest.search.knowledge import Knowledge, widest
-from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, load_of, next_load
+from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 from loadtest.wording import counted, rate
 
@@ -254,6 +254,7 @@ class _Search:
         winner = ranked[0] if ranked else None
         verified = self._verified(winner) if winner else None
         needed_s = self._needed_seconds(winner)
+        hoped = hoped_fleet(known)
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
         for name, times in known.taken_back.items():
@@ -271,6 +272,7 @@ class _Search:
             notes=tuple(self._notes),
             needed_seconds=needed_s,
             reference=self._reference,
+            hoped=hoped[0] if hoped else None,
         )
 
     def _why_not(self, standing: Standing, winner: Standing | None) -> str:

@@ -21,7 +21,8 @@ import numpy as np
 from scipy import special
 
 from loadtest.errors import UsageError
-from loadtest.results import Block, RunResult
+from loadtest.load.payload_limits import range_of, values_of
+from loadtest.results import Block, LoadSpec, RunResult
 from loadtest.verdict.statistics import mean_error
 
 Change = Literal["regression", "improvement", "same", "undecided"]
@@ -67,7 +68,7 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
 
     Raises: UsageError, if their loads differ.
     """
-    different = [name for name in _LOAD if getattr(base.spec, name) != getattr(new.spec, name)]
+    different = [name for name in _LOAD if _meant(base.spec, name) != _meant(new.spec, name)]
     if different:
         pairs = ((name, _told(getattr(base.spec, name)), _told(getattr(new.spec, name))) for name in different)
         shown = ", ".join(f"{name} {old} and {now}" for name, old, now in pairs)
@@ -103,6 +104,13 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     return Comparison(
         _overall(base, new, metrics), paired, min(len(before), len(after)), metrics, _notes(base, new, paired=paired)
     )
+
+
+def _meant(spec: LoadSpec, name: str) -> object:
+    """What a field asks for, in whatever way it is written."""
+    if name in ("rows", "length"):
+        return range_of(f"--{name}", getattr(spec, name))
+    return values_of("--values", spec.values, ()) if name == "values" else getattr(spec, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,21 @@ def test_another_load_is_named(name: str, other: object, told: str) -> None:
         compare(base, replace(base, spec=replace(base.spec, **{name: other})))
 
 
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        ("rows", "1", "1-1"),
+        ("length", "16", "16-16"),
+        ("values", ("x=0:1", "y=-1:1e3"), ("y=-1.0:1000", "x=0.0:1.0")),
+        ("values", ("x=0:9", "x=0:1"), ("x=0:1",)),  # the last one counts
+    ],
+)
+def test_a_load_that_is_written_in_another_way_is_the_same(name: str, one: object, other: object) -> None:
+    base = made(levels())
+    asked, again = (replace(base, spec=replace(base.spec, **{name: value})) for value in (one, other))
+    assert compare(asked, again).notes == ()
+
+
 def test_cells_say_what_they_count() -> None:
     assert cells(metric("latency p50 (ms)")) == ("latency p50 (ms)", "0.012", "0.012", "+1.2%", "+1.2% to +1.2%", "same")
     assert cells(metric("attainment"))[1:5] == ("1.230%", "1.230%", "+1.23 points", "+1.23 points to +1.23 points")

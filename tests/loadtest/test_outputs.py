@@ -13,6 +13,7 @@ import pytest
 
 from loadtest.errors import ExitCode
 from loadtest.lab.recommender import question_of
+from loadtest.prices.fleet import Fleet
 from loadtest.reports import forms, recommendation, tables
 from loadtest.reports.conclusion import ended_early
 from loadtest.reports.headline import Fact, facts, headline, lettered, needed, question
@@ -341,6 +342,8 @@ def test_a_search_that_leaves_some_of_its_budget_says_why() -> None:
     ]
     (short,) = note(100, replace(whole, needed_seconds=130.0))
     assert short.endswith("too short for a run that could change the answer, and for the check of the winner behind it")
+    (cheaper,) = note(100, replace(whole, hoped=Fleet({"one": 1}, 1.0, 100.0, 70.0, 0.7, {})))
+    assert cheaper.endswith("what is left of time and money does not do for a run that could prove a cheaper fleet")
     assert "the rest of $0.000100 does not pay" in note(100, max_usd=1e-4)[0]
     busy = altered(whole, lambda run: replace(run, valid=False))
     assert "the last 3 runs of c7i.large synthetic (sessions 2)" in note(100, busy)[0]

@@ -93,6 +93,10 @@ def test_numbers_fill_their_range_up_to_both_ends() -> None:
         ({"values": ("image=nan:1",)}, "--values 'image=nan:1': expected finite numbers"),
         ({"values": ("image=-inf:inf",)}, "--values 'image=-inf:inf': expected finite numbers"),
         ({"values": ("image=-1e308:1e308",)}, "--values 'image=-1e308:1e308': expected finite numbers"),
+        (
+            {"values": (f"image=-1e-{'9' * 20}:1",)},
+            f"--values 'image=-1e-{'9' * 20}:1': expected exponents of at most 18 digits",
+        ),
         ({"values": ("input_ids=0:1e19",)}, "--values 'input_ids=0:1e19': expected -9223372036854775808 to"),
         ({"rows": str(10**21)}, f"--rows '{10**21}': expected at most 268435456"),
         ({"rows": "1-100000000"}, "--rows 100000000: with a length of 16, a request has "),
@@ -138,12 +142,25 @@ def test_a_whole_number_is_sent_as_it_was_written(number: str) -> None:
     assert len(synthetic(replace(SPEC, values=("x=0:9223372036854775807",)), of_int64)) == 64
 
 
+def test_values_of_64_bits_without_a_sign_reach_their_end() -> None:
+    of_uint64 = [{"name": "x", "datatype": "UINT64", "shape": [-1, 4]}]
+    most = 2**64 - 1
+    sent = synthetic(replace(SPEC, values=(f"x={most - 1}:{most}",)), of_uint64)
+    assert {value for arrays, _ in sent for value in arrays["x"].ravel().tolist()} == {most - 1, most}
+    # As ever, where it need not reach so far.
+    signed = [{"name": "x", "datatype": "INT64", "shape": [-1, 4]}]
+    asked = replace(SPEC, values=("x=0:9223372036854775807",))
+    assert np.array_equal(synthetic(asked, of_uint64)[0][0]["x"], synthetic(asked, signed)[0][0]["x"])
+
+
 @pytest.mark.parametrize(
     ("datatype", "asked", "message"),
     [
         ("INT32", "x=0.5:0.9", "expected whole numbers, as it is of INT32"),
         ("UINT8", "x=0:1e-400", "expected whole numbers, as it is of UINT8"),
         ("INT64", "x=0:9223372036854775808", "expected -9223372036854775808 to 9223372036854775807, as it is of INT64"),
+        ("UINT64", "x=0:18446744073709551616", "expected 0 to 18446744073709551615, as it is of UINT64"),
+        ("FP32", "x=0:3.4028236e38", "expected -3.40282e+38 to 3.40282e+38, as it is of FP32"),
         ("BOOL", "x=5:9", "expected 0 to 1, as it is of BOOL"),
         ("BYTES", "x=1:3", "expected no range, as it is of BYTES"),
     ],
@@ -156,8 +173,17 @@ def test_values_that_the_datatype_does_not_have_are_refused_as_they_were_written
     assert str(refused.value) == f"--values {asked!r}: {message}"
 
 
-@pytest.mark.parametrize(("datatype", "asked"), [("BOOL", "x=1:1"), ("INT32", "x=1e3:1000.0"), ("BF16", "x=-3e38:3e38")])
+@pytest.mark.parametrize(
+    ("datatype", "asked"),
+    [
+        ("BOOL", "x=1:1"),
+        ("INT32", "x=1e3:1000.0"),
+        ("BF16", "x=-3e38:3e38"),
+        ("FP32", "x=3.4028235e38:3.4028235e38"),  # the largest, as numpy prints it
+    ],
+)
 def test_values_that_the_datatype_has_are_taken(datatype: str, asked: str) -> None:
     low, high = map(float, asked.removeprefix("x=").split(":"))
     sent = synthetic(replace(SPEC, values=(asked,)), [{"name": "x", "datatype": datatype, "shape": [-1, 4]}])[0][0]["x"]
-    assert low <= sent.min() <= sent.max() <= high
+    assert np.isfinite(sent.astype(float)).all()
+    assert sent.dtype.type(low) <= sent.min() <= sent.max() <= sent.dtype.type(high)

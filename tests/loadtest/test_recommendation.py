@@ -80,7 +80,7 @@ def test_the_configuration_to_deploy_is_valid_and_says_where_it_comes_from(found
     path.write_text(forms.configuration(found))
     config = load_config(path)
     assert config.models[0].backends[0].sessions == 2
-    assert path.read_text().startswith("# PROVEN: A is the cheapest: c7i.large, sessions 2. ")
+    assert path.read_text().startswith("# PROVEN: 2 × A + 1 × B are the cheapest fleet that was proven: A is c7i.large")
 
 
 def test_every_file_is_written(found: Recommendation, nobody: Recommendation, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_junit_fails_when_nobody_meets_the_slo(found: Recommendation, nobody: Re
 def test_markdown_and_text_tell_the_answer(found: Recommendation) -> None:
     for form in ("md", "text"):
         text = forms.render(found, form)
-        assert "A is the cheapest: c7i.large, sessions 2" in text
+        assert "2 × A + 1 × B are the cheapest fleet that was proven: A is c7i.large, sessions 2; B" in " ".join(text.split())
         assert "is what B alone, the runner-up, costs for 900/s, against A alone" in " ".join(text.split())
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gateway.documents.reader import STANDARD_INPUT_NAME
 from gateway.instances.facts import Price
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
+from loadtest.prices.fleet import Fleet
 from loadtest.question.spec import SearchSpec
 from loadtest.reports.conclusion import build
 from loadtest.reports.recommendation import Recommendation, read, to_json
@@ -178,6 +180,16 @@ def test_a_winner_is_proven_where_its_rate_passed() -> None:
     assert "more" in held.needed
 
 
+def test_a_spec_from_standard_input_is_asked_for_again() -> None:
+    spec = replace(usual_spec(), source=STANDARD_INPUT_NAME)
+    held = told({ONE: [run(ONE, 400, "undecided")]}, ONE, needed_seconds=130.0, asked_with=("--out", "x"), spec=spec)
+    assert held.command == "loadtest recommend - --out x --resume --budget-minutes 3"
+    assert held.needed == "needs about 3 more minutes, and this spec on standard input again"
+    untold = told({ONE: [run(ONE, 400, "undecided")]}, ONE, spec=spec)
+    assert untold.command == "loadtest recommend - --budget-minutes 60"
+    assert untold.needed.endswith("of measuring did not suffice; with this spec on standard input again")
+
+
 def test_without_a_winner_it_depends_on_what_is_known() -> None:
     missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
     assert told(missed).state == "no candidate"
@@ -342,6 +354,31 @@ def test_the_fleet_for_the_target_rate_keeps_to_what_can_be_had() -> None:
     short = told({ONE: [run(ONE, 400)], TWO: [run(TWO, 300)]}, ONE, TWO, spec=spec)
     assert (short.fleet, short.proven, [fleet.rps for fleet in short.fleets]) == (None, False, [40, 80, 200, 400])
     assert short.notes[-1].startswith("as many instances as can be had carry 560/s of 900/s")
+
+
+def test_a_mix_that_costs_less_than_the_winner_alone_is_the_answer() -> None:
+    few = {**example_spec_document(), "max_count": 2}
+    spec = example_spec(target_rps=900, candidates=[few])
+    found = told({ONE: [run(ONE, 400)], THREE: [run(THREE, 300)]}, ONE, THREE, spec=spec)
+    assert found.answer.startswith(
+        "PROVEN: 2 × A + 2 × B are the cheapest fleet that was proven: "
+        "A is c7i.large, sessions 1; B is c8g.large, sessions 1. 400/s kept p99 under 50 ms"
+    )
+    # One that saves nothing is none: three of either would do, of one price.
+    same = {**example_spec_document(), "usd_per_hour": 1.0, "price_source": "list", "price_date": "2026-07-30"}
+    alike = told({ONE: [run(ONE, 420)], TWO: [run(TWO, 430)]}, ONE, spec=example_spec(target_rps=850, candidates=[same]))
+    assert alike.fleet is not None
+    assert alike.fleet.counts == {ONE: 3}
+
+
+def test_a_mix_that_was_not_proven_is_named_beside_the_answer() -> None:
+    hoped = Fleet({ONE: 1, THREE: 1}, 1.5 * USD, 800.0, 500.0, 0.7, {ONE: 1.0, THREE: 1.0})
+    found = told(BRACKETS, ONE, TWO, spec=example_spec(target_rps=500), hoped=hoped)
+    assert found.answer.startswith("PROVEN: A is the cheapest that was proven: c7i.large, sessions 1. ")
+    three = found.candidate(THREE).letter
+    assert f"; 25 % less is what 1 × A + 1 × {three} may cost, at rates that are not all proven; " in found.answer
+    assert "is the chance that none alone costs less than A" in found.answer
+    assert found.hoped_fleet == hoped
 
 
 def test_nothing_is_proven_of_a_fleet_while_too_little_of_it_is() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import itertools
 import json
 import random
@@ -19,9 +20,12 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
+from moto.servicequotas.responses import ServiceQuotasResponse
 
+from loadtest.cli import main
 from loadtest.commands.reap import reap
-from loadtest.errors import LoadtestError, UsageError
+from loadtest.errors import ExitCode, LoadtestError, UsageError
 from loadtest.lab.driver import SearchStep
 from loadtest.lab.launchers.aws.door import AwsRefused
 from loadtest.lab.launchers.aws.endpoints import TAG_EXPIRES, TAG_RUN
@@ -33,7 +37,7 @@ from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import SageMakerLauncher
 from loadtest.search.events import Measured, Profiled
-from tests.loadtest.examples import example_spec
+from tests.loadtest.examples import changed, example_spec
 from tests.loadtest.fake_aws import BUCKET, IMAGE, REGION, ROLE, FakeAws, Killed, moto, packed, refused
 from tests.loadtest.launched import LaunchedSearch, of
 
@@ -91,6 +95,25 @@ class Faulty:
             self.failing.discard(parameters["EndpointName"])  # then it is asked whether it is gone
             return {"EndpointStatus": "Failed", "FailureReason": "the primary container did not pass the ping health check"}
         return None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("aws")
+def test_a_search_that_is_refused_a_folder_leaves_the_requests_of_the_other_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # moto has none of it.
+    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", lambda quotas: '{"Quotas": []}', raising=False)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    candidates = [{"instances": list(TYPES), "backend": {"kind": "synthetic"}}]
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(yaml.safe_dump(changed(candidates=candidates, launcher=LAUNCHER, budget={"minutes": 60, "usd": 5})))
+    (tmp_path / "requests.jsonl").write_text("of the other")
+    with (tmp_path / "journal.jsonl").open("a") as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        assert main(["recommend", str(spec), "--out", str(tmp_path)]) == ExitCode.USAGE
+    assert "another search writes here" in capfd.readouterr().err
+    assert (tmp_path / "requests.jsonl").read_text() == "of the other"
 
 
 def test_a_search_goes_on_without_those_that_do_not_start_and_removes_all_that_it_made(

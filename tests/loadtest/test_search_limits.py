@@ -63,3 +63,21 @@ def test_as_many_are_proven_as_a_fleet_takes_of_which_there_are_few() -> None:
     hasty = SimulatedLab(question(candidates, minutes=1.2, target_rps=650.0), truths).run()
     assert hasty.standings[0].peak_rps > 0
     assert hasty.needed_seconds is not None
+
+
+def test_whoever_makes_a_mix_cheaper_than_the_winner_alone_is_proven() -> None:
+    few, slow, fast = entrants(1.0, 3.0, 3.0)
+    candidates = (replace(few, max_count=3), slow, fast)
+    asked = question(candidates, minutes=60, target_rps=2500.0)
+    truths = {"c0": Truth(595.0), "c1": Truth(400.0), "c2": Truth(569.0)}
+    outcome = SimulatedLab(asked, truths).run()
+    assert outcome.winner == "c2"  # 7 of it: 21 USD
+    fleet = asked.fleet((standing.entrant, standing.peak_rps) for standing in outcome.standings)
+    assert fleet is not None
+    assert (fleet.counts, fleet.usd_per_hour) == ({"c0": 3, "c2": 4}, 15.0)
+    assert outcome.hoped is None
+    hasty = SimulatedLab(replace(asked, seconds=100.0), truths).run()
+    assert hasty.winner == "c2"
+    assert hasty.standings[0].peak_rps == 0
+    assert hasty.hoped is not None
+    assert hasty.hoped.usd_per_hour < 21

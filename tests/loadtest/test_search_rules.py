@@ -404,6 +404,24 @@ def test_whoever_may_be_cheaper_is_tried_at_the_rate_that_would_make_it_so() -> 
     assert after(690, run("c1", 742)).purpose == "overload"
 
 
+def test_whoever_may_make_a_mix_cheaper_is_tried_at_the_rate_that_would_make_it_so() -> None:
+    asked = asking(1.0, 0.6, 0.6, target_rps=1500.0)  # three of c0, 0.7 of 800/s each
+    asked = replace(asked, entrants=tuple(replace(each, max_count=1) if each.name != "c0" else each for each in asked.entrants))
+    leader = [run("c0", 800, "pass"), run("c0", 810, "fail", MISSED)]  # known well enough
+
+    def after(predicted_rps: float, *more: Measured) -> Load:
+        seen = [run(name, 0.5 * predicted_rps, purpose="round") for name in ("c1", "c2")]
+        return load(asked, known(asked, 1700, (800.0, predicted_rps, 200.0), *leader, *seen, *more))
+
+    # Two of c0 carry 1120/s: 380/s are left for c1, 0.7 of its rate.
+    assert brief(after(640)) == ("c1", pytest.approx(380 / 0.7, rel=0.01), "peak")
+    assert brief(after(700)) == ("c1", 0.8 * 700, "peak")  # that sure it is
+    assert after(530).purpose == "overload"  # it would not do
+    # The mix is proven then, and what is open is how far c1 goes.
+    assert brief(after(640, run("c1", 545, "pass"))) == ("c1", 640, "peak")
+    assert after(640, run("c1", 545, "fail", MISSED)).purpose == "overload"
+
+
 def test_no_rate_is_proven_at_which_another_would_still_be_cheaper() -> None:
     asked = asking(1.0, 1.0)
     seen = run("c1", 250, purpose="round")

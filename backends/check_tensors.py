@@ -1,7 +1,8 @@
 """Declared tensors, held against what a file or code says of them."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 
 from backends.base import TensorSpec, shape_in_batches, shapes_agree
 from backends.datatypes import NUMPY
@@ -19,6 +20,12 @@ def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[T
         fixed = next((size for size in odd if size), None)
         remedy = "export the file so" + (f", or set max_rows: {fixed}" if fixed else ", or set max_rows: 0")
         yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *(given or outputs)))}", expected, remedy, of_model=True)
+
+
+def ranked(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], unknown: Set[str]) -> tuple[TensorSpec, ...]:
+    """What a file has, of which it does not say some ranks: as declared there, else of rows alone. unknown: their names."""
+    shapes = {tensor.name: tensor.shape for tensor in declared if tensor.name is not NOT_KNOWN}
+    return tuple(replace(t, shape=shapes.get(t.name, (-1,))) if t.name in unknown else t for t in found)
 
 
 def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:

@@ -11,7 +11,10 @@ from typing import Final, NamedTuple
 LFS_POINTER: Final = b"version https://git-lfs"
 
 _GRAPH: Final = 7  # of ModelProto
-_INITIALIZER: Final = 5  # of GraphProto
+_INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12  # of GraphProto
+_NAME, _TYPE = 1, 2  # of ValueInfoProto
+_TENSOR_TYPE: Final = 1  # of TypeProto
+_SHAPE: Final = 2  # of TypeProto.Tensor
 _EXTERNAL_DATA: Final = 13  # of TensorProto
 _KEY, _VALUE = 1, 2  # of StringStringEntryProto
 _LENGTH_DELIMITED: Final = 2
@@ -63,6 +66,27 @@ def weights_beside(path: Path) -> tuple[str, ...]:
             if field.number == _GRAPH:
                 _add_external(data, field, needed)
     return tuple(needed)
+
+
+def of_unknown_rank(path: Path) -> frozenset[str]:
+    """The inputs and outputs of which a file says no shape, as it says an empty one of scalars. Raises: OSError, ValueError."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            graphs = [field for field in _fields(data, 0, len(data)) if field.number == _GRAPH]
+            values = [value for graph in graphs for key in (_INPUT, _OUTPUT) for value in _inside(data, graph, key)]
+            return frozenset(
+                data[name.start : name.stop].decode("utf-8", "replace")
+                for value in values
+                for name in _inside(data, value, _NAME)
+                if not any(
+                    True
+                    for of in _inside(data, value, _TYPE)
+                    for tensor in _inside(data, of, _TENSOR_TYPE)
+                    for _ in _inside(data, tensor, _SHAPE)
+                )
+            )
+        except IndexError as exc:
+            raise ValueError(f"{path}: no ONNX file") from exc
 
 
 def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:

@@ -35,7 +35,7 @@ def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Itera
         if tensor.datatype in NUMPY and (tensor.datatype, wanted.kind) != ("BF16", "onnxruntime"):
             continue
         at: Place = (key, listed.index(tensor.name), "datatype") if tensor.name in listed else ("model",)
-        remedy = way_without(tensor.datatype) if key == "outputs" else "export the model with another datatype"
+        remedy = way_without(tensor.datatype, of_input=key == "inputs")
         yield Mistake(
             at, f"{tensor.name} is {tensor.datatype} in the file, which cannot pass", remedy=remedy, of_model=len(at) > 1
         )

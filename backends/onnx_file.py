@@ -144,10 +144,15 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
             raise ValueError("a number of more than ten bytes")
 
 
-def way_without(datatype: str) -> str:
-    """What to do about an output that no tensor of the protocol can carry. datatype: as ONNX has it."""
-    converted = 'convert the model with options={"zipmap": False}, or ' if datatype.startswith("seq") else ""
-    return f"{converted}list only the other outputs under `outputs`"
+def way_without(datatype: str, *, of_input: bool = False) -> str:
+    """What to do about a tensor that cannot pass. datatype: ONNX's word for its own, or ours."""
+    if datatype in ("BF16", "tensor(bfloat16)"):
+        exported = "export the model in FP32 or FP16, as of `model.float()` or `model.half()` in PyTorch"
+    elif datatype.startswith("seq") and not of_input:
+        exported = 'convert the model with options={"zipmap": False}'
+    else:
+        exported = "export the model with another datatype" if of_input else ""
+    return ", or ".join(filter(None, (exported, "" if of_input else "list only the other outputs under `outputs`")))
 
 
 def _of_weights(path: Path, needed: dict[str, int]) -> Damage | None:

@@ -196,8 +196,8 @@ def _check_types(model: str, inputs: tuple[TensorSpec, ...], outputs: tuple[Tens
     for what, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
             if tensor.datatype not in NUMPY:
-                way = f": {way_without(tensor.datatype)}" if what == "output" else ""
-                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass{way}")
+                way = way_without(tensor.datatype, of_input=what == "input")
+                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass: {way}")
 
 
 def _ranked(

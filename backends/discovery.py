@@ -138,13 +138,14 @@ def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, i
     for rows, length in zip((2, 3), lengths, strict=True):
         arrays = example_inputs(spec, rows, length)
         try:
-            results.append(_specs(normalised(run(arrays))))
+            given = normalised(run(arrays))
         except BackendError as exc:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise LoadFailed(
                 f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
                 "or give an `example`"
             ) from exc
+        results.append(_specs(given))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
     outputs = _common(*results)
@@ -341,6 +342,13 @@ def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:
 
 
 def _datatype(name: str, array: np.ndarray) -> str:
+    """Raises: LoadFailed."""
+    others = [type(each).__name__ for each in array.flat if not isinstance(each, str | bytes)] if array.dtype.hasobject else []
+    if others:
+        raise LoadFailed(
+            f"{name!r} is of {others[0]}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
+            "a tuple, a dict or a TypedDict"
+        )
     try:
         return datatype_of(array)
     except KeyError as exc:

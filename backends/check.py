@@ -19,13 +19,14 @@ from backends import BACKENDS
 from backends.artifacts import ORT, TORCHSCRIPT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
-from backends.check_tensors import closed_rows, not_passed, unlike_file, unlike_program
+from backends.check_tensors import closed_rows, not_passed, ranked, unlike_file, unlike_program
 from backends.digests import digest
 from backends.file_tensors import exported_tensors, onnx_tensors
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
+from backends.onnx_file import of_unknown_rank
 from backends.regular_file import ABSENT, special
 from backends.required import REMEDY
 from backends.source import is_source
@@ -99,13 +100,19 @@ def _onnx(wanted: Wanted) -> Iterator[Mistake]:
         return
     try:
         inputs, outputs = onnx_tensors(wanted.file)
-    except LoadFailed as exc:
+        unknown = of_unknown_rank(wanted.file)
+    except (LoadFailed, ValueError) as exc:
         yield Mistake(
             ("model",), str(exc), expected="an ONNX file", remedy="export the model to ONNX again, or set another kind"
         )
     else:
         faults = list(as_far_as_known(not_passed(wanted, "inputs", inputs), not_passed(wanted, "outputs", outputs)))
         yield from faults
+        inputs, outputs = ranked(inputs, wanted.inputs, unknown), ranked(outputs, wanted.outputs, unknown)
+        if not wanted.inputs and (untold := [tensor.name for tensor in inputs if tensor.name in unknown]):
+            told = f"the file does not say the rank of input {', '.join(untold)}"
+            yield Mistake(("model",), told, remedy="state `inputs` of the model, with their shapes")
+            return
         if not faults:
             yield from as_far_as_known(
                 closed_rows(wanted, inputs, outputs),

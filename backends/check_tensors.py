@@ -1,7 +1,8 @@
 """Declared tensors, held against what a file or code says of them."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 
 from backends.base import TensorSpec, shape_in_batches, shapes_agree
 from backends.datatypes import NUMPY
@@ -21,6 +22,12 @@ def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[T
         yield Mistake(("max_rows",), f"the file has {_listed((*inputs, *(given or outputs)))}", expected, remedy, of_model=True)
 
 
+def ranked(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], unknown: Set[str]) -> tuple[TensorSpec, ...]:
+    """What a file has, of which it does not say some ranks: as declared there, else of rows alone. unknown: their names."""
+    shapes = {tensor.name: tensor.shape for tensor in declared if tensor.name is not NOT_KNOWN}
+    return tuple(replace(t, shape=shapes.get(t.name, (-1,))) if t.name in unknown else t for t in found)
+
+
 def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
     """What ONNX Runtime or the protocol cannot pass, at the tensor where it is listed."""
     listed = [tensor.name for tensor in dict(wanted.tensors)[key]]
@@ -28,7 +35,7 @@ def not_passed(wanted: Wanted, key: str, found: tuple[TensorSpec, ...]) -> Itera
         if tensor.datatype in NUMPY and (tensor.datatype, wanted.kind) != ("BF16", "onnxruntime"):
             continue
         at: Place = (key, listed.index(tensor.name), "datatype") if tensor.name in listed else ("model",)
-        remedy = way_without(tensor.datatype) if key == "outputs" else "export the model with another datatype"
+        remedy = way_without(tensor.datatype, of_input=key == "inputs")
         yield Mistake(
             at, f"{tensor.name} is {tensor.datatype} in the file, which cannot pass", remedy=remedy, of_model=len(at) > 1
         )

@@ -5,7 +5,7 @@ import hmac
 
 from backends.base import LoadFailed
 from backends.regular_file import opened_file
-from backends.source import digest_run, is_source
+from backends.source import is_source
 
 
 def digest(model: str) -> str:
@@ -25,9 +25,4 @@ def check_digest(model: str, wanted: str) -> None:
         raise LoadFailed(
             f"{model!r}: its sha256 is {found}, expected {wanted}: it is not the file that is meant; put that there, or "
             "correct `sha256` of the backend"
-        )
-    if digest_run(model) not in (None, wanted):
-        raise LoadFailed(
-            f"{model!r}: the file is the one that is meant, but this process has run what was there before, for another model: "
-            "restart the gateway, or set `isolation: process`"
         )

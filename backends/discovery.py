@@ -111,25 +111,41 @@ def from_example(run: Run, example: Tensors, *, sizes_of: str = "of the example"
     return Found(inputs, outputs, 0, ("its outputs have no row for each row of the example, so each request runs alone", sizes))
 
 
-def from_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> Found:
+def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """As `from_ones`, with larger ones where it fails on small ones. Raises: LoadFailed, as on the first."""
+    failed: LoadFailed | None = None
+    for lengths in ((3, 5), *((length, length + length // 2) for length in _LENGTHS)):
+        if failed and max(_elements_of_row(tensor, max(lengths)) for tensor in inputs) > _MOST_ELEMENTS:
+            break
+        try:
+            return from_ones(run, inputs, lengths=lengths).outputs
+        except LoadFailed as exc:
+            failed = failed or exc
+    assert failed is not None
+    raise failed
+
+
+def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, int] = (3, 5)) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
+    lengths: the open sizes behind the first one.
     Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
     Raises: LoadFailed, if it fails on the ones.
     """
     batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
     spec = ModelSpec("", inputs, (), MOST_ROWS if batched else 0)
     results: list[tuple[TensorSpec, ...]] = []
-    for rows, length in ((2, 3), (3, 5)):
+    for rows, length in zip((2, 3), lengths, strict=True):
         arrays = example_inputs(spec, rows, length)
         try:
-            results.append(_specs(normalised(run(arrays))))
+            given = normalised(run(arrays))
         except BackendError as exc:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
             raise LoadFailed(
                 f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
                 "or give an `example`"
             ) from exc
+        results.append(_specs(given))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
     outputs = _common(*results)
@@ -326,6 +342,13 @@ def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:
 
 
 def _datatype(name: str, array: np.ndarray) -> str:
+    """Raises: LoadFailed."""
+    others = [type(each).__name__ for each in array.flat if not isinstance(each, str | bytes)] if array.dtype.hasobject else []
+    if others:
+        raise LoadFailed(
+            f"{name!r} is of {others[0]}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
+            "a tuple, a dict or a TypedDict"
+        )
     try:
         return datatype_of(array)
     except KeyError as exc:

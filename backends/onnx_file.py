@@ -11,7 +11,10 @@ from typing import Final, NamedTuple
 LFS_POINTER: Final = b"version https://git-lfs"
 
 _GRAPH: Final = 7  # of ModelProto
-_INITIALIZER: Final = 5  # of GraphProto
+_INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12  # of GraphProto
+_NAME, _TYPE = 1, 2  # of ValueInfoProto
+_TENSOR_TYPE: Final = 1  # of TypeProto
+_SHAPE: Final = 2  # of TypeProto.Tensor
 _EXTERNAL_DATA: Final = 13  # of TensorProto
 _KEY, _VALUE = 1, 2  # of StringStringEntryProto
 _LENGTH_DELIMITED: Final = 2
@@ -63,6 +66,27 @@ def weights_beside(path: Path) -> tuple[str, ...]:
             if field.number == _GRAPH:
                 _add_external(data, field, needed)
     return tuple(needed)
+
+
+def of_unknown_rank(path: Path) -> frozenset[str]:
+    """The inputs and outputs of which a file says no shape, as it says an empty one of scalars. Raises: OSError, ValueError."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            graphs = [field for field in _fields(data, 0, len(data)) if field.number == _GRAPH]
+            values = [value for graph in graphs for key in (_INPUT, _OUTPUT) for value in _inside(data, graph, key)]
+            return frozenset(
+                data[name.start : name.stop].decode("utf-8", "replace")
+                for value in values
+                for name in _inside(data, value, _NAME)
+                if not any(
+                    True
+                    for of in _inside(data, value, _TYPE)
+                    for tensor in _inside(data, of, _TENSOR_TYPE)
+                    for _ in _inside(data, tensor, _SHAPE)
+                )
+            )
+        except IndexError as exc:
+            raise ValueError(f"{path}: no ONNX file") from exc
 
 
 def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:
@@ -120,10 +144,15 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
             raise ValueError("a number of more than ten bytes")
 
 
-def way_without(datatype: str) -> str:
-    """What to do about an output that no tensor of the protocol can carry. datatype: as ONNX has it."""
-    converted = 'convert the model with options={"zipmap": False}, or ' if datatype.startswith("seq") else ""
-    return f"{converted}list only the other outputs under `outputs`"
+def way_without(datatype: str, *, of_input: bool = False) -> str:
+    """What to do about a tensor that cannot pass. datatype: ONNX's word for its own, or ours."""
+    if datatype in ("BF16", "tensor(bfloat16)"):
+        exported = "export the model in FP32 or FP16, as of `model.float()` or `model.half()` in PyTorch"
+    elif datatype.startswith("seq") and not of_input:
+        exported = 'convert the model with options={"zipmap": False}'
+    else:
+        exported = "export the model with another datatype" if of_input else ""
+    return ", or ".join(filter(None, (exported, "" if of_input else "list only the other outputs under `outputs`")))
 
 
 def _of_weights(path: Path, needed: dict[str, int]) -> Damage | None:

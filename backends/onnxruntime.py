@@ -20,8 +20,8 @@ from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_shapes
-from backends.onnx_file import way_without
+from backends.discovery import Found, from_shapes, outputs_of_ones
+from backends.onnx_file import of_unknown_rank, way_without
 from backends.regular_file import ABSENT, special
 from backends.required import check_required
 
@@ -65,11 +65,11 @@ def load(
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
     inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
-    listed = {tensor.name for tensor in declared.outputs}
-    given = tuple(
-        tensor for tensor in outputs if not listed or tensor.name in listed
-    )  # what else the file has is never asked for
-    _check_types(model, inputs, given)
+    # What else the file has is never asked for.
+    listed = {tensor.name for tensor in declared.outputs} or {tensor.name for tensor in outputs}
+    _check_types(model, inputs, tuple(tensor for tensor in outputs if tensor.name in listed))
+    inputs, outputs = _ranked(model, inputs, outputs, declared)
+    given = tuple(tensor for tensor in outputs if tensor.name in listed)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:
         firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *given)}
@@ -115,6 +115,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
     session = _open(model, 1, "cpu", False, optimised=False)
     inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
     _check_types(model, inputs, outputs)
+    inputs, outputs = _ranked(model, inputs, outputs, ModelSpec("", (), (), 0))
     tried = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), session, only_cpu=True)
 
     def quantises() -> bool:
@@ -195,8 +196,47 @@ def _check_types(model: str, inputs: tuple[TensorSpec, ...], outputs: tuple[Tens
     for what, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
             if tensor.datatype not in NUMPY:
-                way = f": {way_without(tensor.datatype)}" if what == "output" else ""
-                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass{way}")
+                way = way_without(tensor.datatype, of_input=what == "input")
+                raise LoadFailed(f"{model}: {what} {tensor.name!r} is {tensor.datatype}, which the gateway cannot pass: {way}")
+
+
+def _ranked(
+    model: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], declared: ModelSpec
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The tensors with a shape where ONNX Runtime says `[]` of those whose rank it does not know, as of scalars.
+
+    It is what is declared, else, of outputs, what they are seen to have. Raises: LoadFailed, where that does not tell.
+    """
+    if all(tensor.shape for tensor in (*inputs, *outputs)):
+        return inputs, outputs
+    try:
+        unknown = of_unknown_rank(Path(model))
+    except (OSError, ValueError):  # of ONNX Runtime's own format, which has scalars, or what is declared
+        unknown = frozenset(tensor.name for tensor in (*declared.inputs, *declared.outputs))
+    unknown &= {tensor.name for tensor in (*inputs, *outputs) if not tensor.shape}
+
+    def stated(tensors: tuple[TensorSpec, ...], shapes: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        by_name = {tensor.name: tensor.shape for tensor in shapes if tensor.name in unknown}
+        return tuple(replace(tensor, shape=by_name.get(tensor.name, tensor.shape)) for tensor in tensors)
+
+    if untold := sorted({tensor.name for tensor in inputs} & unknown - {tensor.name for tensor in declared.inputs}):
+        raise LoadFailed(
+            f"{model}: the file does not say the rank of input {', '.join(map(repr, untold))}: state `inputs` of the model "
+            "in the configuration, with their shapes"
+        )
+    inputs = stated(inputs, declared.inputs)
+    if declared.outputs or not (untold := [tensor.name for tensor in outputs if tensor.name in unknown]):
+        return inputs, stated(outputs, declared.outputs)
+    session = OnnxRuntimeSession(
+        ModelSpec("", inputs, outputs, 0), _open(model, 1, "cpu", False, optimised=False), only_cpu=True
+    )
+    try:
+        return inputs, stated(outputs, outputs_of_ones(lambda arrays: session.run(arrays, {}), inputs))
+    except LoadFailed as exc:
+        raise LoadFailed(
+            f"{model}: the file does not say the rank of output {', '.join(map(repr, untold))}: state `outputs` of the model "
+            "in the configuration, with their shapes (a run on ones, which would show it, fails)"
+        ) from exc
 
 
 def _open_rows(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
-from backends.model_folders import put_on_path
+from backends.model_folders import importing, is_replaced
 from backends.regular_file import ABSENT, special
 
 
@@ -29,7 +29,10 @@ def is_source(model: str) -> bool:
 
 
 def load_object(source: str) -> Any:
-    """The object `source` names. A file is executed once per process. Raises: LoadFailed."""
+    """The object `source` names. A file is executed once per process, and anew when one of its folder has changed.
+
+    Raises: LoadFailed, and then what was loaded before stays.
+    """
     place, _, name = source.rpartition(":")
     if not is_source(source):
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
@@ -142,19 +145,12 @@ def place_of(code: Any) -> str:
     return str(getattr(code, "__module__", "?"))
 
 
-def digest_run(model: str) -> str | None:
-    """SHA-256 of the file that `model` names, as this process has run it; None: it has not, or it is no file."""
-    place = model.rpartition(":")[0]
-    name = _module_name(Path(place).resolve())
-    return _digests.get(name) if place.endswith(".py") and name in sys.modules else None
-
-
-_digests: Final[dict[str, str]] = {}  # of what was run, by the name of the module
-
-
 def _module_name(path: Path) -> str:
     """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses)."""
     return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+
+
+_mains: Final[set[str]] = set()  # the names of modules that were run so
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -162,29 +158,30 @@ def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadFailed(f"{path}: {special(path) or ABSENT}")
     name = _module_name(path)
-    if name in sys.modules:
-        return sys.modules[name]
+    with importing(path.parent, _mains):
+        module = sys.modules.get(name)
+        if module is None or is_replaced(module):
+            module = _run(name, path)
+    return module
+
+
+def _run(name: str, path: Path) -> ModuleType:
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
-    put_on_path(path.parent)
     module = sys.modules[name] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    _mains.add(name)
+    spec.loader.exec_module(module)
     return module
 
 
 class _FromSource(SourceFileLoader):
     """Compiles what the file says now. A cache beside it holds what another of its size and time said: archives give all files
-    the same time, and a digest is of the file.
+    the same time.
     """
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
-        _digests[fullname] = hashlib.sha256(data).hexdigest()
         return self.source_to_code(data, self.path)
 
 

@@ -169,6 +169,18 @@ def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None
     assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid, Exits? Name it: mine.py:Scaled")
 
 
+@pytest.mark.parametrize(
+    ("returned", "given"), [("Out", "Out(x, 1)"), ("'Out'", "Out(x, 1)"), ("object", "Out(x, 1)"), ("object", "[None, x]")]
+)
+def test_what_is_neither_number_nor_text_is_no_output(tmp_path: Path, returned: str, given: str) -> None:
+    (tmp_path / "m.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Out:\n    a: float\n    b: int\n"
+        f"def predict(x: float) -> {returned}: return {given}\n"
+    )
+    with pytest.raises(ConfigError, match=r"'output' is of (Out|NoneType), .*: expected numbers or texts; .* TypedDict"):
+        guess(str(tmp_path / "m.py"))
+
+
 def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file; expected an .onnx")

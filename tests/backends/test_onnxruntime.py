@@ -13,7 +13,7 @@ import pytest
 
 import backends
 from backends import defaults, onnx_export, onnxruntime_export
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SpecMismatch, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
 from backends.onnxruntime_cuda import GraphRuns
@@ -102,7 +102,7 @@ def test_without_rows_every_shape_is_the_files_own(tmp_path: Path) -> None:
 
 def test_a_datatype_that_cannot_pass_is_named(tmp_path: Path) -> None:
     path = identity(tmp_path / "b.onnx", onnx.TensorProto.BFLOAT16, ["n", 3])
-    with pytest.raises(LoadFailed, match=r"input 'x' is tensor\(bfloat16\)"):
+    with pytest.raises(LoadFailed, match=r"input 'x' is tensor\(bfloat16\), .*: export the model in FP32 or FP16"):
         backends.load("onnxruntime", {"model": path}, unstated(8))
 
 
@@ -177,6 +177,84 @@ def test_check_tells_bfloat16_which_onnx_runtime_does_not_pass(tmp_path: Path) -
         "x is BF16 in the file, which cannot pass",
         "y is BF16 in the file, which cannot pass",
     ]
+
+
+def of_unknown_rank(path: Path, *, input_shape: Any = ("n", 4)) -> str:
+    """y is x without its sizes of 1 in a shape that only a run shows; total is the sum of all, without a shape in the file."""
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("NonZero", ["shape"], ["at"]),
+        helper.make_node("Squeeze", ["at"], ["flat"]),
+        helper.make_node("Gather", ["shape", "flat"], ["kept"]),
+        helper.make_node("Reshape", ["x", "kept"], ["y"]),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("x", floats, input_shape)]
+    outputs = [helper.make_tensor_value_info("y", floats, None), helper.make_tensor_value_info("total", floats, None)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+    return str(path)
+
+
+X, Y = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 4))
+GIVEN = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+@pytest.mark.parametrize("input_shape", [("n", 4), None])
+def test_a_rank_that_the_file_does_not_say_is_what_is_declared(tmp_path: Path, input_shape: Any) -> None:
+    path = of_unknown_rank(tmp_path / "m.onnx", input_shape=input_shape)
+    model = backends.load("onnxruntime", {"model": path}, ModelSpec("", (X,), (Y,), 8))
+    assert (model.spec.inputs, model.spec.outputs, model.spec.max_rows) == ((X,), (Y,), 8)
+    np.testing.assert_array_equal(model.open_session(0).run({"x": GIVEN}, {})["y"], GIVEN)
+    with pytest.raises(SpecMismatch, match="'y': the model has FP32"):
+        backends.load("onnxruntime", {"model": path}, ModelSpec("", (X,), (TensorSpec("y", "FP64", (-1, 4)),), 8))
+
+
+def test_a_rank_of_outputs_that_nothing_says_is_seen_in_runs(tmp_path: Path) -> None:
+    path = of_unknown_rank(tmp_path / "m.onnx")
+    found = backends.read("onnxruntime", path)
+    assert (found.inputs, found.outputs, found.max_rows) == ((X,), (Y, TensorSpec("total", "FP32", ())), 0)
+    model = backends.load("onnxruntime", {"model": path}, ModelSpec("", (X,), (), 0))
+    assert model.spec.outputs == found.outputs
+    answer = model.open_session(0).run({"x": GIVEN}, {})
+    assert (answer["y"].tolist(), answer["total"]) == (GIVEN.tolist(), 28)
+
+
+def test_a_rank_of_inputs_that_nothing_says_is_asked_for(tmp_path: Path) -> None:
+    path, config = of_unknown_rank(tmp_path / "m.onnx", input_shape=None), tmp_path / "gateway.yaml"
+    for ask in (lambda: backends.read("onnxruntime", path), lambda: backends.load("onnxruntime", {"model": path})):
+        with pytest.raises(LoadFailed, match="does not say the rank of input 'x': state `inputs`"):
+            ask()
+    config.write_text("models: [{name: m, backends: [{kind: onnxruntime, model: m.onnx}]}]")
+    (fault,) = check(config).faults
+    assert "does not say the rank of input x; state `inputs`" in str(fault)
+    tensors = "inputs: [{name: x, datatype: FP32, shape: [-1, 4]}], outputs: [{name: y, datatype: FP32, shape: [-1, 4]}]"
+    config.write_text(f"models: [{{name: m, {tensors}, backends: [{{kind: onnxruntime, model: m.onnx}}]}}]")
+    assert check(config).faults == ()
+
+
+def test_outputs_that_no_run_shows_are_asked_for(tmp_path: Path) -> None:
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    inputs = [
+        helper.make_tensor_value_info("x", floats, ["n", 4]), helper.make_tensor_value_info("s", onnx.TensorProto.INT64, ["k"])
+    ]  # fmt: skip
+    outputs = [helper.make_tensor_value_info("y", floats, None)]
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "s"], ["y"])], "g", inputs, outputs)
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+    with pytest.raises(LoadFailed, match="does not say the rank of output 'y': state `outputs`"):
+        backends.read("onnxruntime", str(path))
+
+
+@pytest.mark.parametrize("declared", [(), (TensorSpec("x", "FP32", ()),)])
+def test_a_scalar_of_the_file_is_one(tmp_path: Path, declared: tuple[TensorSpec, ...]) -> None:
+    path = identity(tmp_path / "m.onnx", onnx.TensorProto.FLOAT, [])
+    model = backends.load("onnxruntime", {"model": path}, ModelSpec("", declared, (), 0))
+    assert [tensor.shape for tensor in (*model.spec.inputs, *model.spec.outputs)] == [(), ()]
+    assert model.open_session(0).run({"x": np.array(3, np.float32)}, {})["y"] == 3
+    with pytest.raises(SpecMismatch, match=r"'x': the model has FP32 \[\]"):
+        backends.load("onnxruntime", {"model": path}, ModelSpec("", (TensorSpec("x", "FP32", (1,)),), (), 0))
 
 
 @pytest.mark.parametrize(

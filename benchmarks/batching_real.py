@@ -235,8 +235,8 @@ def main() -> int:
     found: dict[str, Any] = {"settings": {"lengths": arguments.lengths, "seconds": arguments.seconds}}
     if arguments.keep and arguments.keep.exists():
         kept = json.loads(arguments.keep.read_text())
-        if kept["settings"] != found["settings"]:
-            parser.error(f"{arguments.keep}: is of {kept['settings']}, expected {found['settings']}: name another file")
+        if kept.get("settings") != found["settings"]:
+            parser.error(f"{arguments.keep}: is of {kept.get('settings')}, expected {found['settings']}: name another file")
         found = kept
     with tempfile.TemporaryDirectory() as temporary:
         for slo in arguments.slo_t1 or [arguments.slo_ms]:

@@ -486,7 +486,7 @@ def main(arguments: Iterable[str]) -> None:
     if options.out is None:
         named = [name for name in ("grid", "seeds", "requests") if vars(options)[name] != parser.get_default(name)]
         other = [f"{name}-{vars(options)[name]}" for name in named]
-        other += [name for name in ("ours", "quartiles") if vars(options)[name]]
+        other += [name for name in ("ours", "quartiles", "rivals", "trace") if vars(options)[name]]
         options.out = Path("-".join(("contest", *other)) + ".json")
     result = json.loads(options.table.read_text()) if options.table else contest(options)
     print(quartile_table(result) if result.get("quartiles") else tables(result))

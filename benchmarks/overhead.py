@@ -374,7 +374,7 @@ def main() -> int:
                         if name == "serve" and protocol == "rest-binary":
                             continue  # the plain application does not speak the binary extension
                         check(server, protocol)
-                        drive(server, protocol, 32, 1.0, directory)  # warm
+                        drive(server, protocol, 32, 1, directory)  # warm
                         for connections in map(int, arguments.connections.split(",")):
                             figure = drive(server, protocol, connections, arguments.seconds, directory)
                             figures.append(figure)

@@ -10,6 +10,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from backends.artifacts import MODEL_FILES
 from backends.digests import digest
 from gateway.config import Config, ModelSection
 from gateway.errors import ConfigError
@@ -127,8 +128,9 @@ def _digest(config: Config) -> str:
     for backend in config.models[0].backends:
         options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
         for name in (getattr(backend, "model", None), *options.values()):
-            if isinstance(name, str):
-                with contextlib.suppress(OSError, ValueError):  # a module that is installed, another server, no file at all
+            # Of other files that an option names, the model may write some.
+            if isinstance(name, str) and (name == getattr(backend, "model", None) or name.endswith(MODEL_FILES)):
+                with contextlib.suppress(OSError):  # a module that is installed, another server
                     whole.update(digest(name).encode())
     return whole.hexdigest()
 

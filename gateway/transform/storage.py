@@ -6,7 +6,7 @@ closed.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from filecmp import cmp
 from fnmatch import fnmatchcase
 from typing import IO, Any, Final, NamedTuple, Self
@@ -17,6 +17,7 @@ from pyarrow import fs
 from gateway.errors import ConfigError, GatewayError
 
 _GLOB: Final = frozenset("*?[")
+DRAFT: Final = ".draft"  # how the name of a file ends that is being written
 PACKED: Final = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 """How a name ends -> how Arrow calls the packing."""
 
@@ -145,9 +146,11 @@ class Store(NamedTuple):
             sink.close()
             return
         os.makedirs(folder, exist_ok=True)
-        draft = f"{folder}/.{name}.draft"
+        draft = f"{folder}/.{name}{DRAFT}"
         try:
-            with open(draft, "wb") as file:
+            with suppress(FileNotFoundError):  # of a run that was killed: it may be another name of its file
+                os.unlink(draft)
+            with open(draft, "xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

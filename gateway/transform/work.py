@@ -20,7 +20,7 @@ from gateway.errors import ConfigError
 from gateway.transform.asking import Answer, Asker
 from gateway.transform.columns import Columns
 from gateway.transform.rows import Bare, Chunk, Row, Unread, chunks, columns_of, format_of
-from gateway.transform.storage import FoundFile, Store
+from gateway.transform.storage import DRAFT, FoundFile, Store
 from gateway.transform.writing import NUMBER, Done, join, write_bad, write_part
 
 _FORMAT: Final = 1
@@ -64,7 +64,7 @@ class Files(NamedTuple):
 def begin(files: Files, job: RowsJob, *, restart: bool) -> set[int]:
     """The chunks that are done already. restart: throw away what there is. Raises: ConfigError, where it is another job's."""
     partial = files.partial
-    there = partial.names() - {_LOCK}
+    there = {name for name in partial.names() - {_LOCK} if not name.endswith(DRAFT)}
     if there and not there & {_JOB, _JOINED}:
         raise ConfigError(f"{partial.path}: a folder of something else: expected none, or one of `gateway batch`")
     done = _numbers(there, "rows")

@@ -62,11 +62,14 @@ def slow(x: Row) -> Row:
 
 
 class Scaled:
-    """By the number in a file."""
+    """By the number in a file. log: is written to by each call."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, log: str) -> None:
         with open(path) as file:
             self._factor = float(file.read())
+        self._log = log
 
     def predict(self, inputs: dict[str, npt.NDArray[np.float32]]) -> dict[str, npt.NDArray[np.float32]]:
+        with open(self._log, "a") as log:
+            log.write(f"{len(inputs['x'])}\n")
         return {"y": np.float32(self._factor) * inputs["x"]}

@@ -599,13 +599,15 @@ def test_a_file_that_a_models_options_name_is_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source, factor, draft = written(tmp_path / "in.jsonl", ROWS), tmp_path / "factor", tmp_path / ".out.jsonl.draft"
-    backend = {"kind": "python", "model": f"{MODELS}:Scaled", "class_options": {"path": str(factor)}}
+    source, log = written(tmp_path / "in.jsonl", ROWS), tmp_path / "log"
+    factor, draft = tmp_path / "factor.pt", tmp_path / ".out.jsonl.draft"
+    backend = {"kind": "python", "model": f"{MODELS}:Scaled", "class_options": {"path": str(factor), "log": str(log)}}
     tensors = {
         f"{way}puts": [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for way, name in (("in", "x"), ("out", "y"))
     }
     words = (configuration(tmp_path, "Scaled", backends=[backend], **tensors), "Scaled", source, "out.jsonl")
     factor.write_text("2")
+    log.touch()
     draft.mkdir()  # so that all is done, and not joined
     assert run(*words) == 1
     draft.rmdir()

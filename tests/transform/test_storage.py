@@ -123,6 +123,20 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "part"]
 
 
+def test_what_a_run_was_killed_at_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(LINE % "a")
+    before = tmp_path / "before.jsonl"
+    before.write_text("whole\n")
+    (tmp_path / ".out.jsonl.draft").hardlink_to(before)  # killed as it had its name, and this one still
+    partial = tmp_path / "out.jsonl.partial"
+    partial.mkdir()
+    (partial / ".job.json.draft").write_text("{")
+    assert run(configuration(tmp_path), "twice", "in.jsonl", "out.jsonl") == 0
+    assert before.read_text() == "whole\n"
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["a"]
+
+
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 def test_a_run_that_was_broken_off_between_its_results_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str

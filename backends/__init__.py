@@ -24,6 +24,7 @@ from backends.base import (
 )
 from backends.digests import check_digest
 from backends.discovery import Found
+from backends.source import check_unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     declared = spec if spec is not None else ModelSpec(platform="", inputs=(), outputs=(), max_rows=max_rows)
     if sha256 is not None:
         check_digest(options["model"], sha256)
+    if isinstance(named := options.get("model"), str):
+        check_unchanged(named)
     try:
         model: Model = import_module(BACKENDS[kind].loads).load(declared, **options)
     except BackendError:

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -98,7 +97,6 @@ class _Handlers:
     """The handlers of one package, and the model that they have loaded. For one session."""
 
     file: ClassVar[Path]
-    code: ClassVar[ModuleType | None] = None  # from the first session on, for all of them
     inputs: ClassVar[Sequence[tuple[Any, ...]]]
     outputs: ClassVar[Sequence[tuple[Any, ...]]]
 
@@ -113,9 +111,7 @@ class _Handlers:
             sys.path.append(packages)
         lend()
         self._default_accept = default_accept
-        if self.code is None:
-            type(self).code = sys.modules[load_object(f"{self.file}:__name__")]
-        module = self.code
+        module = sys.modules[load_object(f"{self.file}:__name__")]
         self.context = Context(model_dir or str(self.file.parent.parent))  # which asks PyTorch for a GPU, once it is imported
         self._own: dict[str, Any] = {name: found for name in _ARGUMENTS if (found := getattr(module, name, None)) is not None}
         if "transform_fn" in self._own and (others := sorted(self._own.keys() & {"input_fn", "predict_fn", "output_fn"})):

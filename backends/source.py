@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
-from backends.model_folders import importing, is_replaced
+from backends.model_folders import put_on_path
 from backends.regular_file import ABSENT, special
 
 
@@ -29,10 +29,7 @@ def is_source(model: str) -> bool:
 
 
 def load_object(source: str) -> Any:
-    """The object `source` names. A file is executed once per process, and anew when one of its folder has changed.
-
-    Raises: LoadFailed, and then what was loaded before stays.
-    """
+    """The object `source` names. A file is executed once per process. Raises: LoadFailed."""
     place, _, name = source.rpartition(":")
     if not is_source(source):
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
@@ -145,12 +142,33 @@ def place_of(code: Any) -> str:
     return str(getattr(code, "__module__", "?"))
 
 
+def check_unchanged(model: str) -> None:
+    """Raises: LoadFailed, where a process imports code once and this one has: the file that `model` names, or a file beside it
+    that was imported with it, says something else now.
+    """
+    place = model.rpartition(":")[0]
+    name = _module_name(Path(place).resolve())
+    for file, then in _digests.get(name, {}).items() if place.endswith(".py") and name in sys.modules else ():
+        if _digest(file) != then:
+            raise LoadFailed(
+                f"{file}: has changed since this process imported it: restart the gateway, or set `isolation: process`"
+            )
+
+
+_digests: Final[dict[str, dict[str, str]]] = {}  # by the name of the module that was run: of its file and those beside it
+
+
+def _digest(file: str) -> str:
+    """Empty: there is no such file."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
 def _module_name(path: Path) -> str:
     """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses)."""
     return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
-_mains: Final[set[str]] = set()  # the names of modules that were run so
 
 
 def _module_of_file(path: Path) -> ModuleType:
@@ -158,30 +176,34 @@ def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadFailed(f"{path}: {special(path) or ABSENT}")
     name = _module_name(path)
-    with importing(path.parent, _mains):
-        module = sys.modules.get(name)
-        if module is None or is_replaced(module):
-            module = _run(name, path)
-    return module
-
-
-def _run(name: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
+    put_on_path(path.parent)
     module = sys.modules[name] = module_from_spec(spec)
-    _mains.add(name)
-    spec.loader.exec_module(module)
+    before = set(sys.modules)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
+        file = vars(imported).get("__file__") if type(imported) is ModuleType else None
+        if isinstance(file, str) and Path(file).is_relative_to(path.parent):
+            _digests[name][file] = _digest(file)
     return module
 
 
 class _FromSource(SourceFileLoader):
     """Compiles what the file says now. A cache beside it holds what another of its size and time said: archives give all files
-    the same time.
+    the same time, and a digest is of the file.
     """
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
+        _digests[fullname] = {self.path: hashlib.sha256(data).hexdigest()}
         return self.source_to_code(data, self.path)
 
 

@@ -210,7 +210,7 @@ def shape_key(
 
     The key holds the per-row shapes of the inputs that may differ between requests; axis 1 of a padded (ragged) input may
     differ within a batch and is left out. Parameters are handed to the model with the batch, so it holds them too. None, where
-    every request of the model fits every other.
+    every request of the model fits every other. Raises: InvalidArgument, where one that begins or ends a sequence would be split.
     """
     if not parameters and not spec.varying_inputs:  # as of most models
         return None
@@ -220,9 +220,17 @@ def shape_key(
         if name in inputs:
             key.append((name, inputs[name].shape[2 if name in padded else 1 :]))
     if parameters:
+        _check_whole(spec, inputs, parameters)
         # Told apart by how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
         key.append(tuple(sorted((name, repr(value)) for name, value in parameters.items())))
     return tuple(key) or None
+
+
+def _check_whole(spec: ModelSpec, inputs: Tensors, parameters: Mapping[str, ParameterValue]) -> None:
+    """Each part of a request that is split has its parameters: its sequence would begin, or end, several times."""
+    for name in ("sequence_start", "sequence_end"):
+        if spec.max_rows and parameters.get(name) is True and (rows := len(next(iter(inputs.values())))) > spec.max_rows:
+            raise InvalidArgument(f"parameter '{name}': got {rows} rows, expected at most {spec.max_rows} (max_rows) with it")
 
 
 def check_outputs(spec: ModelSpec, model: str, names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import ExecutionFailed, InputRefused, LoadFailed, Model, ModelSpec, Session, Tensors
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, Session, Tensors
 from backends.sagemaker import Context
 from gateway.engine.session_process import ProcessModel
 from tests.backends.sagemaker_cases import ANSWERS, PACKAGES, REQUESTS, Request, write_package
@@ -35,15 +35,11 @@ def spec(max_rows: int = 0) -> ModelSpec:
 
 def opened(folder: Path, code: str = "", *, max_rows: int = 0, **options: Any) -> Session:
     """A session of a package that has this code beside what `write_package` makes, if it is not there yet."""
-    return loaded(folder, code, max_rows=max_rows, **options).open_session(0)
-
-
-def loaded(folder: Path, code: str = "", *, max_rows: int = 0, **options: Any) -> Model:
     if code:
         (folder / "code").mkdir(parents=True, exist_ok=True)
         (folder / "code" / "inference.py").write_text(code)
     named = {"model": f"{folder}/code/inference.py:SageMakerHandlers", "class_options": options}
-    return backends.load("python", named, spec(max_rows))
+    return backends.load("python", named, spec(max_rows)).open_session(0)
 
 
 def ask(session: Session, body: bytes, content_type: str = "text/plain", accept: str = "", **headers: str) -> tuple[bytes, str]:
@@ -58,15 +54,6 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ses
     yield made
     for session in made.values():
         session.close()
-
-
-def test_sessions_of_one_load_run_one_code(tmp_path: Path) -> None:
-    file = tmp_path / "code" / "inference.py"
-    model = loaded(tmp_path, "def model_fn(folder): return 'old'\ndef transform_fn(model, data, kind, accept): return model\n")
-    first = model.open_session(0)
-    file.write_text(file.read_text().replace("old", "newer"))
-    rebuilt, after = model.open_session(1), opened(tmp_path)
-    assert [ask(session, b"x")[0] for session in (first, rebuilt, after)] == [b"old", b"old", b"newer"]
 
 
 ANSWERED = [each for each in REQUESTS if RECORDED[each.name]["status"] == 200]

@@ -506,6 +506,10 @@ def test_a_model_keeps_a_state_for_each_sequence(codes: str) -> None:
     status, answer = summed(1, 1, sequence_start="yes")
     assert status == 400
     assert "parameter 'sequence_start': got 'yes', expected true or false" in answer["error"]
+    many = {"name": "X", "datatype": "INT64", "shape": [33, 1], "data": [*range(33)]}  # each part would begin, or end, it
+    for flag in ("sequence_start", "sequence_end"):
+        status, answer = posted(codes, "sums", many, {"sequence_id": 3, flag: True})
+        assert (status, answer) == (400, {"error": f"parameter '{flag}': got 33 rows, expected at most 32 (max_rows) with it"})
 
 
 def test_refusals_are_errors_of_the_gateway() -> None:

@@ -264,30 +264,6 @@ def test_the_model_is_freed_when_the_last_ingress_releases_it_and_loaded_when_on
     run(test)
 
 
-def test_a_model_that_is_loaded_again_has_the_code_that_its_file_has_now(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    file.write_text(
-        "class Model:\n    inputs, outputs = [('INPUT0', 'FP32', (-1, 16))], [('OUTPUT0', 'FP32', (-1, 16))]\n"
-        "    def predict(self, arrays): return {'OUTPUT0': arrays['INPUT0'] + 100}\n"
-    )
-
-    async def answer(replica: Replica) -> float:
-        await replica.attend(msgspec.msgpack.encode(("a", None)))
-        outputs, _ = decode_frame(await replica.run(frame(3.0)))
-        return float(outputs["OUTPUT0"][0, 0])
-
-    async def test() -> None:
-        replica = await open_replica(kind="python", model=f"{file}:Model")
-        assert await answer(replica) == 103
-        file.write_text(file.read_text().replace("100", "2000"))
-        assert await answer(replica) == 103
-        await replica.release(b"a")
-        assert await answer(replica) == 2003
-        await replica.close()
-
-    run(test)
-
-
 def test_an_open_call_of_an_ingress_that_releases_the_model_does_not_keep_it() -> None:
     async def test() -> None:
         replica = await open_replica()

@@ -210,7 +210,7 @@ def shape_key(
 
     The key holds the per-row shapes of the inputs that may differ between requests; axis 1 of a padded (ragged) input may
     differ within a batch and is left out. Parameters are handed to the model with the batch, so it holds them too. None, where
-    every request of the model fits every other. Raises: InvalidArgument, where one that begins or ends a sequence would be split.
+    every request of the model fits every other. Raises: InvalidArgument, where what begins or ends a sequence would be split.
     """
     if not parameters and not spec.varying_inputs:  # as of most models
         return None

@@ -354,7 +354,8 @@ class RunResult:
     requests: evaluable ones (succeeded + failed + overdue). overdue: cut off by the end of the run when they had waited longer
         than a limit of the SLO: they missed that one, and tell nothing of longer ones and of errors. excluded: cut off sooner.
     succeeded_rps: answered well per second. goodput_rps: those of them that met every objective, per second of offered time.
-    errors: failed requests by kind (`timeout`, `refused`, `reset`, `malformed`, `http 503`, `grpc UNAVAILABLE`).
+    errors: failed requests by kind (`timeout`, `refused`, `reset`, `malformed`, `http 503`, `grpc UNAVAILABLE`,
+        `error event`).
     error_samples: one message of the server (or system) per kind.
     attainment: share that met every objective, by batch means; None without an SLO, or without requests.
     verdict: all objectives pass / one fails / undecided; None without an SLO, and for an invalid run.

@@ -194,6 +194,19 @@ def test_files_that_cannot_be_used_are_told_by_their_option(tmp_path: Path) -> N
     for shown, words in (
         (Credentials(ca="/nowhere"), "--ca: /nowhere: expected certificates in PEM: No such file"),
         (Credentials(ca=str(empty)), f"--ca: {empty}: expected certificates in PEM: no certificate or crl found"),
+        (
+            Credentials(certificate=certificate),
+            f"--cert: {certificate}: it does not hold the private key too: name that with --key",
+        ),
+        (Credentials(certificate=key), f"--cert: {key}: expected a certificate, in PEM: it holds none"),
+        (
+            Credentials(certificate=certificate, certificate_key=str(empty)),
+            f"--key: {empty}: expected a private key, in PEM: it holds none",
+        ),
+        (
+            Credentials(certificate=certificate, certificate_key="/nowhere"),
+            f"--cert: {certificate} and --key: /nowhere: expected a certificate and its key, in PEM: No such file",
+        ),
         (Credentials(certificate="/nowhere"), "--cert: /nowhere: expected a certificate and its key"),
         (Credentials(certificate=certificate, certificate_key=str(authority.issue("b")[1])), "key values mismatch"),
     ):

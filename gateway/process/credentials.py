@@ -71,9 +71,21 @@ class Credentials:
             try:
                 context.load_cert_chain(self.certificate, self.certificate_key or None, _no_passphrase)
             except (OSError, ssl.SSLError) as exc:
+                self._check_certificate()
                 files = self.certificate + (f" and --key: {self.certificate_key}" if self.certificate_key else "")
                 raise ConfigError(f"--cert: {files}: expected a certificate and its key, in PEM: {_said(exc)}") from exc
         return context
+
+    def _check_certificate(self) -> None:
+        """Tell what the files lack, which OpenSSL does not. Raises: ConfigError, naming the option."""
+        with suppress(OSError):
+            if "CERTIFICATE-----" not in _text(self.certificate):
+                raise ConfigError(f"--cert: {self.certificate}: expected a certificate, in PEM: it holds none")
+            if "PRIVATE KEY-----" in _text(self.certificate_key or self.certificate):
+                return
+            if not self.certificate_key:
+                raise ConfigError(f"--cert: {self.certificate}: it does not hold the private key too: name that with --key")
+            raise ConfigError(f"--key: {self.certificate_key}: expected a private key, in PEM: it holds none")
 
     def check_plain(self, url: str) -> None:
         """Of a server that is asked without TLS. Raises: ConfigError, if there are files for it."""
@@ -196,6 +208,10 @@ def _said(exc: Exception) -> str:
     if isinstance(exc, ssl.SSLError):
         return (exc.reason or str(exc)).lower().replace("_", " ")
     return getattr(exc, "strerror", None) or str(exc)
+
+
+def _text(path: str) -> str:
+    return Path(path).read_text(encoding="ascii", errors="replace")
 
 
 def _no_passphrase() -> str:

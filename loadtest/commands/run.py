@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument(
         "target",
         nargs="?",
-        help="http://host:port; host:port alone goes by --protocol, and is REST without it; for invocations the whole URL",
+        help="http[s]:// or grpc[s]://host:port; host:port alone goes by --protocol, or is REST; for invocations the whole URL",
     )
     add_load_options(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
@@ -69,7 +69,7 @@ def add_openmetrics(parser: argparse.ArgumentParser, what: str) -> None:
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Add what describes the load: one option per field of `LoadSpec`. Left-out options are None."""
-    parser.add_argument("--protocol", choices=get_args(Protocol), help="default rest-json")
+    parser.add_argument("--protocol", choices=get_args(Protocol), help="default rest-json, or grpc for a grpc[s]:// target")
     parser.add_argument("--model", help="default: the server's only one")
     parser.add_argument("--version")
     parser.add_argument(
@@ -129,6 +129,8 @@ def _asked(args: argparse.Namespace) -> LoadSpec:
         raise UsageError(f"run: needs a TARGET (or --spec FILE){took}")
     else:
         spec = LoadSpec(**given)
+    if "protocol" not in told and spec.target.partition("://")[0].lower() in ("grpc", "grpcs"):
+        spec = replace(spec, protocol="grpc")
     if "pattern" not in given and "rate_rps" not in given and spec.pattern == "poisson" and not spec.rate_rps:
         spec = replace(spec, pattern=f"users:count={DEFAULT_USERS}")
     check_used(spec, given, until_decided=args.until_decided)

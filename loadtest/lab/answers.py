@@ -8,7 +8,7 @@ import contextlib
 import http.client
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -22,9 +22,10 @@ from gateway.process.credentials import told
 from gateway.wire.tensors import tensor_from_bytes
 from loadtest.errors import TargetError
 from loadtest.load.aws_keys import AwsKeys
-from loadtest.load.payloads import Request, encode_body, grpc_request, infer_path, tensors_of
+from loadtest.load.payloads import Request, encode_body, grpc_request, infer_path
 from loadtest.load.signing import signed_headers
 from loadtest.load.target import Address
+from loadtest.load.v2_json import array_of, brief, checked, listed, named, parameters_of
 from loadtest.results import LoadSpec
 from loadtest.verdict.agreement import LEAST_INPUTS, agreement, described, difference, of_all
 
@@ -245,34 +246,44 @@ def decode_answer(body: bytes, header_bytes: str | None) -> Tensors:
 
     Raises: TargetError.
     """
+    arrays: Tensors = {}
     try:
-        head = len(body) if header_bytes is None else int(header_bytes)
-        outputs = orjson.loads(body[:head])["outputs"]
-        arrays, at = {}, head
-        for tensor in outputs:
-            name, taken = str(tensor["name"]), tensor.get("parameters", {}).get("binary_data_size")
+        at = head = len(body) if header_bytes is None else int(header_bytes)
+        for each in listed(orjson.loads(body[:head]), "outputs"):
+            tensor = checked(each, "outputs", ("name", "datatype", "shape"))
+            name, taken = str(tensor["name"]), parameters_of(tensor, "outputs").get("binary_data_size")
             if taken is None:
-                arrays[name] = tensors_of([tensor])[0][name]
+                arrays[name] = array_of(tensor, "outputs")
                 continue
-            shape = [int(size) for size in tensor["shape"]]
+            shape, taken = _sizes(tensor, taken)
             arrays[name] = tensor_from_bytes(name, tensor["datatype"], shape, body[at : at + taken])
             at += taken
     except InvalidArgument as exc:
         raise TargetError(f"answered what is no v2 response: {exc.message}") from exc
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
-        raise TargetError(f"answered what is no v2 response: {type(exc).__name__}: {exc}") from exc
+    except ValueError as exc:
+        raise TargetError(f"answered what is no v2 response: {exc}") from exc
     return arrays
+
+
+def _sizes(tensor: Mapping[str, Any], taken: object) -> tuple[list[int], int]:
+    """The shape and the bytes of a binary output. Raises: ValueError."""
+    try:
+        return [int(size) for size in tensor["shape"]], int(taken)  # type: ignore[call-overload]  # what is none is told
+    except (ValueError, TypeError, OverflowError) as exc:
+        said = f"shape {brief(tensor['shape'])}, binary_data_size {brief(taken)}"
+        raise ValueError(f"{named(tensor, 'outputs')}: {said}: expected whole numbers") from exc
 
 
 def _grpc_array(tensor: Any, raw: Iterator[bytes]) -> np.ndarray:
     """One output of a ModelInferResponse: raw, or in the typed fields."""
     shape = list(tensor.shape)
-    if tensor.HasField("contents"):
-        (values,) = [list(field) for _, field in tensor.contents.ListFields()] or [[]]
-        data = [value.decode() for value in values] if tensor.datatype == "BYTES" else values
-        described = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}
-        return tensors_of([described])[0][tensor.name]
     try:
+        if tensor.HasField("contents"):
+            (values,) = [list(field) for _, field in tensor.contents.ListFields()] or [[]]
+            data = [value.decode() for value in values] if tensor.datatype == "BYTES" else values
+            return array_of({"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}, "outputs")
         return tensor_from_bytes(tensor.name, tensor.datatype, shape, next(raw, b""))
     except InvalidArgument as exc:
         raise TargetError(f"answered what is no v2 response: {exc.message}") from exc
+    except ValueError as exc:
+        raise TargetError(f"answered what is no v2 response: {exc}") from exc

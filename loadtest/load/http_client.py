@@ -10,12 +10,16 @@ from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 import httptools
+import orjson
 
 from loadtest.load.client import CLOSED, Client, Dialled
 from loadtest.load.dialler import Dialler
-from loadtest.load.request_log import MALFORMED, OK, RESET, RequestLog
+from loadtest.load.request_log import ERROR_EVENT, MALFORMED, OK, RESET, RequestLog
 
 _MOST_HEAD_BYTES: Final = 1 << 20  # as of an answer over HTTP/2
+_EVENTS: Final = b"text/event-stream"
+_BRACE: Final = ord("{")  # begins most answers and no events: the heads of the others are searched
+_MOST_EVENT_BYTES: Final = 16 << 10  # of an event that tells of an error
 
 
 class HttpClient(Client["_HttpConnection"]):
@@ -86,16 +90,17 @@ class HttpClient(Client["_HttpConnection"]):
 class _HttpConnection(Dialled):
     """One connection. index: of the request that it waits for; -1 if there is none."""
 
-    __slots__ = ("_body", "_client", "_head", "_in_head", "_parser", "index")
+    __slots__ = ("_body", "_client", "_head", "_in_events", "_in_head", "_parser", "index")
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._parser = httptools.HttpResponseParser(self)
-        self._body = b""
+        self._body = b""  # what is kept of it: of a refusal the beginning, of events the end
         # of the answer that comes, as far as its body: in case it ends with the connection. To note its headers as they are
         # parsed would double what an answer costs here
         self._head = b""
         self._in_head = True
+        self._in_events = False
         self.index = -1
 
     def try_send(self, index: int) -> bool:
@@ -134,8 +139,12 @@ class _HttpConnection(Dialled):
     # What httptools calls while it parses.
 
     def on_body(self, body: bytes) -> None:
-        self._in_head = False
-        if not self._body and self._parser.get_status_code() >= 300:
+        if self._in_head:
+            self._in_head = False
+            self._in_events = body[0] != _BRACE and self._head.find(_EVENTS, 0, len(self._head) - len(body)) >= 0
+        if self._in_events:
+            self._body = (self._body + body)[-_MOST_EVENT_BYTES:]
+        elif not self._body and self._parser.get_status_code() >= 300:
             self._body = body
 
     def on_message_complete(self) -> None:
@@ -154,11 +163,16 @@ class _HttpConnection(Dialled):
 
     def _answered(self, index: int) -> None:
         status = self._parser.get_status_code()
-        if status < 300:
+        if status < 300 and not self._body:
             self._client.on_done(index, OK)
-        else:
-            body, self._body = self._body, b""
+            return
+        body, self._body = self._body, b""
+        if status >= 300:
             self._client.fail(index, status, body.decode(errors="replace"))
+        elif (error := _last_error(body)) is not None:
+            self._client.fail(index, ERROR_EVENT, error)
+        else:
+            self._client.on_done(index, OK)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.ended(exc)
@@ -194,3 +208,21 @@ class _Framing:
 
     def on_message_complete(self) -> None:  # of an interim response: the real one follows
         self.ends_with_connection = False
+
+
+def _last_error(events: bytes) -> str | None:
+    """The text of the last event, `{"error": …}`; None if it is another. events: the end of a stream (HTML, 9.2.6)."""
+    data: list[bytes] = []
+    for line in reversed(events.splitlines()):
+        if line.startswith(b"data:"):
+            data.insert(0, line.removeprefix(b"data:"))
+        elif data and not line:
+            break
+    try:
+        told = orjson.loads(b"\n".join(data))
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(told, dict) or told.keys() != {"error"}:
+        return None
+    error = told["error"]
+    return error if isinstance(error, str) else orjson.dumps(error).decode()

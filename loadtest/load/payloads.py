@@ -25,13 +25,13 @@ from gateway.wire.tensors import tensor_to_bytes
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import check_bytes, check_size, range_of, shape_of, values_of
 from loadtest.load.target import Address
+from loadtest.load.v2_json import OF_TENSORS, listed, parameters_of, tensors_of
 from loadtest.results import LoadSpec
 
 _VARIETY: Final = 64  # different synthetic requests
 _POOL_BYTES: Final = 64 << 20
 _MAX_FILES: Final = 10_000  # and requests in them
 _MAX_FILE_BYTES: Final = 256 << 20
-_OF_TENSORS: Final = ("name", "datatype", "shape", "data")
 _PAYLOAD_STREAM: Final = 3  # of randomness, beside those of loadtest.load.patterns
 
 
@@ -49,16 +49,19 @@ class Extras:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """From a request's JSON. Raises: ValueError, KeyError, TypeError or AttributeError, for what is none."""
+        """From a request's JSON, whose tensors have been read. Raises: ValueError."""
         fields = {name: value for name, value in document.items() if name not in ("inputs", "expected")}
         of_inputs = {
-            str(tensor["name"]): {name: value for name, value in tensor.items() if name not in _OF_TENSORS}
+            str(tensor["name"]): {name: value for name, value in tensor.items() if name not in OF_TENSORS}
             for tensor in document["inputs"]
         }
-        if any("binary_data_size" in own.get("parameters", {}) for own in of_inputs.values()):
+        if any("binary_data_size" in parameters_of(tensor, "inputs") for tensor in document["inputs"]):
             raise ValueError("an input has both its data and a binary_data_size")
-        # What orjson cannot write, such as longer integers, no protocol can carry.
-        return cls(fields, of_inputs, orjson.dumps([{**fields, "id": None}, of_inputs], option=orjson.OPT_SORT_KEYS))
+        try:
+            key = orjson.dumps([{**fields, "id": None}, of_inputs], option=orjson.OPT_SORT_KEYS)
+        except orjson.JSONEncodeError as exc:
+            raise ValueError(f"no protocol can carry what it says beside its tensors: {exc}") from exc
+        return cls(fields, of_inputs, key)
 
 
 _NO_EXTRAS: Final = Extras()
@@ -364,30 +367,30 @@ def _read(path: Path) -> Iterator[Request]:
 
 def _request(text: bytes, source: str) -> Request:
     try:
-        document = json.loads(text)
-        inputs, datatypes = tensors_of(document["inputs"])
-        expected = tensors_of(document["expected"]["outputs"])[0] if "expected" in document else None
+        document = _json(text)
+        inputs, datatypes = tensors_of(document, "inputs")
+        expected = tensors_of(document["expected"], "outputs")[0] if "expected" in document else None
         extras = Extras.of(document)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-        raise UsageError(f"payload {source}: not a v2 inference request: {type(exc).__name__}: {exc}") from exc
+    except ValueError as exc:
+        raise UsageError(f"payload {source}: not a v2 inference request: {exc}") from exc
     return Request(inputs, datatypes, expected, source, extras)
 
 
-def tensors_of(described: Iterable[Mapping[str, Any]]) -> tuple[Tensors, dict[str, str]]:
-    """The tensors of a v2 JSON document, and their datatypes.
-
-    Raises: ValueError, KeyError, TypeError, AttributeError or OverflowError, for what is none.
-    """
-    arrays: Tensors = {}
-    datatypes: dict[str, str] = {}
-    for tensor in described:
-        name, datatype = str(tensor["name"]), str(tensor["datatype"])
-        data = tensor["data"]
-        if datatype == "BYTES":
-            data = [item.encode() for item in np.asarray(data, dtype=object).reshape(-1)]
-        arrays[name] = np.array(data, dtype=NUMPY[datatype]).reshape(tensor["shape"])
-        datatypes[name] = datatype
-    return arrays, datatypes
+def _json(text: bytes) -> Any:
+    """Raises: ValueError, also for what has no inputs."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        document = json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("its lists or objects lie too deep in each other") from exc
+    except ValueError as exc:
+        raise ValueError(f"it is no JSON: {exc}") from exc
+    try:
+        listed(document, "inputs")
+    except ValueError as exc:
+        raise ValueError(f"{exc}; --protocol invocations sends a .json file of any form as it is") from exc
+    return document
 
 
 def _paddings(texts: Iterable[str]) -> dict[str, float]:

@@ -6,7 +6,7 @@ Columns, all times in nanoseconds from the start of the run (one monotonic clock
     dispatched  when the generator got to it; less intended is the send lag
     sent        when its first byte went out; the wait for a free connection is over. 0: never
     done        when its last byte came back, it failed, or it was given up
-    status      `OK`, a failure of the client's side, an HTTP status, or GRPC + the gRPC status code
+    status      `OK`, a failure that has no status, an HTTP status, or GRPC + the gRPC status code
     payload     which of the prepared requests it carries
 
 A request's status is written last: a reader that sees it set may read the other columns.
@@ -30,9 +30,12 @@ RESET: Final = 4  # the connection ended before the answer
 MALFORMED: Final = 5  # the answer was no HTTP
 CUT: Final = 6  # given up at the end of the run: it would have taken longer than it had until then
 UNSENT: Final = 7  # the generator came to it after its deadline: asked, and never sent
+ERROR_EVENT: Final = 8  # the last of a stream of events, behind a status of success
 GRPC: Final = 1000
 
-_CLIENT_SIDE: Final = {TIMEOUT: "timeout", REFUSED: "refused", RESET: "reset", MALFORMED: "malformed"}
+_NAMES: Final = {
+    TIMEOUT: "timeout", REFUSED: "refused", RESET: "reset", MALFORMED: "malformed", ERROR_EVENT: "error event",
+}  # fmt: skip
 _GRPC_CODES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
     "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
@@ -47,7 +50,7 @@ def status_name(status: int) -> str:
     """A failure in words: `timeout`, `http 503`, `grpc UNAVAILABLE`."""
     if status >= GRPC:
         return f"grpc {_GRPC_CODES[status - GRPC]}"
-    return _CLIENT_SIDE.get(status) or f"http {status}"
+    return _NAMES.get(status) or f"http {status}"
 
 
 class RequestLog:

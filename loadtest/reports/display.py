@@ -90,7 +90,11 @@ class Display:
     def _found(self, event: "Event") -> tuple[str, str, str]:
         """What to tell of a measurement: its figures, its verdict, and the verdict's style."""
         if isinstance(event, Predicted):
-            return f"about {rate(event.rps)}" if event.rps > 0 else "keeps the SLO at no rate", "", ""
+            if event.rps > 0:
+                return f"about {rate(event.rps)}", "", ""
+            if event.disturbed:
+                return "", event.why, "yellow"
+            return "keeps the SLO at no rate" + (f": {event.why}" if event.why else ""), "", ""
         if isinstance(event, TakenBack):
             return "", f"not counted: {event.why}", "yellow"
         if event.failure:

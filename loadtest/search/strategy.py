@@ -285,9 +285,12 @@ class _Search:
             return f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was tried"
         if standing.estimated_rps and not self._question.suffices(standing.entrant, standing.estimated_rps):
             return f"too few can be had: {counted(standing.entrant.max_count or 0, 'instance')}"
-        worth = self._known.cost(winner) / self._known.cost(standing) if winner else 1.0
-        if worth < KEEP_ABOVE:
-            return f"predicted at {worth:.0%} of the best per dollar"
+        dearer = self._known.cost(standing) / self._known.cost(winner) if winner else 1.0
+        if KEEP_ABOVE * dearer > 1:
+            target_rps = self._question.target_rps
+            if target_rps is None:
+                return f"predicted at {1 / dearer:.0%} of the best per dollar"
+            return f"its fleet for {rate(target_rps)} is predicted to cost {dearer:.3g} times the best one's"
         return "the budget ended before it was tried"
 
     def _needed_seconds(self, winner: Standing | None) -> float | None:

@@ -197,6 +197,30 @@ def test_any_answer_is_read_or_refused(body: bytes, header: str | None) -> None:
         decode_answer(body, header)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ({"y": 1}, r"outputs: {'y': 1}: expected a list of tensors"),
+        ([{"name": "y"}], "outputs: {'name': 'y'}: expected an object with name, datatype, shape"),
+        (
+            [{"name": "y", "datatype": "FP32", "shape": [2], "data": [1]}],
+            r"outputs 'y': shape \[2\]: expected a shape of 1 value",
+        ),
+        (
+            [{"name": "y", "datatype": "FP32", "shape": 2, "parameters": {"binary_data_size": 8}}],
+            "outputs 'y': shape 2, binary",
+        ),
+        (
+            [{"name": "y", "datatype": "FP32", "shape": [2], "parameters": []}],
+            r"outputs 'y': parameters \[\]: expected an object",
+        ),
+    ],
+)
+def test_what_is_wrong_in_an_answer_is_named(outputs: object, words: str) -> None:
+    with pytest.raises(TargetError, match=words):
+        decode_answer(json.dumps({"outputs": outputs}).encode(), None)
+
+
 def test_binary_data_shorter_than_its_shape_is_refused() -> None:
     head = json.dumps(
         {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}

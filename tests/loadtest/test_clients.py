@@ -17,7 +17,7 @@ from loadtest.load import grpc_client
 from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.grpc_client import GrpcClient
 from loadtest.load.http_client import HttpClient
-from loadtest.load.request_log import GRPC, MALFORMED, OK, RESET, RequestLog
+from loadtest.load.request_log import ERROR_EVENT, GRPC, MALFORMED, OK, RESET, RequestLog
 
 REQUESTS = 100
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -519,6 +519,47 @@ def test_an_answer_may_end_with_the_connection_where_it_says_no_other_end(answer
                 client.send(index)
             assert sorted(await sent.until(6)) == [(index, status) for index in range(6)]
             assert (sent.faults, client.error_samples.get("http 500")) == ([], "boom ·[31mred" if status == 500 else None)
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces", "words"),
+    [
+        (b"text/event-stream; charset=utf-8", [b'data: {"y":1}\n\ndata: {"error":"it broke"}\n\n'], "it broke"),
+        (b"text/event-stream", [b'data: {"y":1}\n\ndata: {"err', b'or":"it broke"}\n', b"\n"], "it broke"),
+        (b"text/event-stream", [b'event: error\r\ndata:{"error":\r\ndata: {"code":7}}\r\n\r\n: the end\r\n\r\n'], '{"code":7}'),
+        (b"text/event-stream", [b'data: {"y":1}\n\n' * 2000, b'data: {"error":""}\n\n'], ""),
+        (b"text/event-stream", [b'data: {"error":"as an output"}\n\n', b'data: {"y":1}\n\n'], None),
+        (b"text/event-stream", [b'data: {"error":"as an output","y":1}\n\n'], None),
+        (b"text/event-stream", [b"data: [DONE]\n\n"], None),
+        (b"text/event-stream", [b'data: "' + b"a" * 40_000 + b'"\n\n'], None),
+        (b"text/plain", [b'data: {"error":"it broke"}\n\n'], None),
+        (b"application/json", [b'{"error":"text/event-stream"}'], None),
+    ],
+)
+def test_a_stream_of_events_has_failed_where_its_last_tells_of_an_error(
+    kind: bytes, pieces: list[bytes], words: str | None
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
+    answers = iter([[head, *(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])], [ANSWER]])
+
+    def answer(transport: asyncio.Transport) -> None:
+        transport.writelines(next(answers))
+
+    class Streams(Peer):
+        came = staticmethod(answer)
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Streams) as port:
+            client = client_of("http", port, sent)
+            for index in range(2):  # over one connection
+                client.send(index)
+                await sent.until(index + 1)
+            assert sent.done == [(0, OK if words is None else ERROR_EVENT), (1, OK)]
+            assert client.error_samples == ({} if words is None else {"error event": words})
             await client.close()
 
     run(scenario)

@@ -62,6 +62,16 @@ def step(experiment: Any, event: Any = None) -> SearchStep:
         (Predict(ENTRANT.name), Predicted(ENTRANT.name, 456.0), "02:13 predict  sessions 2  about 456/s"),
         (Predict(ENTRANT.name), Predicted(ENTRANT.name, 0.0), "02:13 predict  sessions 2  keeps the SLO at no rate"),
         (
+            Predict(ENTRANT.name),
+            Predicted(ENTRANT.name, 0.0, why="one request alone takes 80 ms"),
+            "02:13 predict  sessions 2  keeps the SLO at no rate: one request alone takes 80 ms",
+        ),
+        (
+            Predict(ENTRANT.name),
+            Predicted(ENTRANT.name, 0.0, why="could not be measured: other work", disturbed=True),
+            "02:13 predict  sessions 2  could not be measured: other work",
+        ),
+        (
             Profile(ENTRANT.name, "g", (1, 2), 2, 5.0),
             Profiled("g", (Timing(1, 1, 5.0), Timing(2, 1, 7.5), Timing(2, 2, 9.0)), 0.5, 5.0),
             "02:13 profile  sessions 2  1: 5.00, 2: 7.50 ms by rows",

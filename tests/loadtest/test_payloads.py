@@ -166,7 +166,7 @@ def test_requests_that_ask_for_other_things_are_neither_joined_nor_the_same(tmp_
     [
         ("a.json", "{", "a.json"),
         ("a.json", '{"inputs": [{"name": "x"}]}', "datatype"),
-        ("a.json", '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}', "reshape"),
+        ("a.json", '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1]}]}', "a shape of 1 value"),
         ("a.bin", "abc", "json"),
     ],
 )
@@ -268,19 +268,44 @@ def test_rows_join_the_requests_of_files(lines: Path) -> None:
         assert json.loads(body(request))["inputs"][0]["shape"] == [4, 3]
 
 
+def tensor(**more: Any) -> str:
+    """A request of one input, of which something is otherwise."""
+    return json.dumps({"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2], "data": [1, 2], **more}]})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"inputs": []', r"a\.jsonl: line 2: not a v2 inference request"),
-        ('{"inputs": [], "expected": {}}', r"line 2: not a v2 inference request: KeyError: 'outputs'"),
-        ("[" * 100_000, r"line 2: not a v2 inference request: RecursionError"),
-        ('{"inputs": [{"name": "x", "datatype": "UINT8", "shape": [1], "data": [300]}]}', "line 2: .*OverflowError"),
+        ('{"inputs": []', r"a\.jsonl: line 2: not a v2 inference request: it is no JSON: Expecting ',' delimiter"),
+        ("[" * 100_000, "lists or objects lie too deep"),
+        ('{"text": "a b"}', 'expected the field "inputs", got text; --protocol invocations sends a .json file of any form'),
+        ("[1, 2]", r'\[1, 2\]: expected an object with "inputs"; --protocol invocations'),
+        ('{"inputs": {"x": 1}}', r"inputs: \{'x': 1\}: expected a list of tensors"),
+        ('{"inputs": [5]}', "inputs: 5: expected an object with name, datatype, shape, data"),
+        ('{"inputs": [{"name": "x"}]}', r"inputs: \{'name': 'x'\}: expected an object with name, datatype, shape, data"),
+        ('{"inputs": [], "expected": {}}', 'expected the field "outputs", got none'),
+        ('{"inputs": [], "expected": 1}', '1: expected an object with "outputs"'),
+        (tensor(datatype="F32"), "inputs 'x': datatype 'F32': expected one of BOOL, UINT8"),
+        (tensor(datatype=["FP32"]), r"inputs 'x': datatype \['FP32'\]: expected one of BOOL, UINT8"),
+        (tensor(data=[1, 300]), r"inputs 'x': data \[1, 300\]: expected UINT8: .*300"),
+        (tensor(data=[1, "a"]), r"inputs 'x': data \[1, 'a'\]: expected UINT8: .*'a'"),
+        (tensor(datatype="BYTES", data=["a", 1]), r"inputs 'x': data \['a', 1\]: expected BYTES: 1 is no text"),
+        (tensor(shape=[1, 16]), r"inputs 'x': shape \[1, 16\]: expected a shape of 2 values, as many as data has"),
+        (tensor(shape="2"), "inputs 'x': shape '2': expected a shape of 2 values"),
+        (tensor(parameters=3), "inputs 'x': parameters 3: expected an object"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"{line(1)}\n{text}\n")
     with pytest.raises(UsageError, match=message):
+        read_requests([str(path)])
+
+
+def test_an_empty_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.touch()
+    with pytest.raises(UsageError, match=r"e\.json: not a v2 inference request: it is empty"):
         read_requests([str(path)])
 
 

@@ -54,6 +54,21 @@ def test_an_slo_that_is_met_exits_0(server: NullServer, tmp_path: Path, protocol
     assert (result.verdict, result.succeeded, result.spec.protocol) == ("pass", 800, protocol)
 
 
+@pytest.mark.parametrize("where", ["option", "file"])
+def test_a_target_of_grpc_needs_no_protocol(server: NullServer, tmp_path: Path, where: str) -> None:
+    target, path = f"grpc://127.0.0.1:{server.grpc_port}", tmp_path / "spec.json"
+    path.write_text(json.dumps({"target": target, "model": "null"}))
+    asked = [target, "--model", "null"] if where == "option" else ["--spec", str(path)]
+    main(["run", *asked, *EASY, "--duration", "0.2", "--json", str(tmp_path / "run.json")])
+    result = read_run(tmp_path / "run.json")
+    assert (result.spec.protocol, result.succeeded) == ("grpc", 160)
+
+
+def test_a_protocol_that_is_named_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "grpcs://127.0.0.1:1", "--protocol", "rest-json", "--model", "m"]) == ExitCode.USAGE
+    assert "expected http://HOST:PORT for protocol rest-json" in capsys.readouterr().err
+
+
 def test_an_slo_that_is_missed_exits_1_and_one_that_cannot_be_kept_by_the_generator_3(server: NullServer) -> None:
     target = f"127.0.0.1:{server.http_port}"
     missed = ["--model", "absent", "--payload", str(Path(__file__).parent / "payload.json"), "--slo", "p99<600s"]

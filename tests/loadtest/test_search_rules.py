@@ -603,6 +603,16 @@ def test_why_each_of_the_others_is_not_ranked() -> None:
     ]
 
 
+def test_for_a_target_rate_it_is_the_fleet_that_costs_more() -> None:
+    asked = asking(1.0, 1.8, target_rps=300.0)  # one of each does, and c1 gives more per dollar
+    outcome = asked_next(asked, known(asked, 10, (500.0, 1000.0), run("c0", 460)))
+    assert isinstance(outcome, SearchOutcome)
+    assert [standing.out for standing in outcome.standings] == [
+        "",
+        "its fleet for 300/s is predicted to cost 1.8 times the best one's",
+    ]
+
+
 def test_the_floor_is_a_tenth_of_what_one_session_of_the_quickest_does_alone() -> None:
     asked = asking(1.0, 1.0, 1.0)
     profiles = [

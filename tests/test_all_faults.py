@@ -23,7 +23,7 @@ server:
   grpc_port: 9000  # ! another port
   host: localhost:9000  # ! the ports are http_port and grpc_port
   state_dir: code.py/state  # ! /code.py is a file
-  drain_timeout_s: -1  # ! expected a number of at least 0
+  drain_timeout_s: -1  # ! expected a number from 0 to 1000000000
   limits: {json_dept: 3, body_bytes: 0}  # ! did you mean `json_depth`? ! expected a whole number of at least 1
 ray: {dashbord: true}  # ! did you mean `dashboard`?
 modles: []  # ! did you mean `models`?
@@ -44,7 +44,7 @@ models:
       - kind: onnxrutime  # ! did you mean `onnxruntime`?
         name: second
         modle: lineer.onnx  # ! did you mean `model`? ! no such file
-        threads: two  # ! expected a whole number of at least 1
+        threads: two  # ! expected a whole number from 1 to 4096
       - kind: python
         name: second  # ! is the name of another backend too
         model: code.py:Ecko  # ! did you mean `Echo`?

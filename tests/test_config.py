@@ -1,5 +1,6 @@
 """A configuration's faults are named with file, key path, value, what was expected, and the nearest key."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.config import Python, load_config, parse_config
+from gateway.config import Config, Python, load_config, parse_config
 from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 
@@ -115,12 +116,52 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
         ),
         (  # and nothing is concluded from what is at fault
             f"models: [{{name: a, inputs: [{tensor('x', 'any')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
-            "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number of at least -1",
+            "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number from -1 to 2147483647",
         ),
     ],
 )
 def test_a_fault_is_one_line_that_says_where_and_what(text: str, expected: str) -> None:
     assert faults(text) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"server: {{limits: {{header_bytes: {1 << 32}}}}}", "expected a whole number from 256 to 4294967295"),
+        ("server: {drain_timeout_s: 1.0e+308}", "expected a number from 0 to 1000000000"),
+        ('server: {run_dir: "\\0"}', "expected a path, in which there is no NUL character"),
+        ('server: {state_dir: "a\\0"}', "expected a path, in which there is no NUL character"),
+        ('server: {tls: {certificate: a, key: "\\0"}}', "expected a path, in which there is no NUL character"),
+        ('server: {access: {keys: "\\0"}}', "expected a path, in which there is no NUL character"),
+        ("server: {host: a..b}", "expected an address such as 127.0.0.1, or a name"),
+        ("backend: {hang_timeout_s: 1.0e+308}", "expected a number greater than 0, at most 1000000000"),
+        ("backend: {cold_start_s: 1.0e+308}", "expected a number greater than 0, at most 1000000000, or null"),
+        ("backend: {load_ms: 1.0e+308}", "expected a number from 0 to 3600000"),
+        ("backend: {kind: onnxruntime, model: m.onnx, threads: 2147483648}", "expected a whole number from 1 to 4096"),
+        (f"inputs: [{tensor('x', '-1, 1' + 30 * '0')}]", "expected a whole number from -1 to 2147483647"),
+    ],
+)
+def test_what_no_server_could_work_with_is_told(text: str, expected: str) -> None:
+    section = yaml.safe_load(text)
+    model = {
+        "name": "a",
+        "inputs": section.pop("inputs", None),
+        "backends": [{"kind": "synthetic"} | section.pop("backend", {})],
+    }
+    (fault,) = faults(yaml.safe_dump({"models": [model], **section}))
+    assert expected in fault
+
+
+def test_every_time_has_a_bound() -> None:
+    sections = Config.model_json_schema()["$defs"]
+    times = {
+        f"{section}.{key}": json.dumps(field)
+        for section, described in sections.items()
+        for key, field in described.get("properties", {}).items()
+        if key.endswith(("_s", "_ms"))
+    }
+    assert len(times) > 15
+    assert [key for key, field in times.items() if "maximum" not in field.lower()] == []
 
 
 NAME = "expected 1 to {} characters, none of them '/' or a control character"

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigError
-from gateway.process.run_dir import fresh_run_dir, make_run_dir, private_directory, remove_shared_run_dir, shared_run_dir
+from gateway.process.run_dir import (
+    forget_regions,
+    fresh_run_dir,
+    hold_run_dir,
+    make_run_dir,
+    private_directory,
+    remove_shared_run_dir,
+    shared_run_dir,
+)
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make what belongs to others")
 NOBODY = 65534
@@ -143,3 +151,17 @@ def test_a_shared_run_dir_is_removed_but_not_from_where_others_could_have_put_it
     other.parent.chmod(0o777)
     remove_shared_run_dir("other")
     assert other.exists()
+
+
+def test_regions_are_forgotten_once_nobody_holds_their_run_dir(tmp_path: Path) -> None:
+    forget_regions(tmp_path / "missing")
+    registered = tmp_path / "regions" / "r.json"
+    registered.parent.mkdir()
+    registered.touch()
+    with hold_run_dir(tmp_path):
+        with hold_run_dir(tmp_path):
+            forget_regions(tmp_path)
+        forget_regions(tmp_path)
+        assert registered.exists()
+    forget_regions(tmp_path)
+    assert list(registered.parent.iterdir()) == []

@@ -35,7 +35,7 @@ from gateway.process.announcement import ReadyModel
 from gateway.process.console import Speech, set_up
 from gateway.process.machine import cores
 from gateway.process.prints import never_raise
-from gateway.process.run_dir import make_run_dir
+from gateway.process.run_dir import hold_run_dir, make_run_dir
 from gateway.process.supervisor import outlive_signals
 
 if TYPE_CHECKING:
@@ -133,7 +133,9 @@ class IngressReplica:
         self._control: SharedControl | None = None
         if config.server.ingresses > 1:
             self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
-        self._ingress = self._build(run_dir_of(self._application, config.server.run_dir))
+        run_dir = run_dir_of(self._application, config.server.run_dir)
+        self._ingress = self._build(run_dir)
+        self._held = hold_run_dir(run_dir)
         try:
             if self._control is not None:
                 self._begin_with(await self._control.asked())
@@ -219,6 +221,7 @@ class IngressReplica:
             await self._control.close()
         await self._ingress.drain()  # which publishes last what it was told
         await self._keeper.close()
+        self._held.close()
 
 
 def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

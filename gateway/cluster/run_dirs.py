@@ -4,7 +4,6 @@ Each life of an application, from its first deploy until it is deleted, has a na
 So who is deployed under the name of one that is gone has none of its regions and counts, however that has ended.
 """
 
-import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -14,7 +13,7 @@ import ray
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gateway.process.run_dir import remove_shared_run_dir, shared_run_dir
+from gateway.process.run_dir import forget_regions, remove_shared_run_dir, shared_run_dir
 
 _REMOVED_S: Final = 15.0
 
@@ -25,7 +24,7 @@ def begin_life(application: str, own: str | None) -> str:
     own: `server.run_dir`, of which nothing is removed but regions that were registered with a server that is gone.
     """
     if own is not None:
-        _forget_regions(own)
+        forget_regions(Path(own))
     _internal_kv_put(_key(application), uuid.uuid4().hex[:8].encode())
     return run_dir_name(application)
 
@@ -65,13 +64,7 @@ def _clear(name: str, own: str | None) -> None:
     if own is None:
         remove_shared_run_dir(name)
     else:
-        _forget_regions(own)
-
-
-def _forget_regions(own: str) -> None:
-    for region in Path(own, "regions").glob("*.json"):
-        with contextlib.suppress(OSError):
-            region.unlink()
+        forget_regions(Path(own))
 
 
 def _session_dir() -> Path:

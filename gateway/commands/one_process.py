@@ -18,6 +18,7 @@ from gateway.process.code_pages import give_back, libraries
 from gateway.process.console import step
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.process.prints import never_raise
+from gateway.process.run_dir import hold_run_dir
 
 if TYPE_CHECKING:
     from gateway.engine.multi_model import MultiModel
@@ -46,7 +47,8 @@ def run(
     import uvloop
 
     never_raise()
-    uvloop.run(_serve_until_signal(config, run_dir, announce, beside or Beside(), multi_model))
+    with hold_run_dir(run_dir):
+        uvloop.run(_serve_until_signal(config, run_dir, announce, beside or Beside(), multi_model))
 
 
 async def _serve_until_signal(

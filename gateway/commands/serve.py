@@ -1,7 +1,6 @@
 """`gateway serve`: in one plain process, in several, or on Ray where that is needed or asked for."""
 
 import contextlib
-import shutil
 from pathlib import Path
 
 from gateway.commands.one_process import MakeMultiModel, run
@@ -9,7 +8,7 @@ from gateway.config import Config
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
-from gateway.process.run_dir import fresh_run_dir, make_run_dir
+from gateway.process.run_dir import forget_regions, fresh_run_dir, make_run_dir
 
 
 def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMultiModel = None) -> int:
@@ -25,7 +24,7 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
     with contextlib.nullcontext(own) if own else fresh_run_dir() as directory:
         run_dir = Path(directory)
         make_run_dir(run_dir)
-        shutil.rmtree(run_dir / "regions", ignore_errors=True)  # registered with a server that is gone
+        forget_regions(run_dir)
         if config.server.ingresses > 1:
             from gateway.commands.side_by_side import serve_side_by_side
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from backends import defaults
-from gateway.config.fields import BackendName, Rows, Strict
+from gateway.config.fields import BackendName, FilePath, Replicas, Resource, Rows, Seconds, SecondsOrZero, Strict, Threads
 from gateway.documents.faults import Unfit
 
 
@@ -16,10 +16,10 @@ class Autoscaling(Strict):
     """Replicas of one backend follow queue depth and busy workers."""
 
     min_replicas: int = Field(default=1, ge=0)
-    max_replicas: int = Field(default=1, ge=1)
+    max_replicas: Replicas = 1
     target_utilisation: float = Field(default=0.7, gt=0, le=1)
-    upscale_delay_s: float = Field(default=3.0, ge=0)
-    downscale_delay_s: float = Field(default=60.0, ge=0)
+    upscale_delay_s: SecondsOrZero = 3.0
+    downscale_delay_s: SecondsOrZero = 60.0
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         return (self._out_of_order(),)
@@ -45,15 +45,15 @@ class Backend(Strict):
     placement: Literal["embedded", "replicas"] = "embedded"
     sessions: int = Field(default=1, ge=1, le=256)
     isolation: Literal["thread", "process"] = "thread"  # of each session; process: for code that holds the GIL or may crash
-    replicas: int = Field(default=1, ge=1)
+    replicas: Replicas = 1
     autoscaling: Autoscaling | None = None
-    resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})  # of one replica, as Ray counts them
+    resources: dict[str, Resource] = Field(default={})  # of one replica, as Ray counts them
     surge: bool = True  # an upgrade starts the new replica beside the old, so needs its resources once more; false: after it
     usd_per_hour: float | None = Field(default=None, gt=0)  # of one instance: this machine's part, or one replica
     canary_share: float | None = Field(default=None, gt=0, le=1)  # gets this share of the requests, and no others
     shadow_share: float | None = Field(default=None, gt=0, le=1)  # gets copies of this share; its answers are only compared
-    cold_start_s: float | None = Field(default=None, gt=0)  # until a first session answers; None: learned, at first 10 s
-    hang_timeout_s: float = Field(default=60.0, gt=0)  # a run longer than this counts as lost
+    cold_start_s: Seconds | None = None  # until a first session answers; None: learned, at first 10 s
+    hang_timeout_s: Seconds = 60.0  # a run longer than this counts as lost
     on_loop: bool = True  # run batches shorter than their way to a thread where requests are read, if the kind only computes
 
     def together(self) -> Iterable[Iterator[Unfit]]:
@@ -136,12 +136,12 @@ class Synthetic(Backend):
     """A cost model: sleeps (or spins) fixed_ms + row_ms · rows, echoes or sums its inputs."""
 
     kind: Literal["synthetic"]
-    fixed_ms: float = Field(default=_SYNTHETIC["fixed_ms"], ge=0)
-    row_ms: float = Field(default=_SYNTHETIC["row_ms"], ge=0)
+    fixed_ms: float = Field(default=_SYNTHETIC["fixed_ms"], ge=0, le=3_600_000)
+    row_ms: float = Field(default=_SYNTHETIC["row_ms"], ge=0, le=3_600_000)
     spin: bool = _SYNTHETIC["spin"]
     output: Literal["echo", "sum"] = _SYNTHETIC["output"]
     faults: dict[Literal["fail", "lose", "hang", "exit", "short"], float] = _SYNTHETIC["faults"]  # by a value in an input
-    load_ms: float = Field(default=_SYNTHETIC["load_ms"], ge=0)
+    load_ms: float = Field(default=_SYNTHETIC["load_ms"], ge=0, le=3_600_000)
     fail_opens: int = Field(default=_SYNTHETIC["fail_opens"], ge=0)  # so many openings of a session fail before one succeeds
 
 
@@ -174,7 +174,7 @@ class Torch(Backend):
     factory_options: dict[str, Any] = _TORCH["factory_options"]
     precision: Literal["fp32", "bf16", "int8"] = _TORCH["precision"]
     compile: bool = _TORCH["compile"]
-    threads: int = Field(default=_TORCH["threads"], ge=1)
+    threads: Threads = _TORCH["threads"]
     device: Device = _TORCH["device"]  # or cuda, cuda:1
     cuda_graphs: bool = _TORCH["cuda_graphs"]  # on cuda: one launch per batch shape; the module must not branch on values
     cast_outputs: bool = _TORCH["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
@@ -195,7 +195,7 @@ class OnnxRuntime(Backend):
     model: str
     sha256: Sha256 = _ONNXRUNTIME["sha256"]  # of that file; another is not loaded
     build: Build | None = None
-    threads: int = Field(default=_ONNXRUNTIME["threads"], ge=1)
+    threads: Threads = _ONNXRUNTIME["threads"]
     device: Literal["cpu", "cuda"] = _ONNXRUNTIME["device"]
     cuda_graphs: bool = _ONNXRUNTIME["cuda_graphs"]  # on cuda: one launch per batch shape; all of the model must run there
 
@@ -225,7 +225,7 @@ class Triton(Backend):
     url: str | tuple[str, ...]  # host:port of its gRPC; several: sessions spread over them, and move when one is down
     model: str  # its name there
     model_version: str = _TRITON["model_version"]  # empty: what the server would take
-    timeout_s: float = Field(default=_TRITON["timeout_s"], gt=0)  # of one call; longer means that the server hangs
+    timeout_s: Seconds = _TRITON["timeout_s"]  # of one call; longer means that the server hangs
     shared_memory: bool = _TRITON["shared_memory"]  # pass tensors through /dev/shm: the server must be on this host
     repair: bool = _TRITON["repair"]  # unload and load a model whose process died: needs --model-control-mode=explicit
 
@@ -241,10 +241,10 @@ class TensorRt(Backend):
     model: str  # the .onnx file
     sha256: Sha256 = _TENSORRT["sha256"]  # of it; another is not loaded
     build: Build | None = None
-    engines: str | None = _TENSORRT["engines"]  # where what is built is kept; None: beside it
-    device: int = Field(default=_TENSORRT["device"], ge=0)
+    engines: FilePath | None = _TENSORRT["engines"]  # where what is built is kept; None: beside it
+    device: int = Field(default=_TENSORRT["device"], ge=0, le=999)
     cuda_graphs: bool = _TENSORRT["cuda_graphs"]  # one recorded launch per batch shape instead of one per kernel
-    workspace_mb: int = Field(default=_TENSORRT["workspace_mb"], ge=1)  # the most that building may use
+    workspace_mb: int = Field(default=_TENSORRT["workspace_mb"], ge=1, le=1 << 24)  # the most that building may use
     longest: Rows = _TENSORRT["longest"]  # an engine is built for open lengths up to this
 
 

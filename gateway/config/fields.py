@@ -13,8 +13,15 @@ from gateway.documents.faults import Unfit
 
 LONGEST_NAME: Final = 128  # of a model, in characters
 
+_LONGEST_S: Final = 1_000_000_000  # over 30 years; inside, times are whole nanoseconds
+
+Seconds = Annotated[float, Field(gt=0, le=_LONGEST_S)]
+SecondsOrZero = Annotated[float, Field(ge=0, le=_LONGEST_S)]
 Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Threads = Annotated[int, Field(ge=1, le=4096)]
+Replicas = Annotated[int, Field(ge=1, le=10_000)]
+Resource = Annotated[float, Field(ge=0, le=1_000_000_000)]  # as much of one as Ray counts
 Rows = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
@@ -52,9 +59,15 @@ def _host(value: object) -> object:
     try:
         ipaddress.ip_address(value)
     except ValueError:
-        if not re.fullmatch(r"[\w.-]+", value):
+        if not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", value):
             remedy = "the ports are http_port and grpc_port" if re.search(r":\d+$", value) else ""
             raise Unfit(expected="an address such as 127.0.0.1, or a name", remedy=remedy) from None
+    return value
+
+
+def _path(value: object) -> object:
+    if isinstance(value, str) and "\0" in value:
+        raise Unfit(expected="a path, in which there is no NUL character")
     return value
 
 
@@ -73,6 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 Application = Annotated[str, BeforeValidator(_application)]  # stands in names of files and directories
+FilePath = Annotated[str, BeforeValidator(_path)]
 Host = Annotated[str, BeforeValidator(_host)]
 ModelName = Annotated[str, BeforeValidator(partial(_name, most=LONGEST_NAME))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]

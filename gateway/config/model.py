@@ -12,7 +12,7 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from backends.not_known import NOT_KNOWN, NotKnown
 from gateway.config.backends import AnyBackend, Backend
-from gateway.config.fields import Milliseconds, ModelName, Rows, Strict, Version
+from gateway.config.fields import Milliseconds, ModelName, Rows, Seconds, Strict, Version
 from gateway.config.other_names import DATATYPES
 from gateway.documents.faults import Location, Unfit, did_you_mean
 
@@ -22,7 +22,7 @@ class DeclaredTensor(Strict):
 
     name: str = Field(min_length=1)
     datatype: str
-    shape: tuple[Annotated[int, Field(ge=-1)], ...]
+    shape: tuple[Annotated[int, Field(ge=-1, le=(1 << 31) - 1)], ...]
     optional: bool = False
     labels: tuple[str, ...] = ()
 
@@ -117,8 +117,8 @@ class Ejection(Strict):
 
     consecutive_failures: int = Field(default=3, ge=1)
     failed_share: float = Field(default=0.5, gt=0, le=1)  # of the last 20 executions
-    pause_s: float = Field(default=1.0, gt=0)  # doubles with every ejection in a row
-    max_pause_s: float = Field(default=8.0, gt=0)
+    pause_s: Seconds = 1.0  # doubles with every ejection in a row
+    max_pause_s: Seconds = 8.0
     max_share: float = Field(default=0.75, ge=0, le=1)  # of a model's backends; the last one is never ejected
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import Application, Host, Port, Strict, is_loopback
+from gateway.config.fields import Application, FilePath, Host, Port, Resource, Seconds, SecondsOrZero, Strict, is_loopback
 from gateway.documents.faults import Unfit
 
 BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
@@ -14,16 +14,16 @@ BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest k
 class Limits(Strict):
     """What one client may ask of the listeners."""
 
-    header_bytes: int = Field(default=32 << 10, ge=256)
+    header_bytes: int = Field(default=32 << 10, ge=256, le=(1 << 32) - 1)  # which HTTP/2 can tell
     header_count: int = Field(default=100, ge=1)
     body_bytes: int = Field(default=64 << 20, ge=1)
-    header_timeout_s: float = Field(default=10.0, gt=0)
-    body_timeout_s: float = Field(default=60.0, gt=0)
-    idle_timeout_s: float = Field(default=120.0, gt=0)
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 60.0
+    idle_timeout_s: Seconds = 120.0
     connections: int = Field(default=10_000, ge=1)
     pipelined_requests: int = Field(default=64, ge=1)
     requests_per_connection: int = Field(default=0, ge=0)  # 0: never recycled
-    connection_age_s: float = Field(default=0.0, ge=0)  # it is closed between half of that and that; 0: never
+    connection_age_s: SecondsOrZero = 0.0  # it is closed between half of that and that; 0: never
     json_depth: int = Field(default=32, ge=1, le=256)
     memory_bytes: int | None = Field(default=None, ge=1)  # None: a quarter of the machine's, or of the cgroup's
 
@@ -46,16 +46,16 @@ def _as_text(value: object) -> object:
 class TlsSection(Strict):
     """TLS on both listeners. The files are PEM, and read again when they change."""
 
-    certificate: str  # the server's, and behind it those that vouch for it
-    key: str  # its private key
-    client_ca: str | None = None  # authorities: clients must show a certificate of one of them; None: none is asked for
+    certificate: FilePath  # the server's, and behind it those that vouch for it
+    key: FilePath  # its private key
+    client_ca: FilePath | None = None  # authorities: clients must show a certificate of one of them; None: none is asked for
     minimum_version: Annotated[Literal["1.2", "1.3"], BeforeValidator(_as_text)] = "1.2"
 
 
 class AccessSection(Strict):
     """Who may ask what: each request shows a key, of a file that `gateway key` makes lines for."""
 
-    keys: str | None = None  # the file; read again when it changes
+    keys: FilePath | None = None  # the file; read again when it changes
     keys_variable: str | None = None  # an environment variable that holds what such a file does
     open: tuple[Literal["infer", "metrics", "status"], ...] = ()  # what needs no key
 
@@ -76,11 +76,11 @@ class ServerSection(Strict):
     http_port: Port | None = 8000  # None: no such listener; 0: any free port
     grpc_port: Port | None = 8001
     ingress_replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1  # auto: see `gateway.configuring.ingresses`
-    ingress_resources: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})  # of one, on Ray; as of a backend
+    ingress_resources: dict[str, Resource] = Field(default={})  # of one, on Ray; as of a backend
     shared_workers: int | None = Field(default=None, ge=1)  # batches that run at once in a process, of all embedded backends
-    drain_timeout_s: float = Field(default=20.0, ge=0)
-    run_dir: str | None = None  # metrics and region files of this node; None: a fresh temporary directory
-    state_dir: str | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
+    drain_timeout_s: SecondsOrZero = 20.0
+    run_dir: FilePath | None = None  # metrics and region files of this node; None: a fresh temporary directory
+    state_dir: FilePath | None = None  # what was learned of the backends' speed, kept between restarts; None: learned anew
     instance_type: str | None = None  # what this runs on, such as c7i.xlarge: told to loadtest, which prices it
     system_shared_memory: bool = True
     model_control: bool = False  # repository load and unload by clients

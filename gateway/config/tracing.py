@@ -12,15 +12,19 @@ from gateway.documents.faults import Unfit
 def _endpoint(value: object) -> object:
     if not isinstance(value, str):
         return value  # which pydantic refuses
-    try:
-        parts = urlsplit(value)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
-        sound = False
-    if not sound:
+    if not is_url(value):
         remedy = f"write http://{value}" if "://" not in value and value else ""
         raise Unfit(expected="a URL such as http://collector:4317", remedy=remedy)
     return value
+
+
+def is_url(text: str) -> bool:
+    """Whether a collector can be asked there."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 Endpoint = Annotated[str, BeforeValidator(_endpoint)]

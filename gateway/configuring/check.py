@@ -189,17 +189,22 @@ def _of_access(document: Document, access: AccessSection | None) -> Iterator[Fau
 
 
 def _of_tracing(document: Document, config: Config) -> Iterator[Fault]:
-    """OpenTelemetry's exporters, which come with an extra."""
+    """OpenTelemetry's exporters, which come with an extra; variables of this environment that could not be followed."""
     tracing = config.tracing
     if tracing is None:
         return
     from gateway.tracing.opentelemetry import REMEDY, installed
+    from gateway.tracing.settings import settings
 
     # Not set, it may be either, by the environment that is served in.
     protocols = (tracing.protocol,) if tracing.protocol is not None else ("grpc", "http")
     if not any(map(installed, protocols)):
         found = f"OpenTelemetry's exporter by {' or '.join(protocols)} is not installed"
         yield document.fault(("tracing",), found, remedy=REMEDY)
+    try:
+        settings(tracing, os.environ)
+    except ConfigError as exc:
+        yield document.fault(("tracing",), exc.message, value=False)
 
 
 def _of_directory(document: Document, key: str, wanted: str | None) -> Iterator[Fault]:

@@ -12,7 +12,7 @@ from gateway.edges.multi_model_routes import TARGET_MODEL, MultiModelRoutes
 from gateway.edges.rest_inference import AskedModel
 from gateway.engine.inference import Endpoints
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, UnsupportedMediaType
+from gateway.errors import GatewayError, InvalidArgument, NotFound, NotReady, Unsupported, UnsupportedMediaType
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import GIVEN, TAKEN, Form, answer_of, attributes_of, form_of
 from gateway.protocols.raw_body import RawCodec
@@ -31,6 +31,7 @@ _ARCHIVE: Final = ".tar.gz"  # a target model is named as its package is
 _JSON_BYTES: Final = b"inference-header-content-length"
 _AS_V2: Final = frozenset(("", "json", "raw"))  # answers of a binary request that are one, too
 _PREDICT: Final = ":predict"
+_OTHER_VERBS: Final = (":explain", ":classify", ":regress")
 _OF_CURL: Final = b"application/x-www-form-urlencoded"  # what its -d says where it is not told otherwise
 # Batch transform would send one request at a time if it were told nothing. Records are not put together by it, whatever their
 # form, but in batches here. The product may be 100 MB at most.
@@ -92,7 +93,14 @@ class ContainerRoutes:
     def _of_model(self, name: str, version: str) -> tuple[dict[bytes, Action], str, str, str]:
         if name.endswith(_PREDICT):
             return {b"POST": self._predict}, name.removesuffix(_PREDICT), version, INFER
-        return {b"GET": self._model, b"HEAD": self._model}, name, version, INFER
+        methods: dict[bytes, Action] = {b"GET": self._model, b"HEAD": self._model}
+        if (version or name).endswith(_OTHER_VERBS):
+            methods[b"POST"] = self._other_verb
+        return methods, name, version, INFER
+
+    def _other_verb(self, exchange: Exchange, route: AskedModel) -> None:
+        verb = (route.version or route.name).rpartition(":")[2]
+        raise Unsupported(f"':{verb}' is not supported, expected '{_PREDICT}'")
 
     def _ping(self, exchange: Exchange, route: AskedModel) -> None:
         # Where models come and go one of them says nothing of the container, which would be replaced.

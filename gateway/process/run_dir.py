@@ -3,9 +3,12 @@
 Ours are made with mode 0700. That alone does not help where somebody else may rename them, or had made them first: so each
 directory on the way, and each symbolic link, must belong to us or to root, and only these may write to it. Others may write to
 one with the sticky bit, such as /tmp: there nobody can rename what is not his.
+
+Who serves holds a shared lock on the directory itself, which ends with the process: regions are forgotten where nobody has it.
 """
 
 import contextlib
+import fcntl
 import grp
 import os
 import pwd
@@ -57,6 +60,35 @@ def remove_shared_run_dir(name: str) -> None:
         above = _existing(path.parent, 0)
         if above is not None and os.stat(above).st_uid == os.geteuid():
             shutil.rmtree(above / path.name, ignore_errors=True)
+
+
+def hold_run_dir(run_dir: Path) -> contextlib.ExitStack:
+    """Keep what clients register here from `forget_regions`, until this is closed."""
+    held = contextlib.ExitStack()
+    with contextlib.suppress(OSError):  # a file system without locks
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+        held.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return held
+
+
+def forget_regions(run_dir: Path) -> None:
+    """Remove what was registered with servers that are gone, unless one that holds it lives."""
+    try:
+        descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:  # there is none
+        return
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+        for registered in (run_dir / "regions").glob("*"):
+            with contextlib.suppress(OSError):
+                registered.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def private_directory(path: Path) -> Path:

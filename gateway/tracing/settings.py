@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from gateway.config import Tracing
+from gateway.config.tracing import is_url
 from gateway.errors import ConfigError
 
 DEFAULT_RATIO: Final = 0.01
@@ -17,6 +18,7 @@ _SAMPLER: Final = "OTEL_TRACES_SAMPLER"
 _SAMPLER_RATIO: Final = "OTEL_TRACES_SAMPLER_ARG"
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL: Final[dict[str, Literal["grpc", "http"]]] = {"grpc": "grpc", "http/protobuf": "http"}
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _FIXED: Final = {"always_on": 1.0, "always_off": 0.0}
 _PARENT_BASED: Final = "parentbased_"
 _BY_RATIO: Final = "traceidratio"
@@ -42,11 +44,14 @@ def settings(tracing: Tracing | None, environ: Mapping[str, str]) -> Settings | 
     if tracing is None or environ.get(_DISABLED, "").strip().lower() == "true":
         return None
     ratio, parent_based = _sampling(tracing.sample_ratio, environ)
+    protocol = tracing.protocol or _protocol(environ)
+    if tracing.endpoint is None and protocol == "http":  # gRPC has other forms as well
+        _look_at_endpoint(environ)
     queued_spans = _count(environ, "OTEL_BSP_MAX_QUEUE_SIZE", 8192)
     return Settings(
         ratio,
         parent_based,
-        tracing.protocol or _protocol(environ),
+        protocol,
         tracing.endpoint,
         queued_spans,
         min(queued_spans, _count(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 2048)),
@@ -85,6 +90,15 @@ def _protocol(environ: Mapping[str, str]) -> Literal["grpc", "http"]:
         if text:
             raise ConfigError(f"{name}: got {text!r}, expected one of {', '.join(_PROTOCOL)}; or set tracing.protocol")
     return "grpc"
+
+
+def _look_at_endpoint(environ: Mapping[str, str]) -> None:
+    for name in _ENDPOINTS:
+        text = environ.get(name, "").strip()
+        if text and not is_url(text):
+            raise ConfigError(f"{name}: got {text!r}, expected a URL such as http://collector:4318; or set tracing.endpoint")
+        if text:
+            return
 
 
 def _count(environ: Mapping[str, str], name: str, default: int) -> int:

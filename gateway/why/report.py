@@ -143,9 +143,9 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
     history, settings = diagnosis.history, diagnosis.settings
     seconds = (history.end_ns - history.begin_ns) / 1e9
     slo = f"SLO {settings.slo_ns / 1e6:g} ms" if settings.slo_ns else "no SLO"
+    kept = len(history.kept)
     lines = [
-        f"{recording.model} version {recording.version} on {settings.label}{process}: {len(history.requests)} requests in "
-        f"{seconds:.1f} s, {slo}"
+        f"{recording.model} version {recording.version} on {settings.label}{process}: {kept} requests in {seconds:.1f} s, {slo}"
     ]
     if history.difference is None:
         lines.append(f"replayed: {history.decisions} decisions, all the same")
@@ -156,7 +156,6 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
         )
     if not history.from_start:
         lines.append("what came before had no room: batching.record_mib is for more")
-    kept = len(history.kept)
     if kept < len(history.requests):
         lines.append(f"handed over to others: {len(history.requests) - kept}, which count for them alone")
     count = len(diagnosis.misses)
@@ -373,7 +372,7 @@ def as_json(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             "backend": lane.diagnosis.settings.label,
             "slo_ms": lane.diagnosis.settings.slo_ns / 1e6 if lane.diagnosis.settings.slo_ns else None,
             "seconds": (lane.diagnosis.history.end_ns - lane.diagnosis.history.begin_ns) / 1e9,
-            "requests": len(lane.diagnosis.history.requests),
+            "requests": len(lane.diagnosis.history.kept),
             "handed_over": len(lane.diagnosis.history.requests) - len(lane.diagnosis.history.kept),
             "decisions": lane.diagnosis.history.decisions,
             "same": lane.diagnosis.history.difference is None,

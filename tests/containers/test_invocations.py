@@ -494,6 +494,14 @@ def test_models_are_listed_and_described_as_kserve_and_tf_serving_do(served: Ser
         assert ask(served, "GET", path).status == 404
 
 
+@pytest.mark.parametrize("verb", ["explain", "classify", "regress"])
+def test_other_verbs_of_v1_are_told_to_be_none_of_ours(served: Served, verb: str) -> None:
+    for at in ("/v1/models/echo", "/v1/models/pair/versions/2"):
+        answer = ask(served, "POST", f"{at}:{verb}", {"instances": [ROW]})
+        assert (answer.status, answer.error) == (501, f"':{verb}' is not supported, expected ':predict'")
+    assert ask(served, "GET", f"/v1/models/echo:{verb}").status == 404
+
+
 def test_a_version_is_predicted_with(served: Served) -> None:
     body = {"inputs": {"A": [[1, 2]], "B": [3]}}
     assert ask(served, "POST", "/v1/models/pair/versions/2:predict", body).status == 200

@@ -225,7 +225,7 @@ def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: 
         "s: candidates[0]: instances: unknown instance type 'c7i.lrge'; the nearest are c7i.large, c7i.xlarge, c7i.8xlarge: "
         f"`loadtest prices list` shows all {len(catalogue.instances)}",
         "s: candidates[0]: settings: sessions: 0: expected a whole number from 1 to 256; left out, it is 1",
-        "s: candidates[0]: settings: row_ms: -1: expected a number of at least 0; left out, it is 0.1",
+        "s: candidates[0]: settings: row_ms: -1: expected a number from 0 to 3600000; left out, it is 0.1",
         "s: candidates[1]: c7i.large has no device 'cuda': no accelerator",
     ]
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config import Tracing, parse_config
-from gateway.configuring.check import check
+from gateway.configuring.check import check, looked_at
 from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import Document
 from gateway.errors import ConfigError
+from gateway.tracing.settings import settings
 from gateway.tracing.tracer import open_tracer
 
 MODELS = [{"name": "m", "backends": [{"kind": "synthetic"}]}]
@@ -44,6 +46,36 @@ def test_an_endpoint_is_a_url(endpoint: str) -> None:
 
 def test_there_is_none_by_default() -> None:
     assert parse_config({"models": MODELS}, source="gateway.yaml").tracing is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "section"),
+    [
+        ("OTEL_TRACES_SAMPLER", "foo", {}),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "foo", {}),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "-1", {}),
+        ("OTEL_BSP_SCHEDULE_DELAY", "x", {}),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "nonsense", {"protocol": "http"}),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4318", {"protocol": "http"}),
+    ],
+)
+def test_check_tells_of_variables_that_serve_refuses(
+    variable: str, value: str, section: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_tracer(Tracing.model_validate(section), {variable: value})
+    assert f"{variable}: got '{value}', expected " in str(refused.value)
+    monkeypatch.setenv(variable, value)
+    (fault,) = looked_at(Document("gateway.yaml", {"tracing": section, "models": MODELS})).faults
+    assert str(fault) == f"gateway.yaml: tracing: {refused.value}"
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert not looked_at(Document("gateway.yaml", {"tracing": section, "models": MODELS})).faults
+
+
+def test_an_endpoint_of_the_environment_is_what_grpc_takes() -> None:
+    found = settings(Tracing(protocol="grpc"), {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"})
+    assert found is not None
+    assert settings(Tracing(endpoint="http://here:1", protocol="http"), {"OTEL_EXPORTER_OTLP_ENDPOINT": "nonsense"}) is not None
 
 
 @pytest.fixture

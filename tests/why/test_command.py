@@ -150,7 +150,7 @@ Lane = dict[str, Any]
 
 def of_no_rows(lane: Lane) -> None:
     _, _, _, names, values = lane["segments"][0]["state"]
-    values[names.index("_max_rows")] = 0
+    values[names.index("max_rows")] = 0
 
 
 def of_speed_unknown(lane: Lane) -> None:

@@ -108,8 +108,9 @@ def _onnx(wanted: Wanted) -> Iterator[Mistake]:
     else:
         faults = list(as_far_as_known(not_passed(wanted, "inputs", inputs), not_passed(wanted, "outputs", outputs)))
         yield from faults
-        inputs, outputs = ranked(inputs, wanted.inputs, unknown), ranked(outputs, wanted.outputs, unknown)
-        if not wanted.inputs and (untold := [tensor.name for tensor in inputs if tensor.name in unknown]):
+        if unknown:
+            inputs, outputs = ranked(inputs, wanted.inputs, unknown), ranked(outputs, wanted.outputs, unknown)
+        if unknown and not wanted.inputs and (untold := [tensor.name for tensor in inputs if tensor.name in unknown]):
             told = f"the file does not say the rank of input {', '.join(untold)}"
             yield Mistake(("model",), told, remedy="state `inputs` of the model, with their shapes")
             return

@@ -97,6 +97,7 @@ class _Looking:
     def __init__(self, platform: Platform, name: str) -> None:
         self._platform = platform
         self._asking = Questions(platform)
+        self._asking_how = Questions(platform)  # it is scaled, which goes with the scaling
         self._name = name
         self._untagged: list[str] = []
 
@@ -127,6 +128,7 @@ class _Looking:
             untagged=tuple(self._untagged),
             elsewhere=tuple(self._asking.elsewhere),
             unseen=self._asking.unseen,
+            unseen_scaling=self._asking_how.unseen,
         )
 
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any] | None:
@@ -218,12 +220,12 @@ class _Looking:
 
     def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
-        for policy in self._asking.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
+        for policy in self._asking_how.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
             yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
     def _scheduled(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking, now = "application-autoscaling", datetime.datetime.now(tz=datetime.UTC)
-        for action in self._asking.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
+        for action in self._asking_how.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
             if to_come(action, now) is not None:
                 yield {key: action[key] for key in _OF_ACTION if key in action}
 

@@ -116,6 +116,8 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     if isinstance(hosting.package, PackedModel):
         check_bucket(platform, hosting.package.bucket)
     found = _of_ours(standing(platform, hosting.name))
+    if found.unseen_scaling:  # it could not be put back
+        raise PlatformRefused("\n".join(found.unseen_scaling), "AccessDenied")
     if found.endpoint is None:
         raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
     if not (calls := update(hosting, found, bake_s=bake_s)):

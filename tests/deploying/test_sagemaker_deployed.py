@@ -83,8 +83,7 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
 
 QUESTIONS = (
     "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
-    "describe_scaling_policies", "describe_scheduled_actions", "describe_alarms", "list_transform_jobs", "list_objects_v2",
-    "get_object_tagging", "head_bucket",
+    "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging", "head_bucket",
 )  # fmt: skip
 
 
@@ -102,6 +101,24 @@ def test_whichever_question_is_denied_the_endpoint_is_told_and_removed(
     assert aws.endpoints == {}
     aws.refuse.clear()
     said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("denied", ["describe_scaling_policies", "describe_scheduled_actions"])
+def test_who_may_not_see_how_an_endpoint_is_scaled_removes_all_of_it_and_updates_nothing(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    before = aws.standing
+    aws.refuse[denied] = DENIED
+    assert re.search(rf"not looked at: .*{denied}: AccessDeniedException", said(capsys, "status", "iris"))
+    assert denied in deployed(capsys, *UPDATE, code=1)
+    assert "stands already" in deployed(capsys, code=2)
+    assert aws.standing == before
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "iris is removed from us-east-1." in told
+    assert "ot looked at" not in told
     assert aws.standing == []
 
 

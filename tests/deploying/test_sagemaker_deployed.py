@@ -758,12 +758,13 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
 
 
+@pytest.mark.parametrize("operation", ["describe_endpoint", "put_scaling_policy"])  # not scaled, or by nothing
 def test_an_update_without_a_rate_that_was_interrupted_says_how_it_is_scaled_again(
-    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], operation: str
 ) -> None:
     deployed(capsys)
     update = ("deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
-    aws.before["update_endpoint"] = lambda: interrupted(aws, "describe_endpoint")
+    aws.before["update_endpoint"] = lambda: interrupted(aws, operation)
     said(capsys, *update, code=130)
     aws._describe_endpoint("iris")  # it goes on by itself
     remedy = "It is not scaled: --requests-per-second with --max-instances scales it"

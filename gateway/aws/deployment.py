@@ -1,5 +1,6 @@
 """Carries planned calls out, in their order: waits where they wait, and takes back what was made where one of them fails."""
 
+import datetime
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,7 +22,7 @@ _AGAIN_S: Final = 300.0  # how long what passes by itself is waited for
 class Deploying:
     """One deployment, or one removal.
 
-    Life: `carry_out` once. sleep, now_s: of time, which tests make.
+    Life: `carry_out` once. sleep, now_s, now: of time, which tests make; now: what the clock shows.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class Deploying:
         *,
         sleep: Callable[[float], None] = time.sleep,
         now_s: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(tz=datetime.UTC),
     ) -> None:
         self._platform = platform
         self._sleep = sleep
         self._now_s = now_s
+        self._now = now
         self._made: list[Call] = []
         self._answers: dict[str, Any] = {}
         self._kept = False  # something that was made is in use: it is not taken back
@@ -44,8 +47,10 @@ class Deploying:
         """Make all calls. remedy: the command that removes what is left, where something is. of_left: what else is said of it.
 
         Raises: PlatformRefused, when one fails: what was made is taken back then, and what could not be is named; ConfigError.
-        Interrupted, also while it takes back, it leaves what there is, and says so.
+        Interrupted, also while it takes back, it leaves what there is, and says so. Where one that is alone fails,
+        the others are made before that is told.
         """
+        failed = []
         for number, call in enumerate(calls, 1):
             words.info("%d of %d: %s", number, len(calls), call.why)
             try:
@@ -57,6 +62,10 @@ class Deploying:
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
+                if call.alone and isinstance(exc, PlatformRefused):
+                    words.warning("%s: %s", call.why, exc.message)
+                    failed.append((call.why, reason))
+                    continue
                 message = f"{self._doubt}{exc.message}"
                 remains = of_left or f"{remedy} removes them."
                 try:
@@ -67,6 +76,9 @@ class Deploying:
                     words.error("%s\n%s", message, told)
                     raise
                 raise PlatformRefused(f"{message}\n{self._told(left, remains)}", reason) from exc
+        if failed:
+            whys = "; ".join(why for why, _ in failed)
+            raise PlatformRefused(f"Failed: {whys}. All else was done.", failed[-1][1])
 
     def remove(self, calls: Sequence[Call]) -> None:
         """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
@@ -106,7 +118,10 @@ class Deploying:
             self._sleep(_ASK_AGAIN_S)
 
     def _asked(self, call: Call) -> dict[str, Any]:
-        return self._platform.call(call.service, call.operation, with_answers(call.parameters, self._answers))
+        asked = with_answers(call.parameters, self._answers)
+        if call.as_of is not None:
+            asked = call.as_of(asked, self._now())
+        return {} if asked is None else self._platform.call(call.service, call.operation, asked)
 
     def _left_of(self, failed: Call, exc: GatewayError, reason: str) -> list[str]:
         """What is left, in words, once all that can be was taken back."""
@@ -138,7 +153,12 @@ class Deploying:
                     continue
                 for back in made.undo:
                     words.info("Taking back: %s", back.why)
-                    self._removed(back)
+                    try:
+                        self._removed(back)
+                    except PlatformRefused as exc:
+                        if not (back.alone and exc.reason):  # without an answer the others get none either
+                            raise
+                        left.append(f"{made.named}, as this failed: {back.why}: {exc.message}")
                 self._made.pop()
         except GatewayError as exc:
             left += [f"{self._made.pop().named}, as {exc.message}", *(call.named for call in reversed(self._made))]

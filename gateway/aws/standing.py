@@ -12,6 +12,7 @@ from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
+from gateway.deploying.scheduled import to_come
 from gateway.errors import ConfigError, PlatformRefused
 
 _STATE: Final = r"-[0-9a-f]{12}"
@@ -35,8 +36,6 @@ _OF_ACTION: Final = (
     "EndTime",
     "ScalableTargetAction",
 )
-_ONCE: Final = re.compile(r"at\((.+)\)")  # a schedule
-_ZONES: Final = datetime.timedelta(days=1)  # no two are further apart
 _OF_ALARM: Final = (
     "AlarmName",
     "AlarmDescription",
@@ -98,6 +97,7 @@ class _Looking:
     def __init__(self, platform: Platform, name: str) -> None:
         self._platform = platform
         self._asking = Questions(platform)
+        self._asking_how = Questions(platform)  # it is scaled, which goes with the scaling
         self._name = name
         self._untagged: list[str] = []
 
@@ -128,6 +128,7 @@ class _Looking:
             untagged=tuple(self._untagged),
             elsewhere=tuple(self._asking.elsewhere),
             unseen=self._asking.unseen,
+            unseen_scaling=self._asking_how.unseen,
         )
 
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any] | None:
@@ -219,15 +220,14 @@ class _Looking:
 
     def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
-        for policy in self._asking.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
+        for policy in self._asking_how.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
             yield {key: policy[key] for key in _OF_POLICY if key in policy}
 
     def _scheduled(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking, now = "application-autoscaling", datetime.datetime.now(tz=datetime.UTC)
-        for action in self._asking.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
-            if _to_come(action, now):
-                past = ("StartTime",) if "StartTime" in action and action["StartTime"] <= now else ()  # it would be refused
-                yield {key: action[key] for key in _OF_ACTION if key in action and key not in past}
+        for action in self._asking_how.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
+            if to_come(action, now) is not None:
+                yield {key: action[key] for key in _OF_ACTION if key in action}
 
     def _alarms(self) -> Iterator[StandingAlarm]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
@@ -258,14 +258,6 @@ def _by_key(listed: list[dict[str, str]] | None) -> dict[str, str] | None:
 def _per_minute(policies: Iterable[dict[str, Any]]) -> float | None:
     tracking = (policy.get("TargetTrackingScalingPolicyConfiguration", {}) for policy in policies)
     return next((float(each["TargetValue"]) for each in tracking if "PredefinedMetricSpecification" in each), None)
-
-
-def _to_come(action: Mapping[str, Any], now: datetime.datetime) -> bool:
-    """Whether a scheduled action may do something yet: one that does not is no loss, and would be refused."""
-    once = _ONCE.fullmatch(action["Schedule"])
-    if once is not None and datetime.datetime.fromisoformat(once[1]).replace(tzinfo=datetime.UTC) < now - _ZONES:
-        return False
-    return "EndTime" not in action or bool(action["EndTime"] > now)
 
 
 def _utc(time: datetime.datetime) -> datetime.datetime:

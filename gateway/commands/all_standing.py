@@ -33,7 +33,7 @@ class AllStanding:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """What could not be looked at, and why."""
+        """What could not be looked at, and why, and may stand."""
         return (*self.endpoint.unseen, *self.machine.unseen)
 
     def calls(self) -> list[Call]:

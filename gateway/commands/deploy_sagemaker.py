@@ -116,11 +116,14 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     if isinstance(hosting.package, PackedModel):
         check_bucket(platform, hosting.package.bucket)
     found = _of_ours(standing(platform, hosting.name))
+    if found.unseen_scaling:  # it could not be put back
+        raise PlatformRefused("\n".join(found.unseen_scaling), "AccessDenied")
     if found.endpoint is None:
         raise ConfigError(f"--update: there is no endpoint {hosting.name} in {hosting.region}: leave --update out")
     if not (calls := update(hosting, found, bake_s=bake_s)):
         remedy = ". It is not scaled: --requests-per-second with --max-instances scales it"
-        unscaled = remedy if found.scale is None and isinstance(hosting.way, RealTime | Asynchronous) else ""
+        scaled = found.scale is not None and (found.scale.policies or found.scale.scheduled)
+        unscaled = remedy if not scaled and isinstance(hosting.way, RealTime | Asynchronous) else ""
         has = f"{hosting.name} has this configuration, {hosting.state}"
         raise ConfigError(f"--update: {has}: there is nothing to change{unscaled}")
     if found.endpoint.status != "InService":

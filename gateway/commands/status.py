@@ -29,7 +29,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     found = all_standing(Aws(arguments.region), deployed(arguments.name), arguments.bucket, arguments.on)
     print("\n".join(found.lines(datetime.datetime.now(tz=datetime.UTC))))
-    for each in found.unseen:
+    for each in (*found.unseen, *found.endpoint.unseen_scaling):
         print(f"  not looked at: {each}")
     for each in found.elsewhere:
         print(f"  not in this region: {each}")

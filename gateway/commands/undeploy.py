@@ -20,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "gateway undeploy iris --on ec2 --yes",
         more="Asks AWS what stands there of `gateway deploy sagemaker` or `ec2`, and prints the calls that remove it; with "
         "--yes it makes them. Only what has the tag of this name is removed, and also what is left of a deployment that was "
-        "cut short. Ends with 1 if something could not be looked at.",
+        "cut short. Ends with 1 if something that may stand could not be looked at.",
     )
     add_deployed(command)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")

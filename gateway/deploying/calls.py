@@ -1,6 +1,7 @@
 """Calls of a platform's API as plain data: what is asked of whom, in which order, why, and what takes it back."""
 
-from collections.abc import Mapping, Sequence
+import datetime
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,8 @@ class Call:
     restores: what takes it back puts there what was there before: also where it is not known whether the call did anything.
     told: the questions behind it tell whether it was done: they do where its answer was lost, and where it is said to be under
     way, as of a call that the client has repeated.
+    as_of: what of its parameters holds when it is made; it gives None where there is nothing to do any more.
+    alone: nothing needs it: the calls behind it are made also where it fails.
     """
 
     service: str
@@ -81,6 +84,8 @@ class Call:
     sought: "tuple[Call, tuple[str | int, ...]] | None" = None
     restores: bool = False
     told: bool = False
+    as_of: Callable[[Mapping[str, Any], datetime.datetime], Mapping[str, Any] | None] | None = None
+    alone: bool = False
 
     @property
     def named(self) -> str:

@@ -66,7 +66,8 @@ class Deployed:
     """All that has the tag of one deployment. jobs: transform jobs that run. objects: bucket and key.
 
     untagged: what is called as ours would be, and is somebody else's. elsewhere: what is of another region, in words.
-    unseen: what could not be looked at, and why.
+    unseen: what could not be looked at, and why, and may stand; unseen_scaling: the same of how it is scaled, which goes with
+    `scale`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Deployed:
     untagged: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    unseen_scaling: tuple[str, ...] = ()
 
     @property
     def nothing(self) -> bool:

@@ -24,6 +24,7 @@ from gateway.deploying.sagemaker import (
 )
 from gateway.deploying.sagemaker_standing import Deployed, StandingScale
 from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, instances_of
+from gateway.deploying.scheduled import to_come
 
 _ERRORS: Final = 0.01  # of the answers, in a minute
 _PERIOD_S: Final = 60
@@ -170,7 +171,8 @@ def _kept(policies: Iterable[Mapping[str, Any]], scheduled: Iterable[Mapping[str
     for policy in policies:
         yield Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was")
     for action in scheduled:
-        yield Call(asking, "put_scheduled_action", {**action}, "Scale it again when it was")
+        why = f"Put back the scheduled action {action['ScheduledActionName']}"
+        yield Call(asking, "put_scheduled_action", {**action}, why, as_of=to_come, alone=True)
 
 
 def _suspended(scale: StandingScale) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import boto3
 import botocore.session
@@ -40,7 +41,7 @@ class FakeAws:
     """What stands, by kind and name, and the calls that were made. asked: services and operations, as IAM calls them.
 
     refuse: operation -> what is answered instead of doing it; `LOST`; `REPEATED`; or nothing. patience: how often an endpoint
-    says Creating or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile.
+    says Creating or Updating before it is done. becomes: what it is then. busy: it cannot be removed meanwhile. now: its clock.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class FakeAws:
         self.asked: set[tuple[str, str]] = set()
         self.refuse: dict[str, Refused | str] = {}
         self.before: dict[str, Callable[[], None]] = {}
+        self.now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(tz=datetime.UTC)
         self.patience = 0
         self.becomes = "InService"
         self.busy = False
@@ -352,8 +354,12 @@ class FakeAws:
                 del kind[name]
 
     def _put_scheduled_action(self, **asked: Any) -> None:
-        for time in [asked[key] for key in ("StartTime", "EndTime") if key in asked]:
-            if time <= datetime.datetime.now(tz=datetime.UTC):
+        times = [asked[key] for key in ("StartTime", "EndTime") if key in asked]
+        if once := re.fullmatch(r"at\((.+)\)", asked["Schedule"]):
+            zone = ZoneInfo(asked.get("Timezone", "UTC"))
+            times.append(datetime.datetime.strptime(once[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=zone))
+        for time in times:
+            if time <= self.now():
                 raise Refused("ValidationException", "A scheduled action cannot be in the past")
         self.scheduled[asked["ScheduledActionName"]] = asked
 

@@ -1,6 +1,7 @@
 """`gateway deploy sagemaker --yes`, `status` and `undeploy`, on an AWS in memory: nothing is left behind unsaid."""
 
 import copy
+import datetime
 import json
 import re
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
@@ -20,6 +22,7 @@ from gateway.aws.standing import standing
 from gateway.cli import main
 from gateway.deploying.sagemaker import creation
 from gateway.deploying.sagemaker_standing import removal
+from gateway.deploying.sagemaker_update import update
 from gateway.errors import PlatformRefused
 from tests.deploying.fake_aws import LOST, NOW, REPEATED, RUNNING, FakeAws, Refused
 from tests.deploying.test_sagemaker_plan import HOSTING, IRIS, PLACE, ROOT
@@ -80,8 +83,7 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
 
 QUESTIONS = (
     "list_models", "describe_model", "list_endpoint_configs", "describe_endpoint_config", "describe_scalable_targets",
-    "describe_scaling_policies", "describe_scheduled_actions", "describe_alarms", "list_transform_jobs", "list_objects_v2",
-    "get_object_tagging", "head_bucket",
+    "describe_alarms", "list_transform_jobs", "list_objects_v2", "get_object_tagging", "head_bucket",
 )  # fmt: skip
 
 
@@ -99,6 +101,24 @@ def test_whichever_question_is_denied_the_endpoint_is_told_and_removed(
     assert aws.endpoints == {}
     aws.refuse.clear()
     said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
+@pytest.mark.parametrize("denied", ["describe_scaling_policies", "describe_scheduled_actions"])
+def test_who_may_not_see_how_an_endpoint_is_scaled_removes_all_of_it_and_updates_nothing(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], denied: str
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    before = aws.standing
+    aws.refuse[denied] = DENIED
+    assert re.search(rf"not looked at: .*{denied}: AccessDeniedException", said(capsys, "status", "iris"))
+    assert denied in deployed(capsys, *UPDATE, code=1)
+    assert "stands already" in deployed(capsys, code=2)
+    assert aws.standing == before
+    told = said(capsys, "undeploy", "iris", "--yes")
+    assert "iris is removed from us-east-1." in told
+    assert "ot looked at" not in told
     assert aws.standing == []
 
 
@@ -539,8 +559,8 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
     scaled_by_hand(aws)
     place = {key: next(iter(aws.targets.values()))[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
     before = (list(aws.policies), list(aws.scheduled))
-    gone = {"EndTime": NOW, "Schedule": "rate(1 day)"}, {"Schedule": "at(2020-01-01T00:00:00)", "Timezone": "Asia/Tokyo"}
-    for name, each in zip(("ended", "was once"), gone, strict=True):
+    tokyo = {"Schedule": once(aws.now() + datetime.timedelta(hours=8)), "Timezone": "Asia/Tokyo"}  # an hour ago there
+    for name, each in (("ended", {"EndTime": NOW, "Schedule": "rate(1 day)"}), ("was once", tokyo)):
         aws.scheduled[name] = {**place, "ScheduledActionName": name, **each}
     aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
     told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options, code=int(rolled_back))
@@ -551,6 +571,27 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
     if not options:
         kept = "it stays scaled between 1 and 2, at 6000 requests a minute each, with the scheduled actions nightly, once"
         assert f"{kept}, suspended: --requests" in told
+
+
+def once(time: datetime.datetime) -> str:
+    """A schedule."""
+    return f"at({time:%Y-%m-%dT%H:%M:%S})"
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_scheduled_action_that_is_refused_is_named_and_keeps_no_other_off(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    refused_once(aws, "put_scheduled_action", Refused("ValidationException", "A scheduled action cannot be in the past"))
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=1)
+    assert list(aws.scheduled) == ["once"]
+    refused = "Put back the scheduled action nightly: AWS: application-autoscaling.put_scheduled_action: ValidationException"
+    assert refused in told
+    left = f"Left are: application-autoscaling.deregister_scalable_target, as this failed: {refused}"
+    assert (left if rolled_back else "Failed: Put back the scheduled action nightly. All else was done.") in told
 
 
 @pytest.mark.parametrize("options", [("--variant", "asynchronous"), ("--requests-per-second", "9", "--max-instances", "1")])
@@ -717,12 +758,13 @@ def test_an_update_that_was_interrupted_is_completed_by_the_same_again(
     assert "there is nothing to change" in deployed(capsys, *UPDATE, code=2)
 
 
+@pytest.mark.parametrize("operation", ["describe_endpoint", "put_scaling_policy"])  # not scaled, or by nothing
 def test_an_update_without_a_rate_that_was_interrupted_says_how_it_is_scaled_again(
-    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], operation: str
 ) -> None:
     deployed(capsys)
     update = ("deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT)
-    aws.before["update_endpoint"] = lambda: interrupted(aws, "describe_endpoint")
+    aws.before["update_endpoint"] = lambda: interrupted(aws, operation)
     said(capsys, *update, code=130)
     aws._describe_endpoint("iris")  # it goes on by itself
     remedy = "It is not scaled: --requests-per-second with --max-instances scales it"
@@ -864,6 +906,28 @@ def carrying_out(aws: FakeAws, **changes: Any) -> Time:
     return time
 
 
+def test_a_scheduled_time_that_passes_while_an_update_runs_is_left_out(aws: FakeAws) -> None:
+    carrying_out(aws)
+    scaled_by_hand(aws)
+    began = aws.now()
+    passes = began + datetime.timedelta(seconds=60)
+    nightly = aws.scheduled["nightly"]
+    nightly["StartTime"] = passes
+    there = {"Schedule": once(passes.astimezone(ZoneInfo("America/New_York"))), "Timezone": "America/New_York"}
+    aws.scheduled["soon"] = {**aws.scheduled["once"], "ScheduledActionName": "soon", **there}
+    aws.scheduled["ends"] = {**nightly, "ScheduledActionName": "ends", "EndTime": passes}
+    stands = standing(Aws(), "iris")
+    assert stands.scale is not None
+    assert [action["ScheduledActionName"] for action in stands.scale.scheduled] == [*aws.scheduled]
+    aws.patience, time = 20, Time()
+    aws.now = lambda: began + datetime.timedelta(seconds=time.now_s)
+    package = replace(HOSTING.package, path=Path(__file__))  # type: ignore[type-var]
+    calls = update(replace(HOSTING, package=package, metrics=False), stands)
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s, now=aws.now).carry_out(calls, remedy="`undeploy`")
+    assert list(aws.scheduled) == ["nightly", "once"]
+    assert "StartTime" not in aws.scheduled["nightly"]
+
+
 def test_it_waits_until_the_endpoint_is_in_service_and_says_how_far_it_is(
     aws: FakeAws, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -912,9 +976,13 @@ def test_a_session_that_ends_while_an_endpoint_starts_ends_the_wait_and_says_so(
     assert [name for name, _ in aws.calls].count("describe_endpoint") == 1
 
 
-def throttled_once(aws: FakeAws, operation: str) -> None:
-    aws.refuse[operation] = Refused("ThrottlingException", "Rate exceeded")
+def refused_once(aws: FakeAws, operation: str, refusal: Refused) -> None:
+    aws.refuse[operation] = refusal
     aws.before[operation] = lambda: aws.before.__setitem__(operation, aws.refuse.clear)
+
+
+def throttled_once(aws: FakeAws, operation: str) -> None:
+    refused_once(aws, operation, Refused("ThrottlingException", "Rate exceeded"))
 
 
 def test_a_question_that_is_throttled_costs_no_deployment(aws: FakeAws) -> None:

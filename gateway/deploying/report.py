@@ -30,7 +30,8 @@ class ReportedFleet(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole document what follows; the rest is for people.
 
-    state: proven, not proven, or why there is no winner. autoscaling_invocations_per_minute: for one instance of the winner's.
+    state: proven, not proven, or why there is no winner. configuration_of: whose the configuration is; None: the winner's.
+    autoscaling_invocations_per_minute: for one instance of that candidate.
     """
 
     schema: str
@@ -42,13 +43,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     configuration: dict[str, Any]
     launcher: str
     machine: str
+    configuration_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What was measured, and is now to be deployed.
 
-    configuration: as a file of it would have it. instance_types: the winner's first, then the others of its fleet.
+    configuration: as a file of it would have it. instance_types: its candidate's first, then the others of the fleet.
     count: instances of that fleet; None: no rate was asked for. invocations_per_minute: to scale
     one instance at. caveats: what to know of it.
     """
@@ -105,7 +107,7 @@ def read_report(path: Path) -> Measured:
         raise ConfigError(f"{path}: configuration: empty: expected {expected}: name its configuration instead")
     by_name = {candidate.name: candidate for candidate in found.candidates}
     counts = found.fleet.counts if found.fleet is not None else {}
-    ranked = [found.winner, *(name for name in counts if name != found.winner)]
+    ranked = dict.fromkeys((found.configuration_of or found.winner, *counts))
     return Measured(
         str(path),
         found.configuration,
@@ -123,6 +125,10 @@ def _caveats(found: Report) -> list[str]:
         caveats.append("the fleet is not proven: the rates that are do not carry what was asked for")
     elif found.state != "proven":
         caveats.append(f"the rate is {found.state}: it held in the sample only")
+    if found.fleet is not None and len(found.fleet.counts) > 1:
+        mix = " + ".join(f"{count} × {name}" for name, count in found.fleet.counts.items())
+        whose = found.configuration_of or found.winner
+        caveats.append(f"the fleet is {mix}, each with its own configuration: this is that of {whose}")
     if found.launcher == "local":
         caveats.append(f"the rate was measured on {found.machine}, which stood for the instance type")
     return caveats

@@ -1,15 +1,24 @@
-"""The cheapest fleet for a rate: how many instances of which kinds, as a small integer program."""
+"""The cheapest fleet for a rate: how many instances of which kinds, found exactly.
 
-from collections.abc import Sequence
+Partial fleets grow kind by kind, those that cost most per rate first; what each lacks is filled with the kind that costs least.
+One is dropped where another carries as much for no more, or where even fractions of what may still be added would make it cost
+as much as the best whole fleet so far. So few are left at a time.
+
+No solver does it: HiGHS, in scipy, writes to standard output, where a report may be on its way.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
-from loadtest.prices.costs import autoscaling_invocations_per_minute
+from loadtest.prices.costs import autoscaling_invocations_per_minute, replicas_for
 from loadtest.wording import rate
 
 HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
+EQUAL = 1e-9  # rates and prices that differ by no larger share are the same: floating point
+NARROW = 100  # partial fleets at a time in a first search, which is not exact: what it finds keeps the exact one short
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +54,7 @@ class NoFleet(Exception):
     """The options cannot carry the target rate."""
 
 
-def cheapest_fleet(
-    options: Sequence[FleetOption], target_rps: float, *, headroom: float = HEADROOM, min_instances: int = 1
-) -> Fleet:
+def cheapest_fleet(options: Sequence[FleetOption], target_rps: float, *, headroom: float = HEADROOM) -> Fleet:
     """Minimise the hourly price of whole instances that carry target_rps at `headroom` of their measured capacity.
 
     Mixes are considered: a large and a small instance may together be cheaper than two large ones.
@@ -55,42 +62,144 @@ def cheapest_fleet(
     """
     if not options:
         raise NoFleet("no candidate meets the SLO: there is nothing to build a fleet of")
-    price = np.array([option.usd_per_hour for option in options])
-    carried = np.array([option.max_rps * headroom for option in options])
-    # No optimal fleet has more of one kind than would carry everything alone; this bound also keeps the search small.
-    alone = np.maximum(np.ceil(target_rps / carried), min_instances)
-    upper = np.array(
-        [alone[i] if option.max_count is None else min(alone[i], option.max_count) for i, option in enumerate(options)]
-    )
-    pools: dict[str, list[int]] = {}
-    for i, option in enumerate(options):
-        pools.setdefault(option.pool or option.name, []).append(i)
-    found = milp(
-        price,
-        integrality=np.ones(len(options)),
-        bounds=Bounds(0, upper),
-        constraints=[
-            # Scaled to 1, so that the solver's absolute tolerance means the same at every rate.
-            LinearConstraint(carried / target_rps, lb=1),
-            LinearConstraint(np.ones(len(options)), lb=min_instances),
-            *(
-                LinearConstraint(np.isin(np.arange(len(options)), members).astype(float), ub=options[members[0]].max_count)
-                for members in pools.values()
-                if options[members[0]].max_count is not None
-            ),
-        ],
-        options={"time_limit": 10.0},
-    )
-    if found.x is None:
-        most = sum(max(carried[members] * upper[members]) for members in pools.values())
-        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {rate(most)}; raise `max_count`")
-    counts = {option.name: round(n) for option, n in zip(options, found.x, strict=True) if round(n)}
-    by_name = {option.name: option for option in options}
+    useful = _useful(options)
+    kinds = _Kinds.of(useful, target_rps, headroom)
+    found = kinds.cheapest()
+    if found is None:
+        ends = rate(kinds.most_rps())
+        raise NoFleet(f"{target_rps:g} requests/s cannot be carried: the options end at {ends}; raise `max_count`")
+    counts = {option.name: int(count) for option, count in zip(useful, found, strict=True) if count}
+    mix = [(option, counts[option.name]) for option in options if option.name in counts]
     return Fleet(
-        counts=counts,
-        usd_per_hour=sum(by_name[name].usd_per_hour * n for name, n in counts.items()),
-        capacity_rps=sum(by_name[name].max_rps * n for name, n in counts.items()),
+        counts={option.name: count for option, count in mix},
+        usd_per_hour=sum(option.usd_per_hour * count for option, count in mix),
+        capacity_rps=sum(option.max_rps * count for option, count in mix),
         target_rps=target_rps,
         headroom=headroom,
-        autoscaling_per_minute={name: autoscaling_invocations_per_minute(by_name[name].max_rps) for name in counts},
+        autoscaling_per_minute={option.name: autoscaling_invocations_per_minute(option.max_rps) for option, _ in mix},
     )
+
+
+def _useful(options: Sequence[FleetOption]) -> list[FleetOption]:
+    """Without those in whose place one or more of another carry as much for no more."""
+    kept: list[FleetOption] = []
+    for option in sorted(options, key=lambda each: (each.usd_per_hour, -each.max_rps)):
+        for other in kept:
+            pooled = bool(option.pool) and other.pool == option.pool
+            count = int(option.usd_per_hour / other.usd_per_hour * (1 + EQUAL)) if other.max_count is None else int(pooled)
+            if count * other.max_rps >= option.max_rps:
+                break
+        else:
+            kept.append(option)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """The options as arrays, (kinds,). A fleet is a row of counts, (kinds,); several are (fleets, kinds).
+
+    rps: what one carries. most: of one kind, as many as may be of use. pool: the number of its pool. cap: of the whole pool;
+    infinite without a limit. needed_rps: what a fleet must carry.
+    """
+
+    usd: np.ndarray
+    rps: np.ndarray
+    most: np.ndarray
+    pool: np.ndarray
+    cap: np.ndarray
+    needed_rps: float
+
+    @classmethod
+    def of(cls, options: Sequence[FleetOption], target_rps: float, headroom: float) -> "_Kinds":
+        alone = [replicas_for(target_rps, option.max_rps, headroom) for option in options]
+        cap = np.array([math.inf if option.max_count is None else option.max_count for option in options])
+        numbers = {pool: number for number, pool in enumerate({option.pool or option.name for option in options})}
+        return cls(
+            usd=np.array([option.usd_per_hour for option in options]),
+            rps=np.array([option.max_rps * headroom for option in options]),
+            most=np.minimum(alone, cap),
+            pool=np.array([numbers[option.pool or option.name] for option in options]),
+            cap=cap,
+            needed_rps=target_rps * (1 - EQUAL),
+        )
+
+    def most_rps(self) -> float:
+        """What all that can be had carry, each pool as the fastest of it."""
+        return float(sum((self.rps * self.most)[self.pool == pool].max() for pool in set(self.pool.tolist())))
+
+    def cheapest(self) -> np.ndarray | None:
+        """None if all that can be had do not carry what is needed."""
+        per_rps = self.usd / self.rps
+        fills = [fleet for order in (per_rps, -self.rps) if (fleet := self._filled(np.argsort(order))) is not None]
+        if not fills:
+            return None
+        best = min(fills, key=lambda fleet: float(fleet @ self.usd))
+        # Pool by pool, the dearest first.
+        least = {pool: min(per_rps[self.pool == pool]) for pool in set(self.pool.tolist())}
+        order = sorted(range(len(per_rps)), key=lambda kind: (-least[self.pool[kind]], self.pool[kind], -per_rps[kind]))
+        for width in (NARROW, None):
+            best = self._grown(order, best, width)
+        return best
+
+    def _grown(self, order: Sequence[int], best: np.ndarray, width: int | None) -> np.ndarray:
+        """The cheapest fleet, or the best again. width: of so many partial fleets at a time; None: of all."""
+        fleets = np.zeros((1, len(order)))
+        best = self._completed(fleets, order[-1], best)
+        for place, kind in enumerate(order[:-1]):
+            for count in self._steps(kind, best):
+                more = fleets[self._used(fleets, kind) + count <= self.cap[kind]]
+                more[:, kind] += count
+                best = self._completed(more, order[-1], best)
+                fleets = self._undominated(np.concatenate([fleets, more]), kind)
+                least = self._least_usd(fleets, order[place:])
+                fleets = fleets[np.argsort(least)[: np.count_nonzero(least < self._enough(best))][:width]]
+        return best
+
+    def _used(self, fleets: np.ndarray, kind: int) -> np.ndarray:
+        """Instances of the kind's pool, (fleets,)."""
+        return np.asarray(fleets[:, self.pool == self.pool[kind]].sum(axis=1))
+
+    def _filled(self, order: np.ndarray) -> np.ndarray | None:
+        """As many of each as it takes, in this order; None if they do not carry what is needed."""
+        fleet = np.zeros((1, len(order)))
+        for kind in order:
+            left_rps = self.needed_rps - fleet[0] @ self.rps
+            fleet[0, kind] = min(max(0, math.ceil(left_rps / self.rps[kind])), self.cap[kind] - self._used(fleet, kind)[0])
+        return fleet[0] if fleet[0] @ self.rps >= self.needed_rps else None
+
+    def _steps(self, kind: int, best: np.ndarray) -> Iterator[int]:
+        """Counts whose sums are all numbers of this kind that may be in a cheaper fleet."""
+        one = np.eye(len(self.usd))[[kind]]
+        left, count = int(self.most[kind]), 1
+        while left > 0 and self._least_usd(min(count, left) * one, range(len(self.usd)))[0] < self._enough(best):
+            yield min(count, left)
+            left, count = left - count, 2 * count
+
+    def _least_usd(self, fleets: np.ndarray, kinds: Sequence[int]) -> np.ndarray:
+        """What they would cost, completed with fractions of these kinds, (fleets,); infinite where those do not suffice."""
+        rest = sorted(kinds, key=lambda kind: float(self.usd[kind] / self.rps[kind]))
+        carried, costs = (np.append(0, np.cumsum((each * self.most)[rest])) for each in (self.rps, self.usd))
+        return np.asarray(fleets @ self.usd + np.interp(self.needed_rps - fleets @ self.rps, carried, costs, right=math.inf))
+
+    def _enough(self, best: np.ndarray) -> float:
+        """What is cheaper than the best costs less than this."""
+        return float(best @ self.usd) * (1 - EQUAL)
+
+    def _undominated(self, fleets: np.ndarray, kind: int) -> np.ndarray:
+        """Without those beside which another carries as much for no more, with as many of the kind's pool."""
+        if len(fleets) < 2:
+            return fleets
+        used = self._used(fleets, kind) if math.isfinite(self.cap[kind]) else np.zeros(len(fleets))
+        rps, usd = (np.round(fleets @ (each / each.max()), 12) for each in (self.rps, self.usd))
+        order = np.lexsort((-rps, usd, used))
+        rps, used = rps[order], used[order]
+        rows = used * (2 * rps.max() + 1) + rps  # rises from one number used to the next: one pass for all
+        return np.asarray(fleets[order[np.append(True, rows[1:] > np.maximum.accumulate(rows)[:-1])]])
+
+    def _completed(self, fleets: np.ndarray, kind: int, best: np.ndarray) -> np.ndarray:
+        """The cheapest of these, each completed with this kind, and of the best."""
+        full = fleets.copy()
+        full[:, kind] += np.maximum(0, np.ceil((self.needed_rps - fleets @ self.rps) / self.rps[kind]))
+        full = full[self._used(full, kind) <= self.cap[kind]]
+        usd = full @ self.usd
+        return np.asarray(full[np.argmin(usd)]) if len(full) and usd.min() < self._enough(best) else best

@@ -78,12 +78,26 @@ def build(
     if state == "no candidate":
         outcome, winner = replace(outcome, winner=None, runner_up=None), None
     runner_up = standings[outcome.runner_up] if outcome.runner_up else None
-    reports = _named([_candidate(configured[name], standing, outcome, question, today) for name, standing in standings.items()])
+    mix = list(fleet.counts) if fleet and winner and len(fleet.counts) > 1 else []
+    answering = [standings[name] for name in mix] or ([winner] if winner else [])
+    # Whose configuration is deployed: of a mix without the winner, whoever carries most of it.
+    lead = winner
+    if fleet and winner not in answering:
+        lead = max(answering, key=lambda standing: fleet.counts[standing.entrant.name] * standing.claimed_rps, default=None)
+    reports = _named(
+        [_candidate(configured[name], standing, outcome, question, today, mix) for name, standing in standings.items()], outcome
+    )
     ranking = rank(question, outcome, seed=spec.seed)
     notes = list(outcome.notes)
-    if winner:
-        decisive = next(run for run in reversed(winner.evidence) if run.rps == winner.claimed_rps)
-        notes += [f"the run behind {winner.entrant.name}'s rate: {note}" for note in decisive.notes]
+    for standing in answering:
+        decisive = next(run for run in reversed(standing.evidence) if run.rps == standing.claimed_rps)
+        notes += [f"the run behind {standing.entrant.name}'s rate: {note}" for note in decisive.notes]
+    configurations = {name: configured[name].document for name in mix if configured[name].document}
+    if configurations and lead:
+        notes.append(
+            f"`gateway.yaml` is of {lead.entrant.name} alone: "
+            "those of all of the fleet stand under `configurations` in report.json"
+        )
     notes += ended_early(question, outcome)
     if short and state != "no candidate":  # there it is the answer
         notes.append(short)
@@ -109,7 +123,7 @@ def build(
         margin_resolved=bool(winner and runner_up and _told_apart(question, winner, runner_up)),
         probability_cheapest=ranking.probability_cheapest if ranking else None,
         flip_usd_per_hour=ranking.flip_usd_per_hour if ranking else None,
-        autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(winner.claimed_rps) if winner else None,
+        autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(lead.claimed_rps) if lead else None,
         fleet=fleet,
         fleets=_fleets(options, question.headroom),
         hoped_fleet=outcome.hoped if fleet is not None else None,
@@ -119,13 +133,15 @@ def build(
         ),
         floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
         generator_limited=limited,
-        configuration=configured[outcome.winner].document if outcome.winner else {},
+        configuration=configured[lead.entrant.name].document if lead else {},
+        configuration_of=lead.entrant.name if lead else None,
+        configurations=configurations,
         launcher=spec.launcher.kind,
         machine=machine,
         seconds_spent=outcome.seconds,
         seconds_budget=question.seconds,
         usd_spent=outcome.usd if paid else 0.0,
-        warnings=(*_loss(reports, outcome), *spec.warnings, *_price_warnings(reports)),
+        warnings=(*_loss(reports, mix or [outcome.winner]), *spec.warnings, *_price_warnings(reports)),
         notes=tuple(notes),
         pareto_p99=_pareto_p99(reports),
         pareto_agreement=_pareto_agreement(reports),
@@ -194,16 +210,22 @@ def _pareto_agreement(reports: Sequence[CandidateReport]) -> tuple[FrontPoint, .
     )
 
 
-def _named(reports: list[CandidateReport]) -> tuple[CandidateReport, ...]:
+def _named(reports: list[CandidateReport], outcome: SearchOutcome) -> tuple[CandidateReport, ...]:
     """In order of rank, each with its letter and with what tells it from the others."""
     told = differences(reports)
     named = [replace(report, differs=differs) for report, differs in zip(reports, told, strict=True)]
-    named = [replace(report, letter=letters(place)) for place, report in enumerate(sorted(named, key=_order))]
+    ranked = sorted(named, key=lambda report: (report.name != outcome.winner, *_order(report)))
+    named = [replace(report, letter=letters(place)) for place, report in enumerate(ranked)]
     return tuple(named)
 
 
 def _candidate(
-    candidate: CandidateSetup, standing: Standing, outcome: SearchOutcome, question: Question, today: datetime.date
+    candidate: CandidateSetup,
+    standing: Standing,
+    outcome: SearchOutcome,
+    question: Question,
+    today: datetime.date,
+    mix: Sequence[str],
 ) -> CandidateReport:
     price = candidate.price
     assert price is not None  # as question_of saw
@@ -213,7 +235,7 @@ def _candidate(
     points = curve(standing.runs)
     return CandidateReport(
         name=candidate.name,
-        status=_status(standing, outcome),
+        status=_status(standing, outcome, mix),
         instance_type=candidate.instance_type,
         backend=candidate.backend,
         settings=candidate.settings,
@@ -250,21 +272,27 @@ def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | Non
     return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
 
 
-def _loss(reports: Sequence[CandidateReport], outcome: SearchOutcome) -> list[str]:
-    """At what loss the winner wins, where it is one that the default would not allow."""
-    found = next((report.agreement for report in reports if report.name == outcome.winner), None)
-    if found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
-        return []
-    told = f"agree only {agreement_text(found.value or 0.0)} with those of {found.reference}"
-    if found.value is None:
-        told = f"could not be judged: {found.failure}"
-    return [f"the winner's answers {told}; the spec allows it"]
+def _loss(reports: Sequence[CandidateReport], answering: Sequence[str | None]) -> list[str]:
+    """At what loss those win that the answer is of, where it is one that the default would not allow."""
+    losses = []
+    for report in reports:
+        found = report.agreement
+        if report.name not in answering or found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
+            continue
+        told = f"agree only {agreement_text(found.value or 0.0)} with those of {found.reference}"
+        if found.value is None:
+            told = f"could not be judged: {found.failure}"
+        whose = "the winner's answers" if len(answering) == 1 else f"answers of {report.name}"
+        losses.append(f"{whose} {told}; the spec allows it")
+    return losses
 
 
-def _status(standing: Standing, outcome: SearchOutcome) -> Status:
+def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> Status:
     name = standing.entrant.name
+    if name in mix:
+        return "in the fleet"
     if name == outcome.winner:
-        return "winner"
+        return "cheapest alone" if mix else "winner"
     if name == outcome.runner_up:
         return "runner-up"
     if standing.claimed_rps:
@@ -274,7 +302,10 @@ def _status(standing: Standing, outcome: SearchOutcome) -> Status:
     return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
 
 
-_ORDER: Final[tuple[Status, ...]] = ("winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected")
+_ORDER: Final[tuple[Status, ...]] = (
+    *("winner", "cheapest alone", "in the fleet", "runner-up", "finalist"),
+    *("measured", "not measurable", "predicted", "rejected"),
+)
 
 
 def _order(report: CandidateReport) -> tuple[int, float]:

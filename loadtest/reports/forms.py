@@ -141,7 +141,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
 
     main = tables.candidates(found)
     kept = NARROW if console.width < 90 else NARROW + WIDE
-    _show_table([column for column in main if column.heading in kept], console, "A" if found.winner else "")
+    _show_table([column for column in main if column.heading in kept], console, found.leaders)
     if any(cell.startswith("(") for column in main for cell in column.cells):
         console.print("(in brackets: kept the SLO while it was measured, not proven)", style="dim")
     if any(cell.endswith("*") for column in main for cell in column.cells):
@@ -157,7 +157,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
         _show_table(apart, console)
 
 
-def _show_table(columns: "list[Column]", console: "Console", first: str = "") -> None:
+def _show_table(columns: "list[Column]", console: "Console", first: tuple[str, ...] = ()) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -166,7 +166,7 @@ def _show_table(columns: "list[Column]", console: "Console", first: str = "") ->
         numeric = column.numeric
         grid.add_column(column.heading, justify="right" if numeric else "left", no_wrap=numeric or len(column.heading) < 2)
     for row in zip(*(column.cells for column in columns), strict=True):
-        grid.add_row(*(Text(cell) for cell in row), style="bold" if row[0] == first else "")
+        grid.add_row(*(Text(cell) for cell in row), style="bold" if row[0] in first else "")
     console.print(grid)
 
 

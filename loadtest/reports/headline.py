@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.documents.reader import STANDARD_INPUT, STANDARD_INPUT_NAME
-from loadtest.prices.costs import HOURS_PER_MONTH
+from loadtest.prices.costs import HOURS_PER_MONTH, replicas_for
 from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.reports.states import SIGNALS
 from loadtest.search.events import NOT_STARTED
@@ -20,11 +20,14 @@ SURE: Final = 0.9  # probability from which the cheapest is called so without mo
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One figure of the headline. key: what it is in the document. label: what it is, in words that need no other."""
+    """One figure of the headline. key: what it is in the document. label: what it is, in words that need no other.
+    candidate: the name of whose it is; "": the winner's, or nobody's.
+    """
 
     key: str
     value: str
     label: str
+    candidate: str = ""
 
 
 def question(found: Recommendation) -> str:
@@ -39,13 +42,15 @@ def headline(found: Recommendation, *, command: bool = False) -> str:
     """
     winner = found.winner_report
     slo = slo_in_words(found.slo)
-    if found.state == "proven" and found.fleet is not None and len(found.fleet.counts) > 1:
-        told = "; ".join(f"{each.letter} is {each.differs}" for each in map(found.candidate, found.fleet.counts))
-        return f"{fleet_told(found, found.fleet.counts)} are the cheapest fleet that was proven: {told}"
+    mix = fleet_told(found, found.fleet.counts) if found.fleet is not None and found.mix else ""
+    told = "; ".join(f"{each.letter} is {each.differs}" for each in found.mix)
+    if found.state == "proven" and mix:
+        return f"{mix} are the cheapest fleet that was proven: {told}"
     if found.state == "proven" and winner is not None:
         return f"{winner.letter} {_standing(found)}: {winner.differs}"
     if found.state == "not proven":
         ahead = f". So far {winner.letter} is ahead: {winner.differs}" if winner is not None else ""
+        ahead = f". So far {mix} are ahead: {told}" if mix else ahead
         return found.needed + (f": {found.command}" if command else "") + ahead
     if found.state == "no candidate" and found.needed:
         return found.needed
@@ -103,7 +108,9 @@ def needed(found: Recommendation, seconds: float | None, options: Sequence[str])
 def facts(found: Recommendation) -> list[Fact]:
     """The figures of the answer, each once."""
     winner = found.winner_report
-    return _missed(found) if winner is None else [*_of_winner(found, winner), *_of_rest(found, winner)]
+    if winner is None:
+        return _missed(found)
+    return [*(_of_mix(found, winner) if found.mix else _of_winner(found, winner)), *_of_rest(found, winner)]
 
 
 def answer(found: Recommendation, *, command: bool = True) -> str:
@@ -160,34 +167,60 @@ def cliff_told(candidate: CandidateReport) -> str:
 
 
 def _of_winner(found: Recommendation, winner: CandidateReport) -> list[Fact]:
-    slo = slo_in_words(found.slo)
-    held = f"kept {slo}, proven at 95 % confidence" if winner.max_rps else f"kept {slo} while it was measured, not proven"
-    higher = any(run.rps > winner.claimed_rps for run in winner.runs)
-    more = "" if higher else "; the highest that was tried"
-    told = [Fact("claimed_rps", rate(winner.claimed_rps), held + more)]
+    told = [_kept(found, winner)]
     if winner.p99_ms_at_max is not None:
         told.append(Fact("p99_ms_at_max", ms(winner.p99_ms_at_max), "p99 at that rate"))
     told += [
         Fact("cost_per_million_usd", usd(winner.cost_per_million_usd or 0.0), "per million requests at that rate"),
         Fact("usd_per_hour", usd(winner.price.usd_per_hour), f"an hour of {winner.letter}: {price_told(winner.price)}"),
     ]  # fmt: skip
+    return [*told, *_of_fleet(found), *_agreed(found, winner)]
+
+
+def _of_mix(found: Recommendation, winner: CandidateReport) -> list[Fact]:
+    """The same of each that is in it, then of all, and what the winner, the cheapest alone, costs beside it."""
+    told = []
+    for each in found.mix:
+        told.append(_kept(found, each, f" on each {each.letter}"))
+        if each.p99_ms_at_max is not None:
+            told.append(Fact("p99_ms_at_max", ms(each.p99_ms_at_max), f"p99 of {each.letter} at that rate", each.name))
+        price = f"an hour of {each.letter}: {price_told(each.price)}"
+        told += [
+            Fact("usd_per_hour", usd(each.price.usd_per_hour), price, each.name),
+            *_agreed(found, each, f" of {each.letter}"),
+        ]
+    told += _of_fleet(found)
     if found.fleet is not None and found.target_rps is not None:
-        month = usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)
-        fleet = fleet_told(found, found.fleet.counts)
-        told.append(
-            Fact("usd_per_month", month, f"a month for {rate(found.target_rps)}: {fleet}, loaded to {percent(found.headroom)}")
-        )
-    agreed = winner.agreement
-    if agreed is not None and agreed.value is not None and agreed.measured_on != agreed.reference:
-        with_whom = lettered(found, agreed.reference)
-        told.append(
-            Fact(
-                "agreement",
-                agreement_text(agreed.value),
-                f"agreement with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)",
-            )
-        )
+        count = replicas_for(found.target_rps, winner.claimed_rps, found.headroom)
+        if winner.max_count is None or count <= winner.max_count:
+            month = usd(count * winner.price.usd_per_hour * HOURS_PER_MONTH)
+            told.append(Fact("alone", month, f"a month is what {count} × {winner.letter} costs, the cheapest alone"))
     return told
+
+
+def _kept(found: Recommendation, candidate: CandidateReport, on: str = "") -> Fact:
+    kept = f"kept {slo_in_words(found.slo)}{on}"
+    kept += ", proven at 95 % confidence" if candidate.max_rps else " while it was measured, not proven"
+    higher = any(run.rps > candidate.claimed_rps for run in candidate.runs)
+    more = "" if higher else "; the highest that was tried"
+    return Fact("claimed_rps", rate(candidate.claimed_rps), kept + more, candidate.name)
+
+
+def _of_fleet(found: Recommendation) -> list[Fact]:
+    if found.fleet is None or found.target_rps is None:
+        return []
+    month = usd(found.fleet.usd_per_hour * HOURS_PER_MONTH)
+    fleet = fleet_told(found, found.fleet.counts)
+    return [Fact("usd_per_month", month, f"a month for {rate(found.target_rps)}: {fleet}, loaded to {percent(found.headroom)}")]
+
+
+def _agreed(found: Recommendation, candidate: CandidateReport, of: str = "") -> list[Fact]:
+    agreed = candidate.agreement
+    if agreed is None or agreed.value is None or agreed.measured_on == agreed.reference:
+        return []
+    with_whom = lettered(found, agreed.reference)
+    label = f"agreement{of} with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)"
+    return [Fact("agreement", agreement_text(agreed.value), label, candidate.name)]
 
 
 def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:

@@ -31,7 +31,9 @@ def render(found: Recommendation) -> str:
     """The whole page."""
     shown = [candidate for candidate in found.candidates if candidate.curve]
     colours = {candidate.name: min(place, PALETTE - 1) for place, candidate in enumerate(shown)}
-    target = found.autoscaling_invocations_per_minute
+    scaled = found.fleet.autoscaling_per_minute if found.fleet else {}
+    if not scaled and found.winner and found.autoscaling_invocations_per_minute:
+        scaled = {found.winner: found.autoscaling_invocations_per_minute}
     count = sum(len(candidate.runs) for candidate in found.candidates)
     return pages.render(
         "recommendation.html",
@@ -50,7 +52,10 @@ def render(found: Recommendation) -> str:
         fleets=tables.fleets(found),
         fleets_note=(
             f"Whole instances, mixes included, each loaded to {percent(found.headroom)} of the rate at which it kept the SLO. "
-            + (f"Autoscaling of A: begin with {target:,.0f} invocations per instance and minute." if target else "")
+            + " ".join(
+                f"Autoscaling of {found.candidate(name).letter}: begin with {target:,.0f} invocations per instance and minute."
+                for name, target in scaled.items()
+            )
         ),
         runs=tables.runs(found),
         runs_summary=f"{count} measurement{'' if count == 1 else 's'} behind the answer",

@@ -4,7 +4,7 @@
 `InferenceRecommendations`) stand beside ours, so that what reads the one reads the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,7 +20,9 @@ from loadtest.search.events import Measured, Timing
 
 SCHEMA: Final = "loadtest.recommendation/1"
 
-Status = Literal["winner", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected"]
+Status = Literal[
+    "winner", "cheapest alone", "in the fleet", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class AgreementReport:
 class CandidateReport:
     """One candidate and everything known of it.
 
+    status: where a mix is the answer, who is in it, and who is the cheapest alone; else who wins.
     letter: what it is called wherever the legend is near, in order of rank: A is the winner. differs: what tells it from the
     others: instance type, backend, settings.
 
@@ -176,16 +179,18 @@ class Recommendation:
     be measured.
     needed: what a proof would take, in words, and the command for it; where no fleet carries target_rps, what keeps it from
     that. Empty if it is proven, or no amount of time brings it.
-    winner, runner_up: names of candidates; None if there is none. proven: state, as a flag.
-    verified: whether it recovered from an overload; None if there was no time to see.
+    winner, runner_up: the cheapest alone, and the next: names of candidates; None if there is none. proven: state, as a flag.
+    verified: whether the winner recovered from an overload; None if there was no time to see.
     margin: how much more the runner-up costs than the winner, as a share, each at its claimed rate: a fleet for target_rps,
     else a million requests; None if too few can be had of one of them. margin_resolved: False if what was measured does not
     tell the two costs apart.
     probability_cheapest: that none is cheaper, each alone, by bootstrap over blocks.
     flip_usd_per_hour: the winner's hourly price from which the runner-up costs less, at the claimed rates.
-    autoscaling_invocations_per_minute: SageMaker's target per instance. fleet: for target_rps. fleets: for other rates.
+    fleet: for target_rps; of several kinds, it is the answer, and not the winner. fleets: for other rates.
+    autoscaling_invocations_per_minute: SageMaker's target per instance of configuration_of.
     hoped_fleet: would cost less than it, at rates that are partly only estimated; None if none is known.
-    answer: the recommendation in words. configuration: the gateway configuration to deploy; empty for a running server.
+    answer: the recommendation in words. configuration: the gateway configuration to deploy, of the candidate
+    configuration_of; empty for a running server. configurations: candidate -> its own, of all of a fleet of several kinds.
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
     pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
     min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
@@ -234,6 +239,8 @@ class Recommendation:
     reference: str = ""
     refused: tuple[RefusedCandidate, ...] = ()
     hoped_fleet: Fleet | None = None
+    configuration_of: str | None = None
+    configurations: dict[str, dict[str, Any]] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property
@@ -243,6 +250,18 @@ class Recommendation:
     @property
     def winner_report(self) -> CandidateReport | None:
         return self.candidate(self.winner) if self.winner is not None else None
+
+    @property
+    def mix(self) -> tuple[CandidateReport, ...]:
+        """Who is in the fleet, where it is of several kinds; then it is the answer."""
+        counts = self.fleet.counts if self.fleet is not None else {}
+        return tuple(map(self.candidate, counts)) if len(counts) > 1 else ()
+
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """Letters of those that the answer is of."""
+        winner = self.winner_report
+        return tuple(candidate.letter for candidate in self.mix or ((winner,) if winner else ()))
 
     def candidate(self, name: str) -> CandidateReport:
         return next(candidate for candidate in self.candidates if candidate.name == name)

@@ -39,8 +39,7 @@ def next_load(known: Knowledge) -> Load | None:
         or _prove(known, shortlist)
         or _raise(known, shortlist)
         or _challenge(known, shortlist)
-        or _complement(known)
-        or _refine(known, shortlist, 1)
+        or _save(known, shortlist)
         or _challenge(known, shortlist, likely=True)
         or _refine(known, shortlist, FINALISTS if known.is_carried(shortlist) else len(shortlist))
     )
@@ -178,14 +177,38 @@ def _challenge(known: Knowledge, shortlist: list[Standing], *, likely: bool = Fa
     return None
 
 
-def _complement(known: Knowledge) -> Load | None:
-    """Whoever would make a fleet cheaper than the proven one is tried at the rate that would make it so."""
-    fleet, rates = hoped_fleet(known) or (None, {})
-    for name in fleet.counts if fleet else ():
-        standing = known.standings[name]
-        if rates[name] > standing.peak_rps and (trial := _trial(known, standing, rates[name])):
+def _save(known: Knowledge, shortlist: list[Standing]) -> Load | None:
+    """A closer bracket of the cheapest, or whoever would make a fleet cheaper than the proven one: first what saves more in the
+    time that it takes.
+    """
+    closer, hoped = _refine(known, shortlist, 1), hoped_fleet(known)
+    if hoped is None:
+        return closer
+    fleet, rates = hoped
+    missing = {known.standings[name]: rates[name] for name in fleet.counts if rates[name] > known.standings[name].peak_rps}
+    if closer is not None:
+        leader = known.standings[closer.entrant]
+        proven = {standing.entrant: standing.peak_rps for standing in known.contenders}
+        now, raised = (known.question.fleet(rates.items()) for rates in (proven, proven | {leader.entrant: closer.rps}))
+        if raised is not None and (
+            now is None
+            or (now.usd_per_hour - raised.usd_per_hour) / _proof_seconds(known, {leader: closer.rps})
+            >= (now.usd_per_hour - fleet.usd_per_hour) / _proof_seconds(known, missing)
+        ):
+            return closer
+    for standing, rps in missing.items():
+        if closer is not None and standing.entrant.name == closer.entrant:
+            return closer
+        # By less it is not known anyway.
+        rps = max(rps, min(PRECISION * standing.peak_rps, _hoped_rps(known, standing)))
+        if trial := _trial(known, standing, rps):
             return trial
-    return None
+    return closer
+
+
+def _proof_seconds(known: Knowledge, rates: dict[Standing, float]) -> float:
+    """The least time to prove these."""
+    return sum(known.start_seconds(standing) + known.decisive_seconds(rps) for standing, rps in rates.items())
 
 
 def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
@@ -199,8 +222,7 @@ def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
     enough = proven.usd_per_hour / PRECISION if proven else math.inf
     spans: dict[Standing, tuple[float, float]] = {}
     for standing in known.contenders:
-        most = standing.peak_rps if standing is claims[0] else _hoped_rps(known, standing)
-        if most > 0:
+        if (most := _hoped_rps(known, standing)) > 0:
             spans[standing] = standing.peak_rps or min(most, _sure_rps(standing)), most
 
     def at(share: float) -> tuple[Fleet, dict[str, float]] | None:

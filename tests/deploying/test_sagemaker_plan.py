@@ -423,6 +423,20 @@ def test_a_fleet_of_several_kinds_is_asked_for_in_pools(capsys: pytest.CaptureFi
     assert variant["InitialInstanceCount"] == 3
 
 
+def test_a_mix_without_the_winner_is_deployed_on_its_own_types(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = json.loads(reported(tmp_path).read_text())
+    one, other = (each["name"] for each in found["candidates"] if each["instance_type"] == "c8g.large")
+    candidates = [each | {"instance_type": each["instance_type"].replace("c8g", "c6i")} for each in found["candidates"]]
+    fleet = {"counts": {one: 2, other: 1}, "usd_per_hour": 1, "capacity_rps": 9, "target_rps": 5,
+             "headroom": 0.7, "autoscaling_per_minute": {}}  # fmt: skip
+    report = reported(tmp_path, fleet=fleet, candidates=candidates, configuration_of=other)
+    assert main(["deploy", "sagemaker", str(report), *PLACE]) == 0
+    out, err = capsys.readouterr()
+    assert "ml.c6i.large" in out
+    assert "ml.c7i.large" not in out
+    assert f"the fleet is 2 × {one} + 1 × {other}, each with its own configuration: this is that of {other}" in err
+
+
 def test_a_rate_of_one_type_is_not_taken_for_another(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = reported(tmp_path)
     assert main(["deploy", "sagemaker", str(report), *PLACE, "--instance-type", "ml.m7i.large"]) == 0

@@ -1,7 +1,9 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 from loadtest.prices.fleet import FleetOption, NoFleet, cheapest_fleet
 
@@ -16,10 +18,6 @@ def test_a_mix_is_cheaper_than_more_of_the_same() -> None:
 
 def test_headroom_is_kept_free() -> None:
     assert cheapest_fleet([FleetOption("one", 1.0, 100)], 100, headroom=0.7).counts == {"one": 2}  # 100 / 70
-
-
-def test_a_fleet_has_at_least_the_asked_instances() -> None:
-    assert cheapest_fleet([FleetOption("one", 1.0, 100)], 1, min_instances=3).counts == {"one": 3}
 
 
 def test_what_cannot_be_had_is_not_planned_with() -> None:
@@ -58,6 +56,50 @@ def test_no_enumerated_fleet_is_cheaper() -> None:
         )
         assert fleet.usd_per_hour == pytest.approx(best)
         assert fleet.capacity_rps >= target * (1 - 1e-6)
+
+
+def offered(seed: int) -> tuple[list[FleetOption], float]:
+    """Options of all sorts: few or many, limited or not, some of one pool, alike in price per rate or not."""
+    random_ = random.Random(seed)
+    pools = {"": None, "few": 3, "some": 10, "any": None}
+    options = []
+    for place in range(random_.choice([2, 4, 8, 20])):
+        usd, pool = random_.choice([0.1, 0.4, 1.6]) * random_.uniform(0.8, 1.2), random_.choice(["", *pools])
+        most = pools[pool] if pool else random_.choice([None, 1, 3, 8])
+        options.append(FleetOption(f"c{place}", usd, 1000 * usd * random_.uniform(0.7, 1.2), most, pool))
+    return options, random_.choice([200.0, 700.0, 2000.0, 5000.0])
+
+
+@pytest.mark.slow
+def test_an_integer_program_finds_none_that_is_cheaper() -> None:
+    for seed in range(60):
+        options, target = offered(seed)
+        most = np.array([np.inf if option.max_count is None else option.max_count for option in options])
+        pools = [[option.pool == pool for option in options] for pool in ("few", "some")]
+        shared = [LinearConstraint(np.array(pool, float), ub=n) for pool, n in zip(pools, (3, 10), strict=True)]
+        found = milp(
+            [option.usd_per_hour for option in options],
+            integrality=np.ones(len(options)),
+            bounds=Bounds(0, most),
+            constraints=[LinearConstraint(np.array([option.max_rps * 0.7 / target for option in options]), lb=1), *shared],
+            options={"mip_rel_gap": 0.0},
+        )
+        if found.x is None:
+            with pytest.raises(NoFleet):
+                cheapest_fleet(options, target)
+            continue
+        fleet = cheapest_fleet(options, target)
+        assert fleet.usd_per_hour == pytest.approx(found.fun, rel=1e-6), seed
+        assert fleet.capacity_rps * 0.7 >= target * (1 - 1e-6)
+        assert all(fleet.counts.get(option.name, 0) <= (option.max_count or np.inf) for option in options)
+        for pool, n in zip(pools, (3, 10), strict=True):
+            assert sum(fleet.counts.get(option.name, 0) for option, of in zip(options, pool, strict=True) if of) <= n
+
+
+def test_nothing_is_written_to_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    for seed in (263, 746, 1822):  # of which HiGHS has a line to say
+        cheapest_fleet(*offered(seed))
+    assert capfd.readouterr().out == ""
 
 
 def test_without_an_offer_there_is_no_fleet() -> None:

@@ -15,7 +15,9 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.fleet import Fleet
 from loadtest.question.spec import SearchSpec
+from loadtest.reports import forms
 from loadtest.reports.conclusion import build
+from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
 from loadtest.search.events import Agreed, Measured, Predicted, Profiled, Timing
 from loadtest.search.standing import SearchOutcome, Standing
@@ -369,6 +371,64 @@ def test_a_mix_that_costs_less_than_the_winner_alone_is_the_answer() -> None:
     alike = told({ONE: [run(ONE, 420)], TWO: [run(TWO, 430)]}, ONE, spec=example_spec(target_rps=850, candidates=[same]))
     assert alike.fleet is not None
     assert alike.fleet.counts == {ONE: 3}
+
+
+@functools.cache
+def mixed() -> Recommendation:
+    """One alone costs 1.40 USD/h for 700/s; a TWO and a "4", of which one each can be had, 1.25 together."""
+    usual = {**example_spec_document(), "instances": ["c7i.large"], "price_source": "own", "price_date": "2026-07-30"}
+    prices = (
+        (1, {"usd_per_hour": 1.4}),
+        (2, {"usd_per_hour": 0.6, "max_count": 1}),
+        (4, {"usd_per_hour": 0.65, "max_count": 1}),
+    )
+    spec = example_spec(target_rps=700, candidates=[{**usual, **more, "settings": {"sessions": [n]}} for n, more in prices])
+    one, two, four = (candidate.name for candidate in spec.candidates)
+    runs = {
+        one: [run(one, 1000, p99_ms=41.0)],
+        two: [run(two, 520, p99_ms=11.0)],
+        four: [run(four, 530, p99_ms=12.0, notes=("a stall",))],
+    }
+    return told(runs, one, two, spec=spec, verified=True)
+
+
+def test_the_figures_of_a_mix_are_of_whoever_is_in_it() -> None:
+    found = mixed()
+    assert [fact.value for fact in facts(found)[:8]] == [
+        *("520/s", "11.0 ms", "$0.600"),
+        *("530/s", "12.0 ms", "$0.650"),
+        *("$912", "$1,022"),
+    ]
+    assert facts(found)[0].label.startswith("kept p99 under 50 ms on each B, proven at 95 % confidence")
+    assert facts(found)[3].label.startswith("kept p99 under 50 ms on each C")
+    assert facts(found)[7].label == "a month is what 1 × A costs, the cheapest alone"
+    assert [candidate.status for candidate in found.candidates] == ["cheapest alone", "in the fleet", "in the fleet"]
+    assert found.leaders == ("B", "C")
+    assert f"the run behind {found.candidates[2].name}'s rate: a stall" in found.notes
+    assert "A, the cheapest alone, recovers from an overload" in forms.render(found, "html")
+    assert "cheapest alone, recovers" not in forms.render(told(BRACKETS, ONE, TWO, verified=True), "html")
+
+
+def test_the_configuration_of_a_mix_is_of_one_that_is_in_it_and_says_so() -> None:
+    found = mixed()
+    _, two, four = (candidate.name for candidate in found.candidates)
+    assert found.configuration_of == four  # it carries most
+    assert found.autoscaling_invocations_per_minute == 0.5 * 60 * 530
+    assert found.configuration == found.configurations[four]
+    backends = [found.configurations[name]["models"][0]["backends"][0] for name in (two, four)]
+    assert [backend["sessions"] for backend in backends] == [2, 4]
+    assert any("`gateway.yaml` is of C alone" in line for line in reservations(found))
+    alone = told(BRACKETS, ONE, TWO)
+    assert (alone.configuration_of, alone.configurations) == (ONE, {})
+    assert not any("gateway.yaml" in note for note in alone.notes)
+
+
+def test_what_holds_of_a_mix_that_is_not_proven_is_told_of_all_of_it() -> None:
+    few = {**example_spec_document(), "max_count": 2}
+    seen = {ONE: [run(ONE, 400, "undecided")], THREE: [run(THREE, 300, "undecided")]}
+    found = told(seen, ONE, THREE, spec=example_spec(target_rps=900, candidates=[few]), needed_seconds=70.0)
+    assert found.state == "not proven"
+    assert ". So far 2 × A + 2 × B are ahead: A is c7i.large, sessions 1; B is" in found.answer
 
 
 def test_a_mix_that_was_not_proven_is_named_beside_the_answer() -> None:

@@ -422,6 +422,22 @@ def test_whoever_may_make_a_mix_cheaper_is_tried_at_the_rate_that_would_make_it_
     assert after(640, run("c1", 545, "fail", MISSED)).purpose == "overload"
 
 
+def test_the_cheapest_is_raised_before_a_mix_that_would_save_less_is_tried() -> None:
+    asked = asking(1.0, 0.75, target_rps=1500.0)
+    asked = replace(asked, entrants=(asked.entrants[0], replace(asked.entrants[1], max_count=1)))
+    # Five of c0 at 0.7 of 505/s each; four at 540/s, or four and c1, which is 5 % less.
+    seen = [run("c0", 505, "pass"), run("c1", 200, purpose="round")]
+    assert brief(load(asked, known(asked, 1700, (540.0, 400.0), *seen))) == ("c0", 540, "peak")
+    # It goes no further: then the mix is tried.
+    assert load(asked, known(asked, 1700, (540.0, 400.0), *seen, run("c0", 520, "fail", MISSED))).entrant == "c1"
+    # Without the time for it, what it may yet save is told.
+    alone = asking(1.0, target_rps=1500.0)
+    ended = asked_next(alone, known(alone, 0, (540.0,), seen[0]))
+    assert isinstance(ended, SearchOutcome)
+    assert ended.hoped is not None
+    assert ended.hoped.counts == {"c0": 4}
+
+
 def test_no_rate_is_proven_at_which_another_would_still_be_cheaper() -> None:
     asked = asking(1.0, 1.0)
     seen = run("c1", 250, purpose="round")

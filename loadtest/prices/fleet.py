@@ -18,7 +18,8 @@ from loadtest.wording import rate
 
 HEADROOM = 0.7  # of max_rps: what the loss of an instance or a burst may take before the SLO breaks
 EQUAL = 1e-9  # rates and prices that differ by no larger share are the same: floating point
-NARROW = 100  # partial fleets at a time in a first search, which is not exact: what it finds keeps the exact one short
+NARROW = 100  # partial fleets at a time in a first search: what it finds keeps the next one short
+WIDE = 5000  # in that, which is exact where no more may be the cheapest
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +138,12 @@ class _Kinds:
         # Pool by pool, the dearest first.
         least = {pool: min(per_rps[self.pool == pool]) for pool in set(self.pool.tolist())}
         order = sorted(range(len(per_rps)), key=lambda kind: (-least[self.pool[kind]], self.pool[kind], -per_rps[kind]))
-        for width in (NARROW, None):
+        for width in (NARROW, WIDE):
             best = self._grown(order, best, width)
         return best
 
-    def _grown(self, order: Sequence[int], best: np.ndarray, width: int | None) -> np.ndarray:
-        """The cheapest fleet, or the best again. width: of so many partial fleets at a time; None: of all."""
+    def _grown(self, order: Sequence[int], best: np.ndarray, width: int) -> np.ndarray:
+        """The cheapest fleet that is found, or the best again. width: of so many partial fleets at a time, those that promise most."""
         fleets = np.zeros((1, len(order)))
         best = self._completed(fleets, order[-1], best)
         for place, kind in enumerate(order[:-1]):

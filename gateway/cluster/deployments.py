@@ -260,7 +260,9 @@ def _backend(name: str, model: ModelSection, backend: Backend, config: Config, s
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
     tracing = config.tracing
     counted = config.server.run_dir if config.metrics.enabled else False
-    version = f"{content}{_digest(repr((host, tracing.model_dump_json() if tracing is not None else None, counted, speech)))}"
+    scales = backend.autoscaling is not None  # Serve's replicas tell what autoscaling needs only if it was there at their start
+    told = (host, tracing.model_dump_json() if tracing is not None else None, counted, speech, scales)
+    version = f"{content}{_digest(repr(told))}"
     return _versioned(deployment, version).bind(
         model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
     )

@@ -271,15 +271,18 @@ def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_repla
     (tmp_path / "slow.py").write_text(SLOW.replace("sleep(3)", "sleep(100)"))
     document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
     document["ray"] = {"address": cluster.address, "application": "upgraded"}
-    slow = [{"kind": "python", "model": "slow.py:Slow", "placement": "replicas"}]
-    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": slow}]}
+    slow = {"kind": "python", "model": "slow.py:Slow"}
+    backends = [slow | {"placement": "replicas"}, slow | {"name": "embedded"}]
+    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": backends}]}
 
     def status() -> str:
         return serve.status().applications["upgraded"].status.value
 
     def upgrading() -> "subprocess.Popen[str]":
         process = serving(tmp_path / "upgrade.yaml", upgrade)
-        until(lambda: "m-2-python" in serve.status().applications["upgraded"].deployments)
+        assert process.stderr is not None
+        told = (line for line in iter(process.stderr.readline, "") if line.startswith("(ServeReplica:upgraded:ingress"))
+        assert any("loading m" in line for line in told)
         return process
 
     first, port = start(tmp_path / "first.yaml", document)
@@ -296,6 +299,7 @@ def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_repla
         _, told = first.communicate(timeout=30)
         assert first.returncode == 0
         assert "the application upgraded was to be replaced, in vain: deployed again" in told
+        assert "Traceback" not in told
         second.send_signal(signal.SIGINT)
         _, told = second.communicate(timeout=30)
         assert second.returncode == 0

@@ -26,9 +26,10 @@ from ray.serve.context import _get_global_client
 from benchmarks.ports import free_port
 from gateway.cluster import application
 from gateway.cluster.control import control_name
+from gateway.cluster.run_dirs import clear_run_dirs
 from gateway.config import parse_config
 from gateway.process.run_dir import shared_run_dir
-from tests.cluster.conftest import Gateway, config, request
+from tests.cluster.conftest import NODE, Gateway, config, request
 from tests.cluster.load import infer_body
 
 pytestmark = [
@@ -259,6 +260,17 @@ def test_the_end_while_a_replica_waits_for_a_resource_that_no_node_has_leaves_no
         until(lambda: not has_control("waiting"))
     finally:
         end(process)
+
+
+def test_what_an_application_that_is_gone_has_left_is_removed_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    node = cluster.add_node(**NODE, env_vars={"TMPDIR": str(tmp_path)})  # nodes have no directory in common
+    try:
+        left = tmp_path / f"gateway-{os.geteuid()}" / "gone"
+        left.mkdir(parents=True, mode=0o700)
+        clear_run_dirs("gone", None)
+        assert not left.exists()
+    finally:
+        cluster.remove_node(node)
 
 
 def has_control(application: str) -> bool:

@@ -44,7 +44,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
-from gateway.cluster.leaving import end_silent, replicas_of
+from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -59,8 +59,10 @@ _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
+# Until Serve replaces no replica of an application that it is to delete.
+_TOLD_S: Final = 0.5
 # After the drain: the ends of replicas that answer.
-_ENDED_S: Final = 1.0
+_ENDED_S: Final = 0.5
 _SILENT_S: Final = 1.5
 # Who gives up waits so long for whom it was to replace to deploy again.
 _TAKEN_BACK_S: Final = 10.0
@@ -456,7 +458,8 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
         run_dir = run_dir_name(application)
         serve.delete(application, _blocking=False)
         replicas: set[str] = set()
-        drained = time.monotonic() + config.server.drain_timeout_s + _ENDED_S
+        told = time.monotonic() + _TOLD_S
+        drained = told + config.server.drain_timeout_s + _ENDED_S
         until = drained + _DELETED_S
         # Serve tells of the deletion a little later, and of no replicas from then on.
         while (details := watch.details()) is not None and (
@@ -468,6 +471,8 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
                 return
             if now > drained:
                 end_silent(replicas, _SILENT_S)
+            elif now > told:
+                end_unplaced(before)
             replicas = replicas_of(application)  # this one's, unless the next look finds another
             time.sleep(_LOOK_S)
         if details is not None:  # another's, by now

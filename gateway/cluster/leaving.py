@@ -54,6 +54,16 @@ def end_silent(replicas: Collection[str], within_s: float) -> set[str]:
     return {asked[question] for question in answered}
 
 
+def end_unplaced(details: Mapping[str, Any]) -> None:
+    """Kill the replicas that wait for a node: nothing that could end runs in them. Raises: RayError.
+
+    details: of the application, as Serve's controller tells them.
+    """
+    for replica in _listed(details):
+        if not replica.get("node_id") and replica["state"] != "RECOVERING":  # whose node a new controller does not know yet
+            _kill(replica["actor_name"])
+
+
 def _kill(replica: str) -> None:
     with contextlib.suppress(ValueError):  # it has ended
         ray.kill(ray.get_actor(replica, namespace=SERVE_NAMESPACE))

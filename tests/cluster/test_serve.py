@@ -255,6 +255,7 @@ def test_the_end_while_a_replica_waits_for_a_resource_that_no_node_has_leaves_no
         assert process.returncode == 0
         assert "Traceback" not in told
         assert "could not be deleted" not in told
+        assert "has not answered" not in told
         assert "waiting" not in serve.status().applications
         assert run_dirs("waiting") == before
         until(lambda: not has_control("waiting"))

@@ -29,7 +29,7 @@ from gateway.cluster.run_dirs import run_dir_of
 from gateway.config import Autoscaling, Backend, Config, ModelSection
 from gateway.configuring.ingresses import decided
 from gateway.engine.runner import BatchRunner
-from gateway.errors import ConfigError, InternalError
+from gateway.errors import ConfigError, GatewayError, InternalError
 from gateway.garbage import leave_out, take_in
 from gateway.process.announcement import ReadyModel
 from gateway.process.console import Speech, set_up
@@ -140,8 +140,11 @@ class IngressReplica:
             if self._control is not None:
                 self._begin_with(await self._control.asked())
             self._ports = await self._ingress.start()
-        except BaseException:
+        except BaseException as exc:
+            ended = self._closed  # by `_end`: Serve stops it while it loads, and would print that it failed, with a traceback
             await self.close()
+            if ended and isinstance(exc, GatewayError):
+                return
             raise
         if self._config.metrics.enabled:
             self._keeper.start()
@@ -263,7 +266,9 @@ def _backend(name: str, model: ModelSection, backend: Backend, config: Config, s
     metrics_dir = partial(_metrics_dir, config.server.run_dir) if config.metrics.enabled else None
     tracing = config.tracing
     counted = config.server.run_dir if config.metrics.enabled else False
-    version = f"{content}{_digest(repr((host, tracing.model_dump_json() if tracing is not None else None, counted, speech)))}"
+    scales = backend.autoscaling is not None  # Serve's replicas tell what autoscaling needs only if it was there at their start
+    told = (host, tracing.model_dump_json() if tracing is not None else None, counted, speech, scales)
+    version = f"{content}{_digest(repr(told))}"
     return _versioned(deployment, version).bind(
         model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
     )

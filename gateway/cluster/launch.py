@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -44,7 +44,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
-from gateway.cluster.leaving import end_silent
+from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -59,8 +59,10 @@ _PORTS_S: Final = 30.0
 _CONNECT_S: Final = 3.0
 _RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
+# Until Serve replaces no replica of an application that it is to delete.
+_TOLD_S: Final = 0.5
 # After the drain: the ends of replicas that answer.
-_ENDED_S: Final = 1.0
+_ENDED_S: Final = 0.5
 _SILENT_S: Final = 1.5
 # Who gives up waits so long for whom it was to replace to deploy again.
 _TAKEN_BACK_S: Final = 10.0
@@ -437,8 +439,7 @@ def _deployed(
 def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
 
-    own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `_ApplicationWatch.deployer` has
-    it; None: nothing.
+    own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `deployer` gives it, or None.
     """
     application = config.ray.application
     fault = "could not be deleted"
@@ -456,7 +457,9 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
         before = watch.details() or {"deployments": {}}
         run_dir = run_dir_name(application)
         serve.delete(application, _blocking=False)
-        drained = time.monotonic() + config.server.drain_timeout_s + _ENDED_S
+        replicas: set[str] = set()
+        told = time.monotonic() + _TOLD_S
+        drained = told + config.server.drain_timeout_s + _ENDED_S
         until = drained + _DELETED_S
         # Serve tells of the deletion a little later, and of no replicas from then on.
         while (details := watch.details()) is not None and (
@@ -467,22 +470,19 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
                 log.error("the application %s is still being deleted", application)
                 return
             if now > drained:
-                end_silent(_of_replicas(before, "actor_name"), _SILENT_S)
+                end_silent(replicas, _SILENT_S)
+            elif now > told:
+                end_unplaced(before)
+            replicas = replicas_of(application)  # this one's, unless the next look finds another
             time.sleep(_LOOK_S)
         if details is not None:  # another's, by now
             return
         fault = "is deleted, but may have left files on its nodes"
         end_control(application)
         if not own:  # else the supervisor does
-            clear_run_dirs(run_dir, config.server.run_dir, _of_replicas(before, "node_id"))
+            clear_run_dirs(run_dir, config.server.run_dir)
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s %s", application, fault)
-
-
-def _of_replicas(details: Mapping[str, Any], key: str) -> set[str]:
-    """details: of the application, as Serve's controller tells them. One that waits for resources has no node yet."""
-    replicas = (replica for each in details["deployments"].values() for replica in each["replicas"])
-    return {replica[key] for replica in replicas if replica.get(key)}
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

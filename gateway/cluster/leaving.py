@@ -2,17 +2,19 @@
 
 Serve looks at the health of those that it lists as running. One that it has taken off its lists it waits for, without looking
 (see `deployments._backend`): if a model holds the interpreter for ever, or the process is frozen, it would wait in vain. An
-ingress looks after those that it has used, and after those whose ingresses may have died: Serve's controller tells of them.
+ingress looks after those that it has used, and after those whose ingresses may have died: all that Ray knows of and Serve's
+controller does not list as staying.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
+from ray.serve._private.common import REPLICA_ID_FULL_ID_STR_PREFIX
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 # As long as Serve takes to replace one that it lists.
@@ -21,6 +23,16 @@ _LOOK_S: Final = 5.0
 _ASK_S: Final = 30.0
 
 log = logging.getLogger(__name__)
+
+
+def replicas_of(application: str) -> set[str]:
+    """The names of the actors of an application's replicas, as Ray knows them. Blocks. Raises: RayError.
+
+    Serve's controller does not tell of those whose deployment an upgrade has removed.
+    """
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = {actor["name"] for actor in actors if actor["namespace"] == SERVE_NAMESPACE}
+    return {name for name in names if name.startswith(_prefix(application))}
 
 
 def end_silent(replicas: Collection[str], within_s: float) -> set[str]:
@@ -38,9 +50,33 @@ def end_silent(replicas: Collection[str], within_s: float) -> set[str]:
     answered, silent = ray.wait([*asked], num_returns=len(asked), timeout=within_s)
     for question in silent:
         log.warning("replica %s has not answered for %g s, and is to end: killing it", asked[question], within_s)
-        with contextlib.suppress(ValueError):
-            ray.kill(ray.get_actor(asked[question], namespace=SERVE_NAMESPACE))
+        _kill(asked[question])
     return {asked[question] for question in answered}
+
+
+def end_unplaced(details: Mapping[str, Any]) -> None:
+    """Kill the replicas that wait for a node: nothing that could end runs in them. Raises: RayError.
+
+    details: of the application, as Serve's controller tells them.
+    """
+    for replica in _listed(details):
+        if not replica.get("node_id") and replica["state"] != "RECOVERING":  # whose node a new controller does not know yet
+            _kill(replica["actor_name"])
+
+
+def _kill(replica: str) -> None:
+    with contextlib.suppress(ValueError):  # it has ended
+        ray.kill(ray.get_actor(replica, namespace=SERVE_NAMESPACE))
+
+
+def _prefix(*names: str) -> str:
+    """Of the names of the actors of replicas. names: of the application, and of a deployment."""
+    return "".join((REPLICA_ID_FULL_ID_STR_PREFIX, *(f"{name}#" for name in names)))
+
+
+def _listed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The replicas that Serve's controller tells of. details: of an application, as it has them."""
+    return [replica for each in details.get("deployments", {}).values() for replica in each["replicas"]]
 
 
 class Leaving:
@@ -76,13 +112,16 @@ class Leaving:
                 log.debug("which replicas are to end could not be asked: %s", exc)
             await asyncio.sleep(_ASK_S)
 
-    async def _stopping(self) -> list[str]:
+    async def _stopping(self) -> set[str]:
         """Raises: RayError; ValueError, if there is no controller."""
+        # Before the controller is asked: so it knows of each that is to stay.
+        there = await asyncio.to_thread(replicas_of, self._application)
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         details = await controller.get_serve_instance_details.remote()
-        deployments: dict[str, Any] = details["applications"].get(self._application, {}).get("deployments", {})
-        replicas = [replica for name, each in deployments.items() if name != self._but for replica in each["replicas"]]
-        return [replica["actor_name"] for replica in replicas if replica["state"] == "STOPPING"]
+        listed = _listed(details["applications"].get(self._application, {}))
+        staying = {replica["actor_name"] for replica in listed if replica["state"] != "STOPPING"}
+        but = _prefix(self._application, self._but)
+        return {replica for replica in there - staying if not replica.startswith(but)}
 
     async def _look_on(self) -> None:
         while self._replicas:

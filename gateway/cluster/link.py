@@ -35,6 +35,7 @@ _LOOK_MOST_S: Final = 1.0
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
 CALL_MARGIN_S: Final = 10.0
 _UNKNOWN: Final = Standing()
+_NO_ANSWER: Final = "it does not answer: frozen, or its node is gone"
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ class Link:
             for request in self._requests:
                 request.cancel()
             for call in list(self._calls):
-                self.give_up(call, "its node is gone")
+                self.give_up(call, _NO_ANSWER)
         if self._calls or self._requests:
             self._drained = asyncio.Event()
             await self._drained.wait()
@@ -414,7 +415,7 @@ class Link:
             yield
         except asyncio.CancelledError:
             if self._lost:
-                raise LinkLost("its node is gone") from None
+                raise LinkLost(_NO_ANSWER) from None
             raise
         finally:
             self._requests.discard(call)

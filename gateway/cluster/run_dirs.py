@@ -41,16 +41,19 @@ def run_dir_of(application: str, own: str | None) -> Path:
     return Path(own or shared_run_dir(run_dir_name(application)))
 
 
-def clear_run_dirs(name: str, own: str | None, nodes: set[str]) -> None:
-    """Have those of an application that is gone removed; of one's own, what clients have registered. Raises: RayError.
+def clear_run_dirs(name: str, own: str | None) -> None:
+    """Have those of an application that is gone removed on all nodes; of one's own, what clients have registered.
+
+    Raises: RayError.
 
     Here that is done at once, unless the application's processes were another user's: a task, which is theirs too, may have
     to wait for a new process.
     """
+    nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]  # ray's
     here = Path(own or shared_run_dir(name))
     if here.exists() and here.stat().st_uid == os.geteuid():
         _clear(name, own)
-        nodes = nodes - {ray.get_runtime_context().get_node_id()}
+        nodes.discard(ray.get_runtime_context().get_node_id())
     clear = ray.remote(_clear)
     tasks = [
         clear.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(name, own)

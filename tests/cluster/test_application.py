@@ -63,6 +63,8 @@ def test_only_what_changed_is_restarted_by_a_deploy() -> None:
     assert other_ingress != ingress
     assert same_backend == backend
     assert versions(fixed_ms=3.0)[1] != backend
+    scaling, wider = (versions(autoscaling={"max_replicas": most})[1] for most in (2, 3))
+    assert scaling == wider != versions(replicas=2)[1] == backend
     for terms in ({"usd_per_hour": 7.0}, {"model": {"slo": {"p99_ms": 100}}}):
         assert versions(**terms)[1] == backend
 

@@ -286,6 +286,19 @@ def test_a_replica_that_is_frozen_is_ended_also_where_the_ingress_that_has_used_
     assert gateway.infer("m", [ROW])[0] == 200
 
 
+def test_a_replica_that_is_frozen_is_ended_also_where_its_ingress_has_died_and_an_upgrade_has_removed_its_deployment(
+    cluster: Cluster,
+) -> None:
+    port = free_port()
+    gateway = Gateway(config(port=port, replicas=1))
+    (frozen,) = gateway.pids(BACKEND)
+    os.kill(frozen, signal.SIGSTOP)
+    kill(gateway.pids("ingress")[0])
+    gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, model={"version": "2"}))
+    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    assert gateway.infer("m", [ROW])[0] == 200
+
+
 def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None:
     port = free_port()
     gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))

@@ -182,11 +182,12 @@ class NoChannel:
 
 
 class LeavingLink(WireLink):
-    """A link that can be left. asked: how often its replica was asked how it is."""
+    """A link that can be left. asked: how often its replica was asked how it is. answering: whether that answers at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.asked = 0
+        self.answering = True
         self._serve_channel = cast(Any, NoChannel())
         self._attending = asyncio.get_running_loop().create_task(self._attend())
 
@@ -198,7 +199,7 @@ class LeavingLink(WireLink):
         await asyncio.Event().wait()
 
     async def _answers(self) -> bool:
-        return True
+        return self.answering
 
 
 def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
@@ -215,6 +216,18 @@ def test_what_becomes_of_a_replica_that_was_left_is_no_news() -> None:
         link.wire.on_end()
         await asyncio.sleep(0.1)
         assert link.asked == 1
+
+    run_simulated(test)
+
+
+def test_of_a_replica_that_was_left_and_does_not_answer_is_told_what_may_be_the_matter() -> None:
+    async def test(_: SimulatedClock) -> None:
+        link = LeavingLink(cast(Any, None), "ingress", lambda: None)
+        link.answering = False
+        ended: list[Outcome] = []
+        link.start((b"frame",), 10.0, ended.append)
+        await link.retire()
+        assert [str(end) for end in ended] == ["it does not answer: frozen, or its node is gone"]
 
     run_simulated(test)
 

@@ -26,9 +26,10 @@ from ray.serve.context import _get_global_client
 from benchmarks.ports import free_port
 from gateway.cluster import application
 from gateway.cluster.control import control_name
+from gateway.cluster.run_dirs import clear_run_dirs
 from gateway.config import parse_config
 from gateway.process.run_dir import shared_run_dir
-from tests.cluster.conftest import Gateway, config, request
+from tests.cluster.conftest import NODE, Gateway, config, request
 from tests.cluster.load import infer_body
 
 pytestmark = [
@@ -254,11 +255,23 @@ def test_the_end_while_a_replica_waits_for_a_resource_that_no_node_has_leaves_no
         assert process.returncode == 0
         assert "Traceback" not in told
         assert "could not be deleted" not in told
+        assert "has not answered" not in told
         assert "waiting" not in serve.status().applications
         assert run_dirs("waiting") == before
         until(lambda: not has_control("waiting"))
     finally:
         end(process)
+
+
+def test_what_an_application_that_is_gone_has_left_is_removed_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
+    node = cluster.add_node(**NODE, env_vars={"TMPDIR": str(tmp_path)})  # nodes have no directory in common
+    try:
+        left = tmp_path / f"gateway-{os.geteuid()}" / "gone"
+        left.mkdir(parents=True, mode=0o700)
+        clear_run_dirs("gone", None)
+        assert not left.exists()
+    finally:
+        cluster.remove_node(node)
 
 
 def has_control(application: str) -> bool:
@@ -271,15 +284,18 @@ def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_repla
     (tmp_path / "slow.py").write_text(SLOW.replace("sleep(3)", "sleep(100)"))
     document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
     document["ray"] = {"address": cluster.address, "application": "upgraded"}
-    slow = [{"kind": "python", "model": "slow.py:Slow", "placement": "replicas"}]
-    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": slow}]}
+    slow = {"kind": "python", "model": "slow.py:Slow"}
+    backends = [slow | {"placement": "replicas"}, slow | {"name": "embedded"}]
+    upgrade = document | {"models": [document["models"][0] | {"version": "2", "backends": backends}]}
 
     def status() -> str:
         return serve.status().applications["upgraded"].status.value
 
     def upgrading() -> "subprocess.Popen[str]":
         process = serving(tmp_path / "upgrade.yaml", upgrade)
-        until(lambda: "m-2-python" in serve.status().applications["upgraded"].deployments)
+        assert process.stderr is not None
+        told = (line for line in iter(process.stderr.readline, "") if line.startswith("(ServeReplica:upgraded:ingress"))
+        assert any("loading m" in line for line in told)
         return process
 
     first, port = start(tmp_path / "first.yaml", document)
@@ -296,6 +312,7 @@ def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_repla
         _, told = first.communicate(timeout=30)
         assert first.returncode == 0
         assert "the application upgraded was to be replaced, in vain: deployed again" in told
+        assert "Traceback" not in told
         second.send_signal(signal.SIGINT)
         _, told = second.communicate(timeout=30)
         assert second.returncode == 0

@@ -143,7 +143,7 @@ class _Kinds:
         return best
 
     def _grown(self, order: Sequence[int], best: np.ndarray, width: int) -> np.ndarray:
-        """The cheapest fleet that is found, or the best again. width: of so many partial fleets at a time, those that promise most."""
+        """The cheapest fleet found, or the best again. width: so many partial fleets are kept, those that promise most."""
         fleets = np.zeros((1, len(order)))
         best = self._completed(fleets, order[-1], best)
         for place, kind in enumerate(order[:-1]):

@@ -35,7 +35,8 @@ _SCRATCH_BYTES: Final = 256 << 10
 GREETING_S: Final = 5.0
 _SOCKET_BUFFER_BYTES: Final = 4 << 20
 # A node may go without a word: by themselves, systems wait for a quarter of an hour, and for ever where nothing is sent.
-_VANISHED: Final = {socket.TCP_USER_TIMEOUT: 20_000, socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+# Options of sockets, as far as a system has them.
+_VANISHED: Final = {"TCP_USER_TIMEOUT": 20_000, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class ChannelConnection(asyncio.BufferedProtocol):
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _VANISHED.items():
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                if hasattr(socket, option):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._send(GREET, 0, (self._greeting,))
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -405,7 +405,7 @@ def test_the_figures_of_a_mix_are_of_whoever_is_in_it() -> None:
     assert [candidate.status for candidate in found.candidates] == ["cheapest alone", "in the fleet", "in the fleet"]
     assert found.leaders == ("B", "C")
     assert f"the run behind {found.candidates[2].name}'s rate: a stall" in found.notes
-    assert "A, the cheapest alone, recovers from an overload" in forms.render(found, "html")
+    assert "A alone recovers from an overload" in forms.render(found, "html")
     assert "cheapest alone, recovers" not in forms.render(told(BRACKETS, ONE, TWO, verified=True), "html")
 
 

@@ -1,8 +1,9 @@
-"""The cheapest fleet for a rate: how many instances of which kinds, found exactly.
+"""The cheapest fleet for a rate: how many instances of which kinds.
 
 Partial fleets grow kind by kind, those that cost most per rate first; what each lacks is filled with the kind that costs least.
 One is dropped where another carries as much for no more, or where even fractions of what may still be added would make it cost
-as much as the best whole fleet so far. So few are left at a time.
+as much as the best whole fleet so far. Of what is left those that promise most are kept. That is all, and the answer exact, but
+in questions of tens of kinds and hundreds of instances, whose answer may be a little dearer than the cheapest.
 
 No solver does it: HiGHS, in scipy, writes to standard output, where a report may be on its way.
 """

@@ -96,6 +96,20 @@ def test_an_integer_program_finds_none_that_is_cheaper() -> None:
             assert sum(fleet.counts.get(option.name, 0) for option, of in zip(options, pool, strict=True) if of) <= n
 
 
+def test_a_question_of_many_kinds_and_instances_ends_near_what_fractions_would_cost() -> None:
+    random_ = random.Random(0)
+    options = []
+    for kind in range(40):
+        rps = random_.uniform(100, 5000)
+        options.append(FleetOption(f"c{kind}", rps * random_.uniform(0.9, 1.1), rps, random_.randint(1, 500)))
+    target = 1_000_000.0
+    left, fractions = target / 0.7, 0.0
+    for option in sorted(options, key=lambda option: option.usd_per_hour / option.max_rps):
+        count = min(option.max_count or 0, left / option.max_rps)
+        left, fractions = left - count * option.max_rps, fractions + count * option.usd_per_hour
+    assert cheapest_fleet(options, target).usd_per_hour < 1.001 * fractions
+
+
 def test_nothing_is_written_to_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
     for seed in (263, 746, 1822):  # of which HiGHS has a line to say
         cheapest_fleet(*offered(seed))

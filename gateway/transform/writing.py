@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from backends.base import ModelSpec, TensorSpec
-from gateway.errors import ConfigError
 from gateway.transform.asking import Answer
 from gateway.transform.rows import Bare, Row, Unread, plain, values_of
 from gateway.transform.storage import Store
@@ -44,7 +43,7 @@ def write_part(store: Store, form: str, done: Sequence[Done], spec: ModelSpec) -
 
 
 def join(target: Store, form: str, parts: Sequence[Store]) -> None:
-    """All parts as one file. Raises: ConfigError, where a kept column is of several types or another file is there; OSError."""
+    """All parts as one file. Raises: ConfigError, where another file is there; OSError."""
     with target.written(replace=False) as file:
         _JOIN[form](file, parts)
 
@@ -241,21 +240,30 @@ def _join_parquet(file: IO[bytes], parts: Sequence[Store]) -> None:
     for part in parts:
         with part.open() as opened:
             schemas.append(pq.read_schema(opened))
-    as_json = {field.name for schema in schemas for field in schema if field.metadata == _JSON}
-    schemas = [
-        pa.schema([(field.name, pa.string()) if field.name in as_json else field for field in schema]) for schema in schemas
-    ]
+    names = dict.fromkeys(name for schema in schemas for name in schema.names)
+    kinds = {name: _kind_of_all(name, parts, schemas) for name in names}
+    whole = pa.schema([(name, kind or pa.string()) for name, kind in kinds.items()] or [(NUMBER, pa.int64())])
+    _write_as(whole, file, parts, {name for name, kind in kinds.items() if kind is None})
+
+
+def _kind_of_all(name: str, parts: Sequence[Store], schemas: Sequence[pa.Schema]) -> pa.DataType | None:
+    """None, where a column is JSON in a part, or no type holds all of its values as they are."""
+    fields = [schema.field(name) for schema in schemas if name in schema.names]
+    if any(field.metadata == _JSON for field in fields):
+        return None
     try:
-        whole = pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([(NUMBER, pa.int64())])
-        _write_as(whole, file, parts, as_json)
-    except pa.ArrowException as exc:
-        raise ConfigError(
-            f"a kept column is of several types, which Parquet cannot have: {exc}: write .jsonl, or --keep others"
-        ) from exc
+        kind = pa.unify_schemas([pa.schema([field]) for field in fields], promote_options="permissive").field(0).type
+        for part, schema in zip(parts, schemas, strict=True):
+            if name in schema.names and schema.field(name).type != kind:
+                with part.open() as opened:
+                    column = pq.ParquetFile(opened).read([name])[name]
+                column.cast(kind)
+    except pa.ArrowException:  # of several kinds; a large integer among fractions
+        return None
+    return kind
 
 
 def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store], as_json: Collection[str]) -> None:
-    """Raises: pa.ArrowException, where a value changes in its column's type, as a large integer among fractions."""
     with pq.ParquetWriter(file, whole) as writer:
         for part in parts:
             with part.open() as opened:

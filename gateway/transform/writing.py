@@ -169,11 +169,19 @@ def _write_parquet(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> No
 def _typed(values: list[Any]) -> pa.Array | None:
     """None, where Parquet has no type for all of them."""
     try:
-        column = pa.array(values)
+        column = _inferred(values)
         pq.write_table(pa.table({"": column[:0]}), io.BytesIO())  # objects without a member, for one, have no type there
     except (pa.ArrowException, OverflowError):  # of several types; integers beyond 64 bits
         return None
     return column
+
+
+def _inferred(values: list[Any]) -> pa.Array:
+    """Raises: pa.ArrowException, OverflowError."""
+    try:
+        return pa.array(values)
+    except OverflowError:  # Arrow takes integers for those with a sign
+        return pa.array(values, pa.uint64())
 
 
 def _texts(values: Iterable[Any]) -> pa.Array:
@@ -253,6 +261,8 @@ def _kind_of_all(name: str, parts: Sequence[Store], schemas: Sequence[pa.Schema]
         return None
     try:
         kind = pa.unify_schemas([pa.schema([field]) for field in fields], promote_options="permissive").field(0).type
+        if kind == pa.int64() and any(field.type == pa.uint64() for field in fields):  # one of them needs its last bit
+            kind = pa.uint64()
         for part, schema in zip(parts, schemas, strict=True):
             if name in schema.names and schema.field(name).type != kind:
                 with part.open() as opened:

@@ -144,6 +144,8 @@ def _write_csv(file: IO[bytes], done: Sequence[Done], spec: ModelSpec) -> None:
 def _cell(value: Any) -> Any:
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return value
+    if getattr(value, "shape", None) == () and value.dtype.kind == "f" and not np.isfinite(value):  # of whatever width
+        return float(value)
     text = _json(value).decode().strip()
     return json.loads(text) if text.startswith('"') else text  # what JSON has as text: bytes, a time, a decimal
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,16 @@ def pixels(x: Pixels) -> Pixels:
 
 def upper(text: Text) -> Text:
     return np.array([each.upper() for each in text], object)
+
+
+class Widths(TypedDict):
+    fp64: Annotated[npt.NDArray[np.float64], (-1,)]
+    fp32: Annotated[npt.NDArray[np.float32], (-1,)]
+    fp16: Annotated[npt.NDArray[np.float16], (-1,)]
+
+
+def widths(x: Annotated[npt.NDArray[np.float64], (-1,)]) -> Widths:
+    return {"fp64": x, "fp32": x.astype(np.float32), "fp16": x.astype(np.float16)}
 
 
 def slow(x: Row) -> Row:

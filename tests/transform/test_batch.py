@@ -121,6 +121,13 @@ def test_nan_goes_in(ending: str, tmp_path: Path) -> None:
     assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [[None, 2.0], [4.0, None], [6.0, 8.0]]
 
 
+def test_numbers_of_every_width_that_are_not_finite_are_the_same_in_csv(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.jsonl", [{"x": float(x)} for x in ("inf", "-inf", "nan", "0.1")])
+    assert run(configuration(tmp_path, "widths"), "widths", source, tmp_path / "out.csv") == 0
+    cells = [line.split(",")[1:] for line in (tmp_path / "out.csv").read_text().splitlines()]
+    assert cells == [["fp64", "fp32", "fp16"], ["inf"] * 3, ["-inf"] * 3, ["nan"] * 3, ["0.1", "0.1", "0.099975586"]]
+
+
 def test_a_lone_surrogate_beside_nan_is_no_row(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"x": [1, NaN]}\n{"x": [1, NaN], "id": "\\ud800"}\n')
     assert run(configuration(tmp_path), "twice", tmp_path / "in.jsonl", tmp_path / "out.jsonl") == 0
@@ -176,9 +183,7 @@ def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "output": [2, 4]}]
 
 
-@pytest.mark.parametrize(
-    ("kept", "text"), [(1 << 70, str(1 << 70)), ({}, "{}"), ({"a": [{}]}, '{"a":[{}]}')]
-)
+@pytest.mark.parametrize(("kept", "text"), [(1 << 70, str(1 << 70)), ({}, "{}"), ({"a": [{}]}, '{"a":[{}]}')])
 def test_what_parquet_has_no_type_for_is_json_there(tmp_path: Path, kept: Any, text: str) -> None:
     source = written(tmp_path / "in.jsonl", [{"x": [1.0, 2.0], "more": kept}, {"x": [1.0, 2.0]}])
     assert run(configuration(tmp_path), "twice", source, tmp_path / "out.parquet") == 0

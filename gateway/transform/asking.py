@@ -84,6 +84,8 @@ class Asker:
                 value = any_value(value.encode())
             except (ValueError, RecursionError) as exc:
                 raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON: {exc}") from exc
+        if "INT" in tensor.datatype:
+            value = _whole(value, tensor, len(tensor.shape) + 1)
         if isinstance(value, np.ndarray):
             value = cast(tensor.name, tensor.datatype, value)
             if -1 not in shape and value.size == math.prod(shape):
@@ -126,6 +128,26 @@ class Asker:
         if now_s - self._answered_s > _PATIENCE_S:
             raise refused
         await asyncio.sleep(_AGAIN_S)
+
+
+def _whole(value: Any, tensor: TensorSpec, depth: int) -> Any:
+    """Integers, where they are held as floats, as by pandas beside a missing one. Raises: InvalidArgument.
+
+    depth: of lists, at most; deeper ones are left to be refused.
+    """
+    if isinstance(value, list):
+        return [_whole(each, tensor, depth - 1) for each in value] if depth and set(map(type, value)) != {int} else value
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        flat = [_whole(each, tensor, 0) for each in value.reshape(-1).tolist()]
+        return np.array(flat, NUMPY[tensor.datatype]).reshape(value.shape)
+    if not isinstance(value, float):
+        return value
+    if not value.is_integer():
+        raise InvalidArgument(f"input '{tensor.name}': {value} is no whole number, expected {tensor.datatype}")
+    bounds = np.iinfo(NUMPY[tensor.datatype])
+    if not bounds.min <= value <= bounds.max:
+        raise InvalidArgument(f"input '{tensor.name}': got {value}, expected {tensor.datatype} ({bounds.min} to {bounds.max})")
+    return int(value)
 
 
 def _shapes(given: Row) -> tuple[tuple[str, tuple[int, ...]], ...] | None:

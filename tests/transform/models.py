@@ -10,6 +10,7 @@ import numpy.typing as npt
 Row = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Any = Annotated[npt.NDArray[np.float32], (-1, -1)]
 One = Annotated[npt.NDArray[np.int8], (-1,)]
+Pair = Annotated[npt.NDArray[np.int64], (-1, 2)]
 Root = Annotated[npt.NDArray[np.float32], (-1, 2)]
 Half = Annotated[npt.NDArray[np.float16], (-1, 2)]
 Pixels = Annotated[npt.NDArray[np.uint8], (-1, 3)]
@@ -32,6 +33,10 @@ def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
 
 
 def small(x: One) -> One:
+    return x
+
+
+def pair(x: Pair) -> Pair:
     return x
 
 

@@ -176,6 +176,35 @@ def test_integers_of_parquet_are_taken_where_they_stay_the_same(tmp_path: Path, 
     assert bad["error"] == f"input 'x': element 1 is {odd}, which UINT8 cannot hold"
 
 
+@pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
+def test_whole_numbers_may_be_held_as_floats(tmp_path: Path, given: str) -> None:
+    numbers = [1.0, 3e0, -128.0, 2.5, 128.0, float("nan")]
+    source = written(tmp_path / f"in.{given}", [{"x": json.dumps(x) if given == "csv" else x} for x in numbers])
+    assert run(configuration(tmp_path, "small"), "small", source, tmp_path / "out.jsonl") == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [1, 3, -128]
+    assert [row["error"] for row in read(tmp_path / "out.jsonl.bad.jsonl")] == [
+        "input 'x': 2.5 is no whole number, expected INT8",
+        "input 'x': got 128.0, expected INT8 (-128 to 127)",
+        "input 'x': nan is no whole number, expected INT8",
+    ]
+
+
+@pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
+def test_whole_numbers_of_lists_may_be_held_as_floats(tmp_path: Path, given: str) -> None:
+    large = float(1 << 62)
+    lists = [[1.0, 2.0], [large, -large], [2 * large, 1.0], [1.0, 2.5], [1.0, None]]
+    source = written(tmp_path / f"in.{given}", [{"x": x} for x in lists])
+    words = (configuration(tmp_path, "pair"), "pair", source, tmp_path / "out.jsonl")
+    assert run(*words) == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [[1, 2], [1 << 62, -(1 << 62)]]
+    bad = [row["error"] for row in read(tmp_path / "out.jsonl.bad.jsonl")]
+    assert bad[:2] == [
+        "input 'x': got 9.223372036854776e+18, expected INT64 (-9223372036854775808 to 9223372036854775807)",
+        "input 'x': 2.5 is no whole number, expected INT64",
+    ]
+    assert len(bad) == 3
+
+
 def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [{"features": [1.0, 2.0], "id": 1 << 70, "more": None}])
     words = ("--column", "x=features", "--keep", "id,x", "--bad", tmp_path / "bad.jsonl")

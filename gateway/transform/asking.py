@@ -27,6 +27,7 @@ Answer = dict[str, Any]
 
 _PATIENCE_S: Final = 60.0  # without any answer, while the model cannot be asked
 _AGAIN_S: Final = 0.2
+_CELLS: Final = "true, 12, 0.5, NaN, Infinity or [1, 2]"
 
 
 class Asker:
@@ -83,7 +84,7 @@ class Asker:
             try:
                 value = any_value(value.encode())
             except (ValueError, RecursionError) as exc:
-                raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON: {exc}") from exc
+                raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON, as {_CELLS}: {exc}") from exc
         if "INT" in tensor.datatype:
             value = _whole(value, tensor, len(tensor.shape) + 1)
         if isinstance(value, np.ndarray):

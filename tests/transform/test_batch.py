@@ -176,6 +176,13 @@ def test_integers_of_parquet_are_taken_where_they_stay_the_same(tmp_path: Path, 
     assert bad["error"] == f"input 'x': element 1 is {odd}, which UINT8 cannot hold"
 
 
+def test_a_cell_that_is_no_json_is_told_what_is(tmp_path: Path) -> None:
+    source = written(tmp_path / "in.csv", [{"x": 1}, {"x": "True"}])
+    assert run(configuration(tmp_path, "small"), "small", source, tmp_path / "out.jsonl") == 0
+    (bad,) = read(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["error"].startswith("input 'x': got 'True', expected JSON, as true, 12, 0.5, NaN, Infinity or [1, 2]: ")
+
+
 @pytest.mark.parametrize("given", ["jsonl", "csv", "parquet"])
 def test_whole_numbers_may_be_held_as_floats(tmp_path: Path, given: str) -> None:
     numbers = [1.0, 3e0, -128.0, 2.5, 128.0, float("nan")]

@@ -26,7 +26,7 @@ from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from backends.onnx_file import of_unknown_rank
+from backends.onnx_file import ONE_NAME, OTHER_NAME, of_unknown_rank
 from backends.regular_file import ABSENT, special
 from backends.required import REMEDY
 from backends.source import is_source
@@ -199,6 +199,16 @@ def _required(wanted: Wanted) -> Iterator[Mistake]:
                 yield Mistake(("inputs", index, "optional"), "the file takes it in every request", remedy=REMEDY, of_model=True)
 
 
+def _built_names(wanted: Wanted) -> Iterator[Mistake]:
+    if wanted.build is None:
+        return
+    inputs = [tensor.name for tensor in wanted.inputs if tensor.name is not NOT_KNOWN]
+    for index, tensor in enumerate(wanted.outputs):
+        with contextlib.suppress(NotKnown):
+            if tensor.name in inputs:
+                yield Mistake(("outputs", index, "name"), ONE_NAME, remedy=OTHER_NAME, of_model=True)
+
+
 def _neuron_shapes(wanted: Wanted) -> Iterator[Mistake]:
     for index, tensor in enumerate(wanted.inputs):
         with contextlib.suppress(NotKnown):
@@ -252,10 +262,10 @@ def _gpu(wanted: Wanted) -> Iterator[Mistake]:
 _CHECKS: Final[dict[str, tuple[Callable[[Wanted], Iterator[Mistake]], ...]]] = {
     "synthetic": (_synthetic,),
     "torch": (_gpu, _torch, _quantised_at_load, _torch_tensors),
-    "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx, _required),
+    "onnxruntime": (_gpu, _graphs_on_cpu, _onnxruntime_cuda, _onnx, _required, _built_names),
     "python": (python_code,),
     "triton": (_triton,),
-    "tensorrt": (_gpu, _onnx, _required),
+    "tensorrt": (_gpu, _onnx, _required, _built_names),
     "neuron": (_neuron_folder, _neuron_device, _neuron_shapes, _required),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, Tensors, example_inputs, words_of
 from backends.datatypes import NUMPY
 from backends.likeness import Likeness
+from backends.onnx_file import ONE_NAME, OTHER_NAME
 from backends.onnx_rounded import rounded
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def build(
     for tensor in (*declared.inputs, *declared.outputs):
         if tensor.datatype == "BF16":
             raise LoadFailed(f"{artifact}: ONNX Runtime does not pass BF16, which {tensor.name!r} is: declare FP32 or FP16")
+    for tensor in declared.outputs:
+        if tensor.name in declared.input_by_name:
+            raise LoadFailed(f"{artifact}: output {tensor.name!r}: {ONE_NAME}: {OTHER_NAME}")
     # Sizes that differ from each other and from 1, so that the exporter takes none for a constant or for another.
     module = module_to_build(artifact, declared, source, options, rows=3, length=7)
     artifact.parent.mkdir(parents=True, exist_ok=True)

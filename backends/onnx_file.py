@@ -23,6 +23,8 @@ _MOST_BYTES: Final = 2 << 30  # of a protobuf message
 _NAMES: Final = 3  # so many files are named, the rest are counted
 
 AGAIN: Final = "copy or download it again, whole"
+ONE_NAME: Final = "an input has this name, and an ONNX file has each name once"
+OTHER_NAME: Final = "give the output another name, in what `forward` returns as well if that is a dict"
 
 
 class Damage(NamedTuple):

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 import backends
-from backends.base import ModelSpec
+from backends.base import LoadFailed, ModelSpec
 from backends.model_folders import forget_code
 from backends.source import load_object
+from gateway.cli import main
 from gateway.commands.compile import compile_config
 from gateway.config import Config, parse_config
 from gateway.errors import ConfigError, NotFound
@@ -127,6 +128,51 @@ def test_one_file_that_two_models_build_in_two_ways_is_refused(tmp_path: Path) -
     parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of()}]}, source="x.yaml")
     with pytest.raises(ConfigError, match=r"models\[1\].backends\[0\].model.*'a' builds the same file in another way"):
         parse_config({"models": [{"name": "a", **of()}, {"name": "b", **of(source="m.py:two")}]}, source="x.yaml")
+
+
+def test_an_output_called_as_an_input_is_refused_where_an_onnx_file_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "code.py"
+    code.write_text(
+        "import torch\n"
+        "class State(torch.nn.Module):\n"
+        "    def forward(self, x, h):\n"
+        "        return x + h, 2 * h\n"
+        "def state():\n"
+        "    return State()\n"
+    )
+    (tmp_path / "gateway.yaml").write_text(f"""
+models:
+  - name: state
+    inputs: [{{name: x, datatype: FP32, shape: [-1, 4]}}, {{name: h, datatype: FP32, shape: [-1, 4]}}]
+    outputs: [{{name: y, datatype: FP32, shape: [-1, 4]}}, {{name: h, datatype: FP32, shape: [-1, 4]}}]
+    backends: [{{kind: onnxruntime, model: {tmp_path}/state.onnx, build: {{source: "{code}:state"}}}}]
+""")
+    said = "an input has this name, and an ONNX file has each name once"
+    assert main(["check", str(tmp_path / "gateway.yaml")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if said in line]
+    assert "models[0].outputs[1].name: 'h'" in line
+    assert main(["compile", str(tmp_path / "gateway.yaml")]) == 2
+    assert f"state: onnxruntime: {tmp_path}/state.onnx: output 'h': {said}" in capsys.readouterr().err
+
+
+def test_all_that_can_be_built_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
+        if artifact.name == "b.onnx":
+            artifact.write_bytes(b"built")
+            return "built"
+        raise LoadFailed(f"{artifact.name} cannot be")
+
+    monkeypatch.setattr(backends, "build", build)
+    models = [
+        {"name": name, "backends": [{"kind": "onnxruntime", "model": f"{tmp_path}/{name}.onnx", "build": {"source": "m:f"}}]}
+        for name in "abc"
+    ]
+    what, lines = parse_config({"models": models}, source="x.yaml"), list[str]()
+    with pytest.raises(ConfigError, match=r"(?s)a: onnxruntime: a.onnx cannot be\nc: onnxruntime: c.onnx cannot be$"):
+        compile_config(what, report=lines.append)
+    assert lines == ["built"]
 
 
 @pytest.fixture

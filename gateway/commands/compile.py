@@ -30,17 +30,23 @@ _FUSED: Final = 2  # to be raised where `backends.onnxruntime_export` makes anot
 def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
     """Build what is missing or no longer what the configuration says. names: only these models; empty: all.
 
-    Raises: NotFound, ConfigError (the artifact cannot be built as configured).
+    Raises: NotFound; ConfigError, once all others are built, with each artifact that cannot be built as configured.
     """
     wanted = set(names)
     unknown = wanted - {model.name for model in config.models}
     if unknown:
         raise NotFound(f"no model {', '.join(sorted(unknown))} in the configuration")
+    failed: list[str] = []
     for model in config.models:
         for backend in model.backends:
             build: Build | NeuronBuild | None = getattr(backend, "build", None)
             if build is not None and (not wanted or model.name in wanted):
-                report(_compiled(model, backend, build))
+                try:
+                    report(_compiled(model, backend, build))
+                except ConfigError as exc:
+                    failed.append(exc.message)
+    if failed:
+        raise ConfigError("\n".join(failed))
 
 
 def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> str:

@@ -26,7 +26,7 @@ from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
-from backends.onnx_file import ONE_NAME, OTHER_NAME, of_unknown_rank
+from backends.onnx_file import ONE_NAME, OTHER_NAME, of_unknown_rank, with_rows
 from backends.regular_file import ABSENT, special
 from backends.required import REMEDY
 from backends.source import is_source
@@ -115,6 +115,7 @@ def _onnx(wanted: Wanted) -> Iterator[Mistake]:
             yield Mistake(("model",), told, remedy="state `inputs` of the model, with their shapes")
             return
         if not faults:
+            outputs = with_rows(inputs, outputs, wanted.outputs)
             yield from as_far_as_known(
                 closed_rows(wanted, inputs, outputs),
                 unlike_file(wanted, "inputs", wanted.inputs, inputs),

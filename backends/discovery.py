@@ -72,10 +72,15 @@ def from_shapes(
     """
     if not inputs:
         return Found(inputs, outputs, 0, ("it has no inputs, so each request runs alone",))
+    notes: list[str] = []
+    if run is not None and (seen := _seen_with_rows(run, inputs, outputs)):
+        outputs = tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) if tensor.name in seen else tensor for tensor in outputs)
+        named = ", ".join(map(repr, seen))
+        notes.append(f"the file says that the first dimension of {named} is 1, but it is seen to be that of the inputs")
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     if firsts == {-1}:
         max_rows, note = _tried_rows(run, inputs, outputs, quantises, spent) if run is not None else (MOST_ROWS, "")
-        return Found(inputs, outputs, max_rows, (note,) if note else ())
+        return Found(inputs, outputs, max_rows, (*notes, note) if note else tuple(notes))
     if firsts == {1}:
         note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
         return Found(_open(inputs), _open(outputs), 1, (note,))
@@ -87,7 +92,7 @@ def from_shapes(
         )
     else:
         note = f"it has no first dimension that is open in every tensor ({shapes}), so each request runs alone, without batches"
-    return Found(inputs, outputs, 0, (note,))
+    return Found(inputs, outputs, 0, (*notes, note))
 
 
 def from_example(run: Run, example: Tensors, *, sizes_of: str = "of the example") -> Found:
@@ -186,6 +191,22 @@ def normalised(arrays: Mapping[str, object]) -> Tensors:
         array = np.asarray(value)
         found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
     return found
+
+
+def _seen_with_rows(run: Run, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:
+    """The outputs of one row, as it is stated, that have two where open inputs have.
+
+    So converters state what they do not follow (onnxmltools 1.16: the labels of a classifier of LightGBM).
+    """
+    stated = [tensor.name for tensor in outputs if tensor.shape[:1] == (1,)]
+    if not stated or any(tensor.shape[:1] != (-1,) for tensor in inputs):
+        return []
+    for length in _LENGTHS:
+        if max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs)) > _MOST_ELEMENTS:
+            break
+        if (seen := _tried(run, _drawn(inputs, length), [0, 1])) is not None:
+            return [name for name in stated if seen[name].shape[:1] == (2,)]
+    return []
 
 
 def _tried_rows(

@@ -5,8 +5,11 @@ Source: onnx/onnx.proto for the numbers of the fields, https://protobuf.dev/prog
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from backends.base import TensorSpec
 
 LFS_POINTER: Final = b"version https://git-lfs"
 
@@ -144,6 +147,20 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than ten bytes")
+
+
+def with_rows(
+    inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...]
+) -> tuple[TensorSpec, ...]:
+    """Outputs of one row by their file, whose inputs have open rows: with open ones too where they are declared so.
+
+    Some converters write 1 of however many (`discovery`).
+    """
+    if any(tensor.shape[:1] != (-1,) for tensor in inputs):
+        return outputs
+    one = {tensor.name for tensor in outputs if tensor.shape[:1] == (1,)}
+    opened = {tensor.name for tensor in declared if one and tensor.name in one and tensor.shape[:1] == (-1,)}
+    return tuple(replace(tensor, shape=(-1, *tensor.shape[1:])) if tensor.name in opened else tensor for tensor in outputs)
 
 
 def way_without(datatype: str, *, of_input: bool = False) -> str:

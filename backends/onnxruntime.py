@@ -21,7 +21,7 @@ from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, Sessio
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes, outputs_of_ones
-from backends.onnx_file import of_unknown_rank, way_without
+from backends.onnx_file import of_unknown_rank, way_without, with_rows
 from backends.regular_file import ABSENT, special
 from backends.required import check_required
 
@@ -69,6 +69,7 @@ def load(
     listed = {tensor.name for tensor in declared.outputs} or {tensor.name for tensor in outputs}
     _check_types(model, inputs, tuple(tensor for tensor in outputs if tensor.name in listed))
     inputs, outputs = _ranked(model, inputs, outputs, declared)
+    outputs = with_rows(inputs, outputs, declared.outputs)
     given = tuple(tensor for tensor in outputs if tensor.name in listed)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:

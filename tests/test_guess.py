@@ -370,6 +370,22 @@ def test_an_onnx_file_with_time_in_front_runs_each_request_alone(tmp_path: Path)
     )
 
 
+def test_an_onnx_file_that_states_one_row_of_an_output_and_gives_more_is_served_in_batches(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    path = tmp_path / "label.onnx"
+    x, label = helper.make_tensor_value_info("x", 1, ["n", 4]), helper.make_tensor_value_info("label", 7, [1])
+    graph = helper.make_graph([helper.make_node("ArgMax", ["x"], ["label"], axis=1, keepdims=0)], "g", [x], [label])
+    path.write_bytes(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]).SerializeToString())
+    found = guess(str(path))
+    assert found.notes == (
+        "label: the file says that the first dimension of 'label' is 1, but it is seen to be that of the inputs",
+    )
+    (tmp_path / "gateway.yaml").write_text(written(found, tmp_path))
+    assert check(tmp_path / "gateway.yaml").faults == ()
+    with gateway.load(str(path)) as loaded:
+        assert loaded.predict({"x": np.eye(3, 4, dtype=np.float32)})["label"].tolist() == [0, 1, 2]
+
+
 def test_an_onnx_file_that_is_quantised_by_the_range_of_its_batch_is_served_in_batches(tmp_path: Path) -> None:
     quantise = ("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"])
     path = onnx_graph(tmp_path / "int8.onnx", [quantise, ("DequantizeLinear", ["q", "scale", "zero"], ["y"])])

@@ -95,6 +95,21 @@ def test_an_open_first_dimension_is_rows_unless_they_change_each_others_answer(f
         assert re.search(told, found.notes[0])
 
 
+@pytest.mark.parametrize(
+    ("function", "rows", "max_rows"),
+    [
+        (lambda x: x * 2, -1, 32),
+        (lambda x: x.cumsum(0), -1, 0),
+        (lambda x: x.sum(0, keepdims=True), 1, 0),
+        (lambda x: x.reshape(-1, 5), 1, 0),  # it cannot be run
+    ],
+)
+def test_an_output_of_one_row_that_has_those_of_the_inputs_is_stated_so(function: Any, rows: int, max_rows: int) -> None:
+    found = from_shapes((spec("x", -1, 4),), (spec("y", 1, 4),), run_of(function))
+    assert (found.outputs, found.max_rows) == ((spec("y", rows, 4),), max_rows)
+    assert ("the first dimension of 'y' is 1, but" in found.notes[0]) == (rows == -1)
+
+
 @pytest.mark.parametrize(("function", "max_rows"), [(by_range, 32), (lambda x: by_range(x).cumsum(0), 0)])
 def test_rounding_by_the_range_of_a_batch_is_told_from_rows_that_change_each_other(function: Any, max_rows: int) -> None:
     shapes = (spec("x", -1, 4),), (spec("y", -1, 4),)

@@ -14,9 +14,12 @@ Arrays become tensors without a copy, if they can be written to, as `forward` ma
 
 import contextlib
 import inspect
+import logging
+import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, Artifact, identify, torn
 from backends.base import (
@@ -38,6 +41,8 @@ from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 if TYPE_CHECKING:
     import torch
+
+_UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree is not registered")
 
 
 def load(
@@ -172,8 +177,10 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
     """Around the load of a file: what PyTorch raises of it, as what is wrong with it. Raises: LoadFailed."""
     import torch
 
+    logged: list[BaseException] = []
     try:
-        yield
+        with _kept_from_the_log(logged):
+            yield
     except LoadFailed:
         raise
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -181,13 +188,38 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
     except Exception as exc:
         if member := torn(path):
             raise LoadFailed(f"{path.absolute()}: {artifact.what} that is damaged, in {member}: {AGAIN}") from exc
+        reason = logged[-1] if logged and "warnings above" in str(exc) else exc
+        if unknown := _UNKNOWN_TYPE.match(str(reason)):
+            raise LoadFailed(
+                f"{path.absolute()}: {artifact.what} whose `forward` takes or returns a {unknown[1]}, which PyTorch does not "
+                "know here: export it again within a module whose `forward` takes tensors and returns a tuple or dict of them"
+            ) from reason
         raise LoadFailed(
             f"{path.absolute()}: {artifact.what} that PyTorch {torch.__version__} cannot load: copy it again, whole, or export "
-            f"it with this version ({_first_sentence(exc)})"
+            f"it with this version ({_first_sentence(reason)})"
         ) from exc
 
 
-def _first_sentence(exc: Exception) -> str:
+@contextlib.contextmanager
+def _kept_from_the_log(errors: list[BaseException]) -> Iterator[None]:
+    """errors: gets what torch.export logs with its traceback, before it raises less (torch 2.13)."""
+    thread = threading.get_ident()
+
+    def kept(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info and record.thread == thread else None
+        if error is not None:
+            errors.append(error)
+        return error is None
+
+    log = logging.getLogger("torch.export")
+    log.addFilter(kept)
+    try:
+        yield
+    finally:
+        log.removeFilter(kept)
+
+
+def _first_sentence(exc: BaseException) -> str:
     said = str(exc).strip() or type(exc).__name__
     return said.splitlines()[0].partition(". ")[0][:200]
 

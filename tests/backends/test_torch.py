@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +288,25 @@ def test_a_scripted_module_is_read_without_what_has_a_default(tmp_path: Path) ->
     torch.jit.script(Defaulted()).save(tmp_path / "m.pt")
     found = backends.read("torch", str(tmp_path / "m.pt"), example={"x": np.ones((1, 4), np.float32)})
     assert [tensor.name for tensor in found.inputs] == ["x"]
+
+
+@pytest.mark.slow
+def test_a_program_whose_outputs_are_of_a_type_that_is_not_known_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one of a model of Transformers, whose outputs that library makes known to PyTorch."""
+
+    @dataclass
+    class Output:
+        logits: Any
+
+    class Answers(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return Output(x + 1)
+
+    torch.export.register_dataclass(Output, serialized_type_name="test_torch.Output")
+    torch.export.save(torch.export.export(Answers(), (torch.ones(2, 4),)), tmp_path / "m.pt2")
+    monkeypatch.delitem(torch.utils._pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE, "test_torch.Output")
+    with pytest.raises(LoadFailed, match=r"takes or returns a test_torch\.Output, which .* returns a tuple or dict of them"):
+        backends.read("torch", f"{tmp_path}/m.pt2")
+    assert [record.name for record in caplog.records if record.exc_info] == []

@@ -293,6 +293,37 @@ def test_the_list_shows_the_model_that_is_asked_whatever_comes_and_goes(chromium
         until(chromium, FORM, lambda form: form["names"] == ["NEW"] and not form["hidden"])
 
 
+RELOADED = """
+class Model:
+    inputs = (("{0}", "{1}", (-1, 2)),)
+    outputs = (("OUT", "{1}", (-1, 2)),)
+
+    def predict(self, inputs):
+        return {{"OUT": inputs["{0}"]}}
+"""
+
+
+def test_the_form_follows_a_model_that_is_loaded_again(chromium: Browser, tmp_path: Path) -> None:
+    file, data = tmp_path / "model.py", "document.getElementById('input-0-data')"
+    backend = f"{{kind: python, model: '{file}:Model', isolation: process}}"
+    file.write_text(RELOADED.format("IN", "FP32"))
+    models = f"server: {{model_control: true}}\nmodels: [{{name: m, max_rows: 4, backends: [{backend}]}}]"
+    with serving(tmp_path, models) as running:
+        open_page(chromium, running, "#send/m/1")
+        until(chromium, FORM, lambda form: form["names"] == ["IN"] and not form["hidden"])
+        chromium.script(f"{data}.value = '[7, 8]'")
+        chromium.script("(performance.clearResourceTimings(), 0)")
+        change(running, "load", "m")  # as it was: what was written stays
+        asks = "performance.getEntriesByType('resource').filter(entry => entry.name.endsWith('/config')).length"
+        until(chromium, asks, bool)
+        file.write_text(RELOADED.format("NEW", "INT64"))
+        assert chromium.script(f"{data}.value") == "[7, 8]"
+        change(running, "load", "m")
+        until(chromium, FORM, lambda form: form["names"] == ["NEW"] and not form["hidden"])
+        chromium.script("document.getElementById('go').click()")
+        until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK"))
+
+
 def test_a_form_whose_inputs_could_not_be_had_is_asked_for_again(chromium: Browser, served: Served) -> None:
     open_page(chromium, served)
     chromium.script("(window.asked = window.fetch, window.fetch = path => asked(path === '/v2/status' ? path : '/nowhere'), 0)")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.batching.recorded_file import ModelRecording, joined, unpacked
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command, url_of
 from gateway.process.console import printable_lines, step
@@ -67,7 +67,8 @@ def _why(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         if len(chosen) < len(recordings):
             data = joined([data], arguments.model)
-        write_whole(arguments.save, data)
+        with asked_by("--save"):
+            write_whole(arguments.save, data)
         print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
         return 0
     return _tell(chosen, where, arguments.request, as_objects=arguments.json)

@@ -171,5 +171,5 @@ def _sums(spec: ModelSpec, inputs: Tensors) -> Tensors:
     for output in spec.outputs:
         per_row = tuple(max(size, 1) for size in (output.shape[1:] if spec.max_rows else output.shape))
         filled = np.broadcast_to(totals.reshape(rows, *(1 for _ in per_row)), (rows, *per_row)).astype(NUMPY[output.datatype])
-        outputs[output.name] = filled if spec.max_rows else filled[0]
+        outputs[output.name] = filled if spec.max_rows else filled.reshape(per_row)
     return outputs

@@ -191,7 +191,7 @@ def _compile(arguments: argparse.Namespace) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     from gateway.configuring.argument import is_configuration, opened
     from gateway.configuring.guess import written
-    from gateway.documents.whole_file import write_whole
+    from gateway.documents.whole_file import asked_by, write_whole
 
     if is_configuration(opened(arguments.config)):
         raise ConfigError(f"{Path(arguments.config).absolute()}: is a configuration already: expected a model")
@@ -202,10 +202,8 @@ def _init(arguments: argparse.Namespace) -> int:
     if output is None:
         print(text, end="")
     else:
-        try:
+        with asked_by("-o"):
             write_whole(output, text)
-        except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
-            raise ConfigError(f"-o: {output.absolute()}: cannot be written: {exc.strerror}") from exc
     return 0
 
 

@@ -13,6 +13,7 @@ from gateway.documents.whole_file import write_whole
 from loadtest.commands.outputs import write
 from loadtest.errors import UsageError
 from tests.served.gateway_process import ROOT
+from tests.why.recorded import Scene
 
 LIMIT_BYTES = 64
 
@@ -76,16 +77,26 @@ def test_commands_leave_no_half_and_name_the_file(tmp_path: Path, command: tuple
     [
         (f"init {ROOT}/tests/transform/models.py:twice -o", "x.yaml"),
         (f"package {ROOT}/configs/examples/iris.yaml --out", "x.tar.gz"),
+        ("examples iris --out", "x"),
+        ("why RECORDED --save", "x.msgpack"),
+        (
+            f"deploy kubernetes {ROOT}/configs/examples/linear.yaml --no-ray --image r/g --models pvc:m --memory 1Gi --output",
+            "x",
+        ),
     ],
-    ids=["init", "package"],
+    ids=lambda typed: typed[0].split()[0],
 )
 def test_the_option_of_a_file_that_cannot_be_written_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: tuple[str, str]
 ) -> None:
     command, name = typed
-    output = tmp_path / "nowhere" / name
-    assert main([*command.split(), str(output)]) == 2
-    assert f"{command.split()[-1]}: {output}: cannot be written: No such file or directory" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    (tmp_path / "recorded").write_bytes(Scene(seconds=1.0).packed(1))
+    output = tmp_path / "file" / name
+    assert main([*command.replace("RECORDED", str(tmp_path / "recorded")).split(), str(output)]) == 2
+    said = capsys.readouterr().err
+    assert f"{command.split()[-1]}: {output}" in said
+    assert ": cannot be written: Not a directory" in said
 
 
 _LIMITED = f"""

@@ -14,7 +14,7 @@ from gateway.deploying.kubernetes import deployment, files, kserve, stream
 from gateway.deploying.pod import Manifest, Models, Rollout
 from gateway.deploying.rayservice import rayservice
 from gateway.deploying.report import document_of
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -113,9 +113,12 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
     if output is None:
         print(stream(manifests, rollout), end="")
         return 0
-    output.mkdir(parents=True, exist_ok=True)
-    for name, text in files(manifests, rollout).items():
-        write_whole(output / name, text)
+    told = files(manifests, rollout)
+    with asked_by("--output"):
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in told.items():
+            write_whole(output / name, text)
+    for name in told:
         print(output / name)
     return 0
 

@@ -21,7 +21,7 @@ from gateway.deploying.ray_cluster import LISTENS, MODEL, RayOnEc2, cluster, gro
 from gateway.deploying.ray_groups import check_ports
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.console import step, words
@@ -57,7 +57,8 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     locks = {group.device: looked.lock(config, group.device) for group in found}
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
-    out.mkdir(parents=True, exist_ok=True)
+    with asked_by("--cluster"):
+        out.mkdir(parents=True, exist_ok=True)
     with step("packing"):
         write(packed(moved(document, found[0].instance_type)), out / PACKAGE)
     shutil.copyfile(wheel.path, out / wheel.name)

@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from gateway.errors import ConfigError, instead, shortened
 from gateway.process.command_line import add_command
 
@@ -69,7 +69,8 @@ def _examples(arguments: argparse.Namespace) -> int:
         if name not in known:
             raise ConfigError(f"NAME: no example '{shortened(name)}'{instead(name, known, 'examples')}")
         chosen.append(known[name])
-    written = write(chosen, arguments.out)
+    with asked_by("--out"):
+        written = write(chosen, arguments.out)
     if arguments.json:
         print(json.dumps({"files": [str(path) for path in written]}, indent=2))
         return 0

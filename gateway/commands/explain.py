@@ -11,6 +11,7 @@ from gateway.config import Config, ModelSection, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.announcement import own_url
 from gateway.process.command_line import url_of
+from gateway.process.console import printable, printable_lines
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
 _MOST_ROWS: Final = 9_999_999  # that a gateway is asked about
@@ -45,10 +46,10 @@ def _explain(arguments: argparse.Namespace) -> int:
         try:
             told = ask(_url(config), arguments.model, arguments.version, arguments.rows, shown)
         except BackendUnreachable as exc:
-            print(f"{exc.message}; this is what the configuration says:")
+            print(f"{printable(exc.message)}; this is what the configuration says:")
             print(render_configured(model))
             return 0
-    print(json.dumps(told, indent=2) if arguments.json else render(told))
+    print(json.dumps(told, indent=2) if arguments.json else printable_lines(render(told)))
     return 0
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group
 from rich.text import Text
 
@@ -17,7 +17,7 @@ from gateway.process.console import printable
 
 NONE: Final = "–"
 _GAP: Final = 2
-_LONGEST_NAME: Final = 28  # cells; the rest is cut where there is not room for all columns
+_LONGEST_NAME: Final = 28  # cells; more only where there is room beside the columns that are shown
 _GOOD, _OPEN, _BAD = "green", "yellow", "bold red"
 _STATES: Final = {
     "READY": ("ready", _GOOD),
@@ -192,16 +192,31 @@ def _table(rows: Sequence[dict[str, Cell]], width: int | None, *, dim: bool) -> 
     full = [unknown | row for row in rows]
     widths = {column: max([cell_len(column), *(cell_len(row[column][0]) for row in full)]) for column in _COLUMNS}
     if width is not None:
-        widths["MODEL, backend"] = min(widths["MODEL, backend"], _LONGEST_NAME)
+        longest = widths["MODEL, backend"]
+        least = widths["MODEL, backend"] = min(longest, _LONGEST_NAME)
         for column in sorted(filter(_COLUMNS.__getitem__, _COLUMNS), key=_COLUMNS.__getitem__, reverse=True):
-            if sum(widths.values()) + _GAP * (len(widths) - 1) <= width:
+            if _wide(widths) <= width:
                 break
             del widths[column]
+        widths["MODEL, backend"] = min(longest, max(least, least + width - _wide(widths)))
+        full = [row | {"MODEL, backend": _shortened(*row["MODEL, backend"], widths["MODEL, backend"])} for row in full]
     lines = [_line({column: (column, "dim") for column in widths}, widths)]
     lines += [_line(row, widths) for row in full]
     for line in lines if dim else ():
         line.stylize("dim")
     return lines
+
+
+def _wide(widths: dict[str, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)
+
+
+def _shortened(text: str, style: str, width: int) -> Cell:
+    """Without its middle: what tells names apart, a version among it, mostly stands at an end."""
+    if cell_len(text) <= width:
+        return text, style
+    head = (width - 1) // 2
+    return f"{set_cell_size(text, head)}…{set_cell_size(text[::-1], width - 1 - head)[::-1]}", style
 
 
 def _line(row: dict[str, Cell], widths: dict[str, int]) -> Text:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.batching.recorded_file import ModelRecording, joined, unpacked
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.command_line import add_command, url_of
-from gateway.process.console import step
+from gateway.process.console import printable_lines, step
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.why.report import answer, as_json, life_told, of_request, told
 
@@ -67,7 +67,8 @@ def _why(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         if len(chosen) < len(recordings):
             data = joined([data], arguments.model)
-        write_whole(arguments.save, data)
+        with asked_by("--save"):
+            write_whole(arguments.save, data)
         print(f"{arguments.save}: {len(data)} bytes; ask it by: gateway why {arguments.save}")
         return 0
     return _tell(chosen, where, arguments.request, as_objects=arguments.json)
@@ -87,9 +88,10 @@ def _tell(recordings: list[ModelRecording], where: str, own_id: str, *, as_objec
                 f"{where}: no request '{own_id}' is among the {count} that are recorded: it came before them, or its client "
                 "gave it no `id`"
             )
-        print(json.dumps(lives, indent=2) if as_objects else "\n\n".join(life_told(life) for life in lives))
+        said = "\n\n".join(life_told(life) for life in lives)
+        print(json.dumps(lives, indent=2) if as_objects else printable_lines(said))
     else:
-        print(json.dumps(as_json(answers), indent=2) if as_objects else told(answers))
+        print(json.dumps(as_json(answers), indent=2) if as_objects else printable_lines(told(answers)))
     return 0
 
 

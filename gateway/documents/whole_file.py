@@ -3,8 +3,11 @@
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from gateway.errors import ConfigError
 
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
 _NO_FILES: Final = ("/dev/", "/proc/")
@@ -20,6 +23,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
             _replace(path, data)
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, str(path)) from exc
+
+
+@contextlib.contextmanager
+def asked_by(option: str) -> Iterator[None]:
+    """Say which option has asked for what cannot be written. Raises: ConfigError; OSError, where there is no room."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _NO_ROOM or isinstance(exc, BrokenPipeError):
+            raise
+        where, why = Path(exc.filename).absolute(), exc.strerror
+        raise ConfigError(f"{option}: {where}: cannot be written: {why}: expected a path in a folder that takes it") from exc
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -11,6 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
 
+from gateway.protocols.media import ranges
+
 HTML: Final = b"text/html; charset=utf-8"
 
 
@@ -47,24 +49,13 @@ def page() -> Page:
 
 def prefers_html(accept: bytes) -> bool:
     """Whether a client says that it likes HTML better than JSON: browsers do; curl and libraries take anything."""
-    liked = dict(_liked(accept.decode("latin-1").lower()))
+    liked = {media: likes for media, _, likes in ranges(accept)}
 
     def of(*ranges: str) -> float:
         """Of the narrowest that it names."""
         return next((liked[each] for each in ranges if each in liked), 0.0)
 
     return of("text/html", "text/*") > of("application/json", "application/*", "*/*")
-
-
-def _liked(accept: str) -> list[tuple[str, float]]:
-    """Each media range with its weight; one that cannot be read is not liked. RFC 9110, 12.5.1."""
-    found = []
-    for part in accept.split(","):
-        kind, *parameters = (text.strip() for text in part.split(";"))
-        weights = [text[2:].strip() for text in parameters if text.startswith("q=")]
-        weight = float(weights[0]) if weights and re.fullmatch(r"[01](\.\d{0,3})?", weights[0]) else 0.0 if weights else 1.0
-        found.append((kind, weight))
-    return found
 
 
 def _hashes(body: bytes, tag: bytes) -> str:

@@ -9,6 +9,7 @@ from gateway.engine.metric_blocks import FIELDS, SEP, Edges, Exemplar, Key, Stat
 from gateway.engine.metric_pages import BLOCKS, MetricPage, escaped, heads
 from gateway.engine.metric_table import TABLE, TRITON_TABLE
 from gateway.engine.model_statistics import ModelStatistics
+from gateway.protocols.media import ranges
 
 _LATENCY: Final = place("edge", "gateway_request_duration_seconds")
 _STAGES: Final = {
@@ -16,6 +17,18 @@ _STAGES: Final = {
 }
 _ROWS_DONE: Final = place("lane", "gateway_rows_total")
 _WAITING: Final = place("lane", "gateway_queue_requests")
+_OPENMETRICS: Final = "application/openmetrics-text"
+_VERSIONS: Final = ("", "0.0.1", "1.0.0")  # of OpenMetrics: 1.0.0 is written, and who reads 0.0.1 reads that
+
+
+def prefers_openmetrics(accept: bytes) -> bool:
+    """Whether an Accept header names OpenMetrics, and likes no text better."""
+    liked: dict[str, float] = {}
+    for media, parameters, likes in ranges(accept):
+        if media != _OPENMETRICS or parameters.get("version", "") in _VERSIONS:
+            liked[media] = max(likes, liked.get(media, 0.0))
+    text = next((liked[media] for media in ("text/plain", "text/*", "*/*") if media in liked), 0.0)
+    return liked.get(_OPENMETRICS, 0.0) > 0 and liked[_OPENMETRICS] >= text
 
 
 class Exposition:

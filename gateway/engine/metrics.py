@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
 
 from gateway.config import ModelSection
-from gateway.engine.exposition import Exposition, statistics_of
+from gateway.engine.exposition import Exposition, prefers_openmetrics, statistics_of
 from gateway.engine.metric_blocks import FIELDS, SEP, Exemplar, Key, State, counters_only, merge, place
 from gateway.engine.metric_buckets import ROWS, SLO_EDGE, edges, with_slo_edge
 from gateway.engine.metric_files import Block, NodeFiles
@@ -202,7 +202,7 @@ class Metrics:
 
     async def scrape(self, accept: bytes) -> tuple[str, bytes]:
         """As `expose`, in slices. accept: the client's header. Those who come meanwhile share the next."""
-        openmetrics = b"application/openmetrics-text" in accept
+        openmetrics = prefers_openmetrics(accept)
         came_ns = time.monotonic_ns()
         self._waiting += 1
         try:

@@ -394,10 +394,10 @@ class Repository:
         served.lanes, served.spec, served.dispatcher = lanes, replace(lanes[0].spec, reads_parameters=reads), dispatcher
         served.state, served.reason = "READY", ""
         served.missing = missing
+        served.generation = self.generation = self.generation + 1
         for label, reason in missing.items():
             log.error("%s:%s/%s is missing, and will be tried again: %s", served.name, served.version, label, reason)
             served.joining.append(asyncio.create_task(self._join(served, label)))
-        self.generation += 1
         await asyncio.gather(*joining, return_exceptions=True)
         await self._close_lanes(served, old)
         if old_dispatcher is not None:

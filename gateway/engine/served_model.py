@@ -15,6 +15,7 @@ class ServedModel:
     """One model version. wanted: whether it should be loaded. lanes, dispatcher: empty and None unless READY.
 
     leaving: lanes that get no new requests, and answer those they have.
+    generation: the repository's, when it was loaded last; 0: it never was.
     missing: backends that could not be loaded, by label, and why; each is tried again by one of `joining`.
     """
 
@@ -27,6 +28,7 @@ class ServedModel:
     lanes: tuple[Lane, ...] = ()
     dispatcher: Dispatcher | None = None
     leaving: tuple[Lane, ...] = ()
+    generation: int = 0
     missing: dict[str, str] = field(default_factory=dict)
     joining: list[asyncio.Task[None]] = field(default_factory=list)
 

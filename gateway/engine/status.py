@@ -182,6 +182,7 @@ def _model(served: ServedModel, counts: ModelCounts) -> dict[str, Any]:
         "version": served.version,
         "state": served.state,
         "wanted": served.wanted,
+        "generation": served.generation,
         "reason": "" if served.state == "READY" else without_folders(served.reason),
         "slo_ms": slo.p99_ms if slo else None,
         "decoupled": served.spec.decoupled,

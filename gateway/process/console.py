@@ -75,6 +75,11 @@ def printable(text: object) -> str:
     return "".join(char if char.isprintable() else "·" for char in str(text))
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, each line of it."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 _LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -102,7 +107,7 @@ class _PlainLine(logging.Formatter):
     """Whose words they are nobody knows here: a server's, or a model's, may move the cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        return printable_lines(super().format(record))
 
 
 class _JsonLine(logging.Formatter):

@@ -5,6 +5,7 @@ before binary tensors, as in Triton's container: `application/vnd.sagemaker-trit
 """
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -68,14 +69,21 @@ def form_of(content_type: bytes) -> Form | None:
 def answer_of(accept: bytes) -> str | None:
     """What an Accept header likes most of GIVEN; "": anything will do. None: it takes nothing that is given."""
     best, liked = None, 0.0
-    for entry in accept.decode("latin-1").split(","):
-        media, _, rest = entry.partition(";")
-        media = media.strip().lower()
+    for media, _, likes in ranges(accept):
         kind = _ANY.get(media, GIVEN.get(media))
-        likes = _quality(_parameters(rest).get("q", "1"))
         if kind is not None and likes > liked:
             best, liked = kind, likes
     return best
+
+
+def ranges(accept: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Each media range of an Accept header, in lower case, with its parameters and how well it is liked: 0, where that cannot
+    be read. RFC 9110, 12.5.1.
+    """
+    for entry in accept.decode("latin-1").split(","):
+        media, _, rest = entry.partition(";")
+        parameters = _parameters(rest)
+        yield media.strip().lower(), parameters, _quality(parameters.get("q", "1"))
 
 
 def attributes_of(value: bytes) -> dict[str, str]:

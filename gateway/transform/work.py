@@ -128,6 +128,7 @@ def alone(files: Files) -> Iterator[None]:
     if not files.output.local:
         yield
         return
+    files.output.check_writable()
     folder = files.partial.path
     os.makedirs(folder, exist_ok=True)
     with open(f"{folder}/{_LOCK}", "wb") as lock:

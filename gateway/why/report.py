@@ -12,6 +12,7 @@ from gateway.batching.recorded_file import LaneRecording, ModelRecording
 from gateway.batching.replay import History, PastRequest, replay
 from gateway.batching.service_model import ServiceModel
 from gateway.errors import InvalidArgument
+from gateway.process.console import printable
 from gateway.routing.replay import RoutingHistory, Unserved, replay_routing
 from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
 from gateway.why.unserved import cause_of, limit_of
@@ -323,7 +324,7 @@ def _life(
 def life_told(life: dict[str, Any]) -> str:
     """One of `of_request` for people. Times count from its arrival."""
     on = f"on {life['backend']}" if life["backend"] is not None else "with no backend"
-    head = f"{life['id']}: {life['model']} version {life['version']} {on}, {life['ago_s']:.1f} s ago"
+    head = f"{printable(life['id'])}: {life['model']} version {life['version']} {on}, {life['ago_s']:.1f} s ago"
     lines = [head, f"  {_fate(life)}"]
     if life["queued_ms"] is not None:
         lines.append(f"  {life['queued_ms']:8.1f} ms  queued, behind {life['rows_before_it']} rows")

@@ -7,21 +7,33 @@ import argparse
 import io
 import os
 import sys
+from collections.abc import Iterator
 
 import rich.console
+from rich.segment import Segment
 
-from gateway.process.console import words
+from gateway.process.console import printable_lines, words
 
 WIDTH = 100  # columns where there is no terminal
 _UNBROKEN = 10_000  # columns
 
 
 class Console(rich.console.Console):
-    """One whose user decides what to do where whoever reads has gone: rich exits with 1."""
+    """One whose user decides what to do where whoever reads has gone: rich exits with 1.
+
+    Names of a file or a server do not move the cursor: what is written is printable.
+    """
 
     def on_broken_pipe(self) -> None:
         """Raises: BrokenPipeError, while that is handled."""
         raise
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """As rich does it; its own control codes stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
 
 
 def results(*, hidden: bool = False) -> Console:

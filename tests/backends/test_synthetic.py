@@ -39,6 +39,15 @@ def test_sum_fills_declared_outputs_with_row_sums() -> None:
     assert outputs["s"].dtype == np.int64
 
 
+def test_sum_fills_an_output_without_dimensions() -> None:
+    spec = ModelSpec("", (TensorSpec("a", "FP32", ()),), (TensorSpec("s", "FP32", ()), TensorSpec("t", "FP32", (2,))), 0)
+    session = backends.load("synthetic", {"fixed_ms": 0, "row_ms": 0, "output": "sum"}, spec).open_session(0)
+    outputs = session.run({"a": np.array(3, np.float32)}, {})
+    assert isinstance(outputs["s"], np.ndarray)
+    np.testing.assert_array_equal(outputs["s"], 3)
+    np.testing.assert_array_equal(outputs["t"], [3, 3])
+
+
 @pytest.mark.parametrize(("fault", "error"), [("fail", ExecutionFailed), ("lose", SessionLost), ("short", ExecutionFailed)])
 def test_an_input_brings_a_fault_about(fault: str, error: type[Exception]) -> None:
     session = backends.load("synthetic", {"fixed_ms": 0, "row_ms": 0, "faults": {fault: -7}}).open_session(0)

@@ -188,6 +188,14 @@ def test_what_could_not_work_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written(tmp_path, config(tmp_path))
+    (tmp_path / "file").touch()
+    asked = [*PLACE, *files(tmp_path), "--lock", str(tmp_path / "locks"), "--cluster", str(tmp_path / "file")]
+    assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
+    assert f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory" in capsys.readouterr().err
+
+
 def test_what_one_machine_serves_needs_no_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["deploy", "ec2", str(IRIS), *PLACE, *files(tmp_path), "--cluster", str(tmp_path / "out")]) == 2
     assert "--cluster: the configuration needs no Ray" in capsys.readouterr().err

@@ -562,6 +562,36 @@ def test_what_cannot_be_written_for_others_is_told_once_and_written_when_it_can(
     assert exposed(other)[key("gateway_requests_total", model="m", version="1", protocol="rest", code="ok")] == 1
 
 
+PROMETHEUS = (  # as Prometheus 3.5 sends it
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        (PROMETHEUS, True),
+        ("application/openmetrics-text", True),
+        ("Application/OpenMetrics-Text; Version=1.0.0; q=0.5, */*;q=0.5", True),
+        ("application/openmetrics-text;q=0.4, text/plain;q=0.3", True),
+        ("application/openmetrics-text;version=0.0.1", True),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=0, */*", False),
+        ("application/openmetrics-text;q=0.3, text/plain;q=0.4", False),
+        ("application/openmetrics-text;version=2.0.0, text/plain;q=0.5", False),
+        ("application/openmetrics-text;q=high, */*", False),
+        ("application/openmetrics-textual", False),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+def test_a_scrape_is_in_the_format_that_its_client_likes_best(accept: str, openmetrics: bool) -> None:
+    content_type, body = asyncio.run(Metrics().scrape(accept.encode()))
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain; ")
+    assert body.endswith(b"# EOF\n") == openmetrics
+
+
 # in slices
 
 

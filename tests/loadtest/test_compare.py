@@ -43,6 +43,16 @@ def test_a_result_is_the_same_as_itself() -> None:
     assert (comparison.verdict, comparison.paired, comparison.blocks) == ("same", True, 20)
 
 
+def test_no_name_in_a_result_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = replace(made(levels(), spec=replace(SPEC, label="\x1b[2Jlabel")), warnings=("\x9bso",))
+    (tmp_path / "run.json").write_text(to_json(result))
+    assert main(["report", str(tmp_path / "run.json")]) == ExitCode.MET
+    said = capsys.readouterr().out
+    assert all(map(str.isprintable, said.split("\n")))
+    assert said.startswith("·[2Jlabel · http://base")
+    assert "note: ·so" in said
+
+
 def test_pairing_finds_a_change_that_is_smaller_than_the_traffics_own_variation() -> None:
     noise = np.random.default_rng(1).normal(1, 0.01, 22)
     slower = made(levels() * 1.10 * noise)

@@ -131,6 +131,14 @@ def told(**fields: Any) -> dict[str, Any]:
     return {**answer, **fields}
 
 
+def test_no_name_that_a_server_tells_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(200, json.dumps(told(model="\x1b[2Jm", lanes=[lane("\x9bone")])).encode()) as answers:
+        assert main(["route", "explain", f"127.0.0.1:{answers.port}", "m"]) == 0
+    said = capsys.readouterr().out
+    assert all(map(str.isprintable, said.split("\n")))
+    assert said.startswith("·[2Jm version 3")
+
+
 def test_what_a_gateway_tells_is_shown_as_a_table() -> None:
     unknown = lane(
         "another", usd_per_million_rows=None, usual_batch_rows=None, eta_ms=None, own_ms=None, available=False, pending=0

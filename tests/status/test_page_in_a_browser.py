@@ -165,7 +165,7 @@ def test_a_request_by_hand_shows_status_time_headers_and_answer(chromium: Browse
     chromium.script("document.getElementById('input-0-data').value = '[1, 2, 3, 4'")
     chromium.script("document.getElementById('go').click()")
     said = until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("400 Bad Request in "))
-    assert said.endswith(" ms, as this browser saw it")
+    assert said.endswith(" ms, as this browser saw it · /v2/models/quick/versions/1/infer")
     chromium.script("document.getElementById('input-0-data').value = '[1, 2, 3, 4]'")
     chromium.script("document.getElementById('go').click()")
     until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK in "))
@@ -244,7 +244,40 @@ def test_an_answer_in_parts_is_shown_part_by_part(chromium: Browser, served: Ser
     assert ", the first after " in said
     chromium.script("""document.getElementById('body').value = '{"text": "part", "n": 5, "fails_at": 2}'""")
     chromium.script("document.getElementById('go').click()")
-    until(chromium, "document.getElementById('outcome').innerText", lambda text: text.endswith("; the last one is an error"))
+    until(chromium, "document.getElementById('outcome').innerText", lambda text: "; the last one is an error · " in text)
+
+
+HALF = """
+models:
+  - {name: counts, max_rows: 0, backends: [{kind: python, model: "tests/rest_routes/test_generate.py:Counts"}]}
+  - name: half
+    inputs: [{name: IN, datatype: FP16, shape: [-1, 2]}]
+    outputs: [{name: OUT, datatype: FP16, shape: [-1, 2]}]
+    backends: [{kind: synthetic}]
+"""
+BUTTONS = "['go', 'stop'].filter(id => !document.getElementById(id).disabled).join()"
+
+
+def test_what_can_be_pressed_is_of_the_model_that_is_shown_and_of_what_is_under_way(chromium: Browser, tmp_path: Path) -> None:
+    outcome = "document.getElementById('outcome').innerText"
+    with serving(tmp_path, HALF) as running:
+        open_page(chromium, running, "#send/counts/1")
+        until(chromium, FORM, lambda form: form["names"] == ["text", "n"] and not form["hidden"])
+        assert chromium.script(BUTTONS) == "go"
+        chromium.script("document.getElementById('by-hand').click()")
+        chromium.script("""document.getElementById('body').value = '{"text": "part", "n": 30, "gap_s": 1}'""")
+        chromium.script("document.getElementById('go').click()")
+        assert chromium.script(BUTTONS) == "stop"
+        for model, names in (("half", ["IN"]), ("counts", ["text", "n"]), ("half", ["IN"])):
+            chromium.script(f"(location.hash = '#send/{model}/1', 0)")
+            until(chromium, FORM, lambda form, names=names: form["names"] == names and not form["hidden"])
+            assert chromium.script(BUTTONS) == "stop", model
+        chromium.script("document.getElementById('stop').click()")
+        said = until(chromium, outcome, lambda text: text.startswith("Cancelled after "))
+        assert said.endswith(" · /v2/models/counts/versions/1/generate_stream")
+        assert chromium.script(BUTTONS) == "", "FP16 has no JSON form"
+        chromium.script("(location.hash = '#send/counts/1', 0)")
+        until(chromium, BUTTONS, lambda found: found == "go")
 
 
 CHANGING = """
@@ -291,6 +324,37 @@ def test_the_list_shows_the_model_that_is_asked_whatever_comes_and_goes(chromium
     until(chromium, "document.getElementById('state').innerText", lambda text: "does not answer since" in text)
     with serving(tmp_path, CHANGING.format("NEW", "INT64"), port=port):
         until(chromium, FORM, lambda form: form["names"] == ["NEW"] and not form["hidden"])
+
+
+RELOADED = """
+class Model:
+    inputs = (("{0}", "{1}", (-1, 2)),)
+    outputs = (("OUT", "{1}", (-1, 2)),)
+
+    def predict(self, inputs):
+        return {{"OUT": inputs["{0}"]}}
+"""
+
+
+def test_the_form_follows_a_model_that_is_loaded_again(chromium: Browser, tmp_path: Path) -> None:
+    file, data = tmp_path / "model.py", "document.getElementById('input-0-data')"
+    backend = f"{{kind: python, model: '{file}:Model', isolation: process}}"
+    file.write_text(RELOADED.format("IN", "FP32"))
+    models = f"server: {{model_control: true}}\nmodels: [{{name: m, max_rows: 4, backends: [{backend}]}}]"
+    with serving(tmp_path, models) as running:
+        open_page(chromium, running, "#send/m/1")
+        until(chromium, FORM, lambda form: form["names"] == ["IN"] and not form["hidden"])
+        chromium.script(f"{data}.value = '[7, 8]'")
+        chromium.script("(performance.clearResourceTimings(), 0)")
+        change(running, "load", "m")  # as it was: what was written stays
+        asks = "performance.getEntriesByType('resource').filter(entry => entry.name.endsWith('/config')).length"
+        until(chromium, asks, bool)
+        file.write_text(RELOADED.format("NEW", "INT64"))
+        assert chromium.script(f"{data}.value") == "[7, 8]"
+        change(running, "load", "m")
+        until(chromium, FORM, lambda form: form["names"] == ["NEW"] and not form["hidden"])
+        chromium.script("document.getElementById('go').click()")
+        until(chromium, "document.getElementById('outcome').innerText", lambda text: text.startswith("200 OK"))
 
 
 def test_a_form_whose_inputs_could_not_be_had_is_asked_for_again(chromium: Browser, served: Served) -> None:

@@ -180,6 +180,18 @@ def test_where_there_is_little_room_what_matters_most_stays() -> None:
     assert {"REQ/S", "P99", "STATE"} <= set(narrow[1].split())
 
 
+def test_names_are_cut_only_where_there_is_no_room_and_keep_what_tells_them_apart() -> None:
+    name = "sentence-transformers-all-MiniLM-L6"
+    models = [shown(name=name, version=version) for version in ("2", "12")]
+    wide, narrow = lines(200, 24, *models), lines(30, 24, *models)
+    assert [line[:38].rstrip() for line in (wide[2], wide[4])] == [f"{name} 2", f"{name} 12"]
+    assert narrow[2].startswith("sentence-tran…ll-MiniLM-L6 2")
+    assert narrow[4].startswith("sentence-tran…l-MiniLM-L6 12")
+    assert "sentence-transfo…-all-MiniLM-L6 2  " in lines(60, 24, *models)[2]  # a column left out has left it some room
+    assert "模…模模" in (wide_characters := lines(60, 24, shown(name="模" * 40, version="3"))[2])
+    assert "模 3  ready" in wide_characters
+
+
 def test_no_name_moves_the_cursor() -> None:
     found = lines(200, 24, shown(name="\x1b[2J\x07name\u202e\r"), error="\x1b]0;title\x07")
     assert "\x1b" not in "".join(found)

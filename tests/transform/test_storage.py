@@ -170,5 +170,7 @@ def test_a_place_for_bad_rows_that_cannot_be_written_is_told_at_once(
     assert run(*words, "--bad", bad) == 2
     said = f"{bad}: cannot be written: {tmp_path}/file: expected a folder that may be written to"
     assert said in capsys.readouterr().err
+    assert run(*words[:-1], bad) == 2  # as the output
+    assert said in capsys.readouterr().err
     assert run(*words, "--bad", tmp_path / "new" / "folder" / "bad.jsonl") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "gateway.yaml", "in.jsonl", "out.jsonl"]

@@ -202,6 +202,20 @@ def test_a_recording_with_a_time_that_is_years_off_is_damaged_as_well(
     assert "m: a recording that is broken (nothing comes to pass at 46116860" in capsys.readouterr().err
 
 
+def test_no_name_in_a_recording_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = msgspec.msgpack.decode(Scene(seconds=1.0).packed(1))
+    (recording,) = told["recordings"]
+    recording |= {"model": "\x1b[2Jm", "unrecorded": {"\x9bgpu": "\x07"}}
+    recording["lanes"][0]["segments"][0]["chunks"][0][0][9] = "\x1b]0;title\n"
+    (tmp_path / "evil").write_bytes(msgspec.msgpack.encode(told))
+    assert main(["why", str(tmp_path / "evil")]) == 0
+    assert main(["why", str(tmp_path / "evil"), "--request", "\x1b]0;title\n"]) == 0
+    said = capsys.readouterr().out
+    assert all(map(str.isprintable, said.split("\n")))
+    assert "·[2Jm version 1 on ·gpu: its decisions are no longer recorded, until the model is loaded anew: ·\n" in said
+    assert "·]0;title·: ·[2Jm version 1 on " in said
+
+
 def test_of_one_model_what_was_saved_is_saved_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recordings = []
     for model in ("m", "other"):

@@ -19,6 +19,7 @@ from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG
 from loadtest.lab.launchers.aws.machines import GENERATOR_UNIT
 from loadtest.lab.launchers.aws.removal import NotRemoved
 from loadtest.lab.launchers.ec2 import Ec2
+from loadtest.lab.launchers.launcher import GENERATOR
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import Ec2Launcher
@@ -498,6 +499,31 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     (group,) = aws.left()
     assert group in told
     asyncio.run(reap(aws.living_door, search.launcher.run_id, [BUCKET], yes=True))
+    assert aws.left() == []
+
+
+def test_a_machine_whose_removal_is_not_answered_counts_on_until_it_is_gone(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    search = Search(aws, catalogue, tmp_path)
+    launcher = search.launcher
+
+    def silent(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "terminate_instances":
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        started = await launcher.start(search.spec.candidates[0])
+        aws.fault = silent  # type: ignore[assignment]  # it answers nothing
+        await started.stop()
+        names = [f"loadtest-{launcher.run_id}-001", GENERATOR]
+        assert [launcher.purse.runs(name) for name in names] == [True, True]
+        aws.fault = lambda operation, parameters: None
+        await launcher.close()
+        assert [launcher.purse.runs(name) for name in names] == [False, False]
+
+    asyncio.run(of_one_candidate())
+    assert launcher.left_behind == []
     assert aws.left() == []
 
 

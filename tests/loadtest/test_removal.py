@@ -10,7 +10,7 @@ import pytest
 from botocore.model import OperationModel
 
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
-from loadtest.lab.launchers.aws.removal import Piece, remove
+from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, remove
 
 MACHINE = Piece("instance", "i-0123456789abcdef0")
 PACKAGE = Piece("package", "models/key", "bucket")
@@ -63,6 +63,20 @@ def test_a_machine_that_ec2_does_not_know_yet_is_asked_to_end_for_a_minute(
     asyncio.run(remove(account.door, [MACHINE]))
     assert account.calls.count("TerminateInstances") == asked
     assert sum(account.pauses_s) == 10 * (asked - 1)
+
+
+def test_what_nobody_answers_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "InternalError", 500, times=3)
+    asyncio.run(remove(account.door, [MACHINE]))
+    assert account.calls == 4 * ["TerminateInstances"] + 4 * ["DescribeInstances"]
+
+
+def test_what_nobody_answers_for_three_minutes_is_told_and_the_others_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "InternalError", 500, times=99)
+    with pytest.raises(NotRemoved, match=r"instance i-0123456789abcdef0: .*InternalError.*; package s3://bucket/models/key: "):
+        asyncio.run(remove(account.door, [MACHINE, PACKAGE]))
+    assert account.calls == 19 * ["TerminateInstances"] + ["DeleteObject"]
+    assert sum(account.pauses_s) == 180
 
 
 def test_what_is_no_machine_is_gone_where_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,6 +351,32 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     assert aws.left() == []
 
 
+@pytest.mark.parametrize("operation", ["delete_endpoint", "describe_endpoint"])
+def test_an_endpoint_whose_removal_is_not_answered_counts_on_until_it_is_gone(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    launcher = Search(aws, catalogue, tmp_path).launcher
+
+    def silent(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation:
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        started = await launcher.start(spec_of(catalogue).candidates[0])
+        aws.fault = silent  # type: ignore[assignment]  # it answers nothing
+        await started.stop()
+        assert aws.now_s == 180  # so long it is asked again
+        assert started.name in launcher.left_behind[0]
+        assert launcher.purse.runs(started.name)
+        aws.fault = lambda operation, parameters: None
+        await launcher.close()
+        assert not launcher.purse.runs(started.name)
+
+    asyncio.run(of_one_candidate())
+    assert launcher.left_behind == []
+    assert aws.left() == []
+
+
 def test_what_was_refused_from_the_first_call_on_leaves_nothing_to_tell_of(
     aws: FakeAws, catalogue: Catalogue, tmp_path: Path
 ) -> None:

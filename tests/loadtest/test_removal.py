@@ -1,6 +1,7 @@
 """What is removed stays asked for until it is gone, whatever AWS answers meanwhile, and what its answers mean."""
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,6 +78,20 @@ def test_what_nobody_answers_for_three_minutes_is_told_and_the_others_are_tried_
         asyncio.run(remove(account.door, [MACHINE, PACKAGE]))
     assert account.calls == 19 * ["TerminateInstances"] + ["DeleteObject"]
     assert sum(account.pauses_s) == 180
+
+
+def test_a_machine_that_does_not_go_within_a_quarter_of_an_hour_is_told() -> None:
+    waited: list[float] = []
+
+    def asked(service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Reservations": [{"Instances": [{"State": {"Name": "shutting-down"}}]}]}
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    with pytest.raises(NotRemoved, match=f"could not be removed: {MACHINE}: is still there after 15 min: expected it gone"):
+        asyncio.run(remove(Aws("us-east-1", asked=asked, pause=pause), [MACHINE]))
+    assert sum(waited) == 15 * 60
 
 
 def test_what_is_no_machine_is_gone_where_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
     for piece in sorted(pieces, key=lambda piece: _ORDER.index(piece.kind)):
         try:
             await _remove(aws, piece, patience)
-        except AwsRefused as exc:
+        except (AwsRefused, NotRemoved) as exc:
             left.append(piece)
             whys.append(f"{piece}: {exc}")
     if left:
@@ -129,6 +129,7 @@ def costly(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
+    """Raises: AwsRefused; NotRemoved, if it does not go."""
     for service, operation, parameters in _deletion(piece):
         for tries in range(_TRIES, -1, -1):
             try:
@@ -154,6 +155,7 @@ async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
             if not (exc.throttled or patience.lasts(exc)):
                 raise
         await aws.pause(_PAUSE_S)
+    raise NotRemoved(f"is still there after {_TRIES * _PAUSE_S / 60:.0f} min: expected it gone")
 
 
 async def _gone(aws: Aws, piece: Piece) -> bool:

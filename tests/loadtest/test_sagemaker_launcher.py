@@ -259,6 +259,17 @@ def test_only_what_is_ours_and_due_is_reaped(aws: FakeAws, catalogue: Catalogue,
         client.delete_model(ModelName=name)
 
 
+@pytest.mark.parametrize(("days", "left"), [(-1, False), (2, True)])
+def test_an_expiry_that_somebody_wrote_without_a_zone_is_of_utc(aws: FakeAws, days: int, left: bool) -> None:
+    client = boto3.client("sagemaker", region_name=REGION)
+    day = (datetime.now(UTC) + timedelta(days=days)).date().isoformat()
+    tags = [{"Key": TAG_RUN, "Value": "abc1"}, {"Key": TAG_EXPIRES, "Value": day}]
+    client.create_model(ModelName="loadtest-abc1-001", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE, Tags=tags)
+    asyncio.run(reap(aws.door, None, [], yes=True))
+    assert aws.left() == ["loadtest-abc1-001"] * left
+    asyncio.run(reap(aws.door, "abc1", [], yes=True))
+
+
 def test_everything_has_the_tags_of_its_run_with_an_expiry(aws: FakeAws, catalogue: Catalogue, tmp_path: Path) -> None:
     seen: dict[str, dict[str, str]] = {}
 

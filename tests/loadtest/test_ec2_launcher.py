@@ -324,6 +324,20 @@ def test_a_machine_whose_start_was_never_answered_is_found_and_used(
     assert aws.left() == []
 
 
+@pytest.mark.parametrize("operation", ["describe_instances", "head_object"])
+def test_machines_that_start_while_nobody_answers_for_a_while_are_measured(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation and aws.now_s < 120:
+            raise refused("", "Connect timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
 def test_a_machine_that_no_call_has_started_is_waited_for_no_longer_than_a_minute(
     aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
 ) -> None:

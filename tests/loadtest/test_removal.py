@@ -8,6 +8,7 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
+from botocore.exceptions import NoCredentialsError
 from botocore.model import OperationModel
 
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
@@ -109,3 +110,15 @@ def test_what_ec2_has_none_left_of_it_has_answered_although_its_status_is_500(
         asyncio.run(account.door.call("ec2", "run_instances", MinCount=1, MaxCount=1))
     assert raised.value.code == (code if code.startswith("Insufficient") else "")  # which may be done all the same
     assert account.calls == ["RunInstances"]
+
+
+def test_without_credentials_nobody_is_asked_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "", 200, times=0)
+
+    def unsigned(**_: Any) -> None:
+        raise NoCredentialsError
+
+    boto3.DEFAULT_SESSION.events.register_first("before-call", unsigned)
+    with pytest.raises(NotRemoved, match="no credentials"):
+        asyncio.run(remove(account.door, [MACHINE]))
+    assert account.pauses_s == []

@@ -30,7 +30,7 @@ from loadtest.lab.driver import SearchStep
 from loadtest.lab.launchers.aws.door import AwsRefused
 from loadtest.lab.launchers.aws.endpoints import TAG_EXPIRES, TAG_RUN
 from loadtest.lab.launchers.aws.removal import left_over
-from loadtest.lab.launchers.launcher import Quota
+from loadtest.lab.launchers.launcher import Quota, StartFailed
 from loadtest.lab.launchers.sagemaker import SageMaker
 from loadtest.lab.platform import with_platform, with_requests
 from loadtest.prices.catalogue import Catalogue, load_catalogue
@@ -385,6 +385,55 @@ def test_an_endpoint_whose_removal_is_not_answered_counts_on_until_it_is_gone(
 
     asyncio.run(of_one_candidate())
     assert launcher.left_behind == []
+    assert aws.left() == []
+
+
+def test_an_endpoint_that_is_made_while_nobody_answers_for_a_while_is_measured(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    silent_until_s: dict[str, float] = {}
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_endpoint":
+            code = ("", "ThrottlingException")[len(aws.calls) % 2]
+            if aws.now_s < silent_until_s.setdefault(parameters["EndpointName"], aws.now_s + 300):
+                raise refused(code, "Connect timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
+def test_a_session_that_ends_while_an_endpoint_is_made_is_told_at_once(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_endpoint" and not aws.calls.count("delete_endpoint"):
+            raise refused("NotAsked", "no credentials")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    with pytest.raises(StartFailed, match="no credentials"):
+        asyncio.run(search.launcher.start(search.spec.candidates[0]))
+    assert aws.now_s < 60
+
+
+def test_what_was_made_before_the_same_call_was_throttled_is_removed(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    made: set[str] = set()
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "create_endpoint":
+            if parameters["EndpointName"] not in made:
+                made.add(parameters["EndpointName"])
+                aws.carried_out("sagemaker", operation, parameters)  # and answered with 500, which boto3 asks again
+            raise refused("ThrottlingException", "Rate exceeded")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert all("Rate exceeded" in standing.out for standing in outcome.standings)
     assert aws.left() == []
 
 

@@ -253,7 +253,7 @@ class Ec2:
         try:
             await self._aws.call("s3", "head_object", Bucket=self._wanted.bucket, Key=self._site.post.ready)
         except AwsRefused as exc:
-            if exc.missing:
+            if exc.missing or exc.passing:
                 return False
             raise
         return True
@@ -359,7 +359,12 @@ class Ec2:
     async def _answering(self, instance: str) -> str:
         """Its address, once its console says that it is ready. Raises: StartFailed, TakenAway."""
         for _ in range(max(1, int(self._wanted.start_timeout_s / _POLL_S))):
-            found = await self._described(instance)
+            found = None
+            try:
+                found = await self._described(instance)
+            except AwsRefused as exc:
+                if not exc.passing:
+                    raise
             if found is not None:
                 if ended := _ended(found):
                     raise StartFailed(f"its {ended}{_last_lines(await self._console(instance))}")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.config import parse_config
 from gateway.deploying.calls import Call
@@ -165,7 +165,7 @@ class SageMaker:
             except AwsRefused as exc:
                 if (call.already and exc.code == call.already) or exc.made_before:
                     continue  # nobody else has names of this run: boto3 asks again where an answer was lost
-                if exc.code:  # else nobody knows whether it was done
+                if not exc.passing:  # else nobody knows whether it was done, by the first of several tries
                     del made[len(made) - len(pieces) :]
                 raise
 
@@ -174,14 +174,21 @@ class SageMaker:
         assert until is not None
         timeout_s = self._wanted.start_timeout_s
         for _ in range(max(1, int(timeout_s / _POLL_S))):
-            answer = await self._aws.call(call.service, call.operation, **call.parameters)
+            unasked = ""
+            answer: dict[str, Any] = {}
+            try:
+                answer = await self._aws.call(call.service, call.operation, **call.parameters)
+            except AwsRefused as exc:
+                if not exc.passing:
+                    raise
+                unasked = f": {exc}"  # a network that is away for a while costs no candidate
             state = answer.get(until.key)
             if state in until.done:
                 return
             if state in until.failed:
                 raise StartFailed(f"{until.key} {state}: {answer.get(until.reason) or 'it does not say why'}")
             await self._aws.pause(_POLL_S)
-        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}")
+        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}{unasked}")
 
     async def _given_up(self, hosting: Hosting, made: Sequence[Piece], *, asked: bool) -> str:
         """Its last words, if they are asked for; then it is removed."""

@@ -80,11 +80,39 @@ class Deploying:
             whys = "; ".join(why for why, _ in failed)
             raise PlatformRefused(f"Failed: {whys}. All else was done.", failed[-1][1])
 
-    def remove(self, calls: Sequence[Call]) -> None:
-        """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
+    def remove(self, calls: Sequence[Call], *, remedy: str) -> None:
+        """The same of calls that remove something: what is gone already is well. A question is of the call before it.
+
+        Where one fails the others are made, but for those that are alone behind one that is not: what stands may need what
+        they remove. Raises: PlatformRefused, with what is not done. Interrupted, it says that too.
+        """
+        left: list[Call] = []
+        kept, reason = False, ""  # kept: something that others may need
         for number, call in enumerate(calls, 1):
+            of = calls[number - 2] if call.until is not None else call
+            behind = calls[number:]
+            if left and left[-1] is of:
+                continue
+            if kept and call.alone:
+                left.append(call)
+                continue
             words.info("%d of %d: %s", number, len(calls), call.why)
-            self._removed(call)
+            try:
+                self._removed(call)
+            except KeyboardInterrupt as exc:
+                words.error("Ended by %s. %s", ended_by(exc)[0], _not_done([*left, of, *behind], remedy))
+                raise
+            except GatewayError as exc:
+                words.warning("%s: %s", of.why, exc.message)
+                left.append(of)
+                kept |= not of.alone
+                reason = getattr(exc, "reason", "")
+                costs = any(not each.alone and each.until is None for each in behind)
+                if not isinstance(exc, PlatformRefused) or not (reason or costs):  # nor will the others be answered
+                    left += behind
+                    break
+        if left:
+            raise PlatformRefused(_not_done(left, remedy), reason)
 
     def _make(self, call: Call) -> None:
         if call.until is not None:
@@ -260,6 +288,11 @@ class Deploying:
 
 def _busy(exc: PlatformRefused) -> bool:
     return any(word in exc.message for word in _BUSY)
+
+
+def _not_done(calls: Sequence[Call], remedy: str) -> str:
+    whys = "; ".join(call.why for call in calls if call.until is None)
+    return f"Not done, as far as is known: {whys}. {remedy} removes what is left."
 
 
 def _not_known(call: Call) -> str:

@@ -91,7 +91,7 @@ class Deployed:
 
 
 def removal(standing: Deployed) -> list[Call]:
-    """What costs goes first; nothing is removed while something that stands needs it."""
+    """What costs goes first; nothing is removed while something that stands needs it. What costs nothing is alone."""
     calls = []
     for job in standing.jobs:
         named = {"TransformJobName": job}
@@ -99,21 +99,22 @@ def removal(standing: Deployed) -> list[Call]:
         calls.append(Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=STOPPED_ANYHOW))
     if standing.scale is not None:
         target = scalable(standing.name)
-        calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more"))
+        calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more", alone=True))
     if standing.endpoint is not None:
         named = {"EndpointName": standing.name}
         calls.append(Call("sagemaker", "delete_endpoint", named, f"Remove the endpoint {standing.name}, which costs"))
         calls.append(until_gone(standing.name))
     if standing.alarms:
         names = [alarm.name for alarm in standing.alarms]
-        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms"))
+        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms", alone=True))
     for name in standing.configurations:
         why = f"Remove the endpoint's configuration {name}"
-        calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why))
+        calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why, alone=True))
     for name in standing.models:
-        calls.append(Call("sagemaker", "delete_model", {"ModelName": name}, f"Remove the model {name}"))
+        calls.append(Call("sagemaker", "delete_model", {"ModelName": name}, f"Remove the model {name}", alone=True))
     for bucket, key in standing.objects:
-        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, f"Remove the package s3://{bucket}/{key}"))
+        why = f"Remove the package s3://{bucket}/{key}"
+        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, why, alone=True))
     return calls
 
 

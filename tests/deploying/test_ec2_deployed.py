@@ -345,6 +345,29 @@ def test_what_cannot_be_taken_back_is_named_with_the_command_that_removes_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refused", "left"),
+    [
+        ("TerminateInstances", ["instances", "groups", "role", "profile", "objects"]),
+        ("DeleteInstanceProfile", ["profile"]),
+    ],
+)
+def test_a_removal_that_is_refused_keeps_what_needs_it_alone(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, refused: str, left: list[str]
+) -> None:
+    typed(capsys, tmp_path)
+    aws.refuse[refused] = "UnauthorizedOperation"
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    assert "Not done, as far as is known: " in told
+    found = machine_standing(Aws("us-east-1"), "iris", BUCKET)
+    assert [name for name in ("instances", "groups", "role", "profile", "objects") if getattr(found, name)] == left
+    aws.refuse.clear()
+    assert f"`gateway undeploy iris --region us-east-1 --bucket {BUCKET} --yes` removes what is left." in told
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--bucket", BUCKET, "--yes")
+    assert nothing_stands()
+
+
+@pytest.mark.slow
 def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
     aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:

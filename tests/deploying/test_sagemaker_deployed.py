@@ -14,7 +14,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
-from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
+from botocore.exceptions import (
+    BotoCoreError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -79,6 +85,79 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
     said(capsys, "undeploy", "iris", "--yes")
     assert aws.standing == others
     assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
+
+
+REMOVALS = {
+    "deregister_scalable_target": "Scale it no more",
+    "delete_alarms": "Remove its alarms",
+    "delete_endpoint_config": "Remove the endpoint's configuration iris-",
+    "delete_model": "Remove the model iris-",
+    "delete_object": "Remove the package s3://my-models/",
+}
+
+
+@pytest.mark.parametrize("failing", REMOVALS)
+def test_a_removal_that_is_refused_keeps_nothing_else_and_is_named(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.refuse[failing] = DENIED
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    again = "gateway undeploy iris --region us-east-1 --bucket my-models --yes"
+    assert re.search(rf"Not done, as far as is known: {REMOVALS[failing]}[^;]*(; {REMOVALS[failing]}[^;]*)?\. `{again}`", told)
+    assert aws.endpoints == {}
+    aws.refuse.clear()
+    said(capsys, *again.split()[1:])
+    assert aws.standing == []
+
+
+def test_what_an_endpoint_needs_that_cannot_be_removed_is_left_and_named(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    aws.refuse["delete_endpoint"] = DENIED
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert aws.changed[len(MADE) :] == ["deregister_scalable_target", "delete_endpoint"]
+    whys = "Remove the endpoint iris, which costs; Remove the endpoint's configuration iris-.*; Remove the model iris-.*; "
+    assert re.search(f"Not done, as far as is known: {whys}Remove the package s3://.*. `gateway undeploy iris", told)
+
+
+@pytest.mark.parametrize("failing", ["deregister_scalable_target", "delete_endpoint"])
+def test_a_service_that_does_not_answer_keeps_no_endpoint_of_another(aws: FakeAws, failing: str) -> None:
+    carrying_out(aws)
+    calls = removal(standing(Aws(), "iris"))
+    aws.refuse[failing] = Refused("InternalFailure", "x", 500)
+    time = Time()
+    with pytest.raises(PlatformRefused, match=r"Not done, as far as is known: .*\. `undeploy` removes what is left\."):
+        Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls, remedy="`undeploy`")
+    assert list(aws.endpoints) == ["iris"] * (failing == "delete_endpoint")
+    assert time.now_s == 300  # the rest would not be answered either
+
+
+def test_a_session_that_ends_while_all_is_removed_says_what_is_left(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def signed_out() -> None:
+        raise NoCredentialsError
+
+    deployed(capsys)
+    aws.before["delete_endpoint"] = signed_out
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "no credentials" in told
+    assert "Not done, as far as is known: Remove the endpoint iris, which costs; Remove the endpoint's configuration" in told
+    assert aws.changed[-1] == "delete_endpoint"
+
+
+@pytest.mark.parametrize("operation", ["delete_endpoint", "describe_endpoint"])
+def test_ctrl_c_while_all_is_removed_says_what_may_be_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], operation: str
+) -> None:
+    deployed(capsys)
+    aws.before["deregister_scalable_target"] = lambda: interrupted(aws, operation)
+    told = said(capsys, "undeploy", "iris", "--yes", code=130)
+    whys = "Remove the endpoint iris, which costs; Remove the endpoint's configuration iris-.*; Remove the model iris-.*; "
+    assert re.search(
+        rf"Ended by Ctrl-C\. Not done, as far as is known: {whys}Remove the package .*`gateway undeploy iris", told
+    )
 
 
 QUESTIONS = (
@@ -1012,7 +1091,7 @@ def test_throttling_ends_no_removal(aws: FakeAws, throttled: str) -> None:
     calls = removal(standing(Aws(), "iris"))
     throttled_once(aws, throttled)
     time = Time()
-    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls)
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls, remedy="`undeploy`")
     assert aws.standing == []
     assert time.now_s == 15
 

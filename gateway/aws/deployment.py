@@ -40,6 +40,7 @@ class Deploying:
         self._made: list[Call] = []
         self._answers: dict[str, Any] = {}
         self._kept = False  # something that was made is in use: it is not taken back
+        self._there: list[Call] = []  # whose work was found done: by somebody else, or by a call that the client repeated
         self._taken_back = False
         self._doubt = ""  # what was said of a call of which it is not known yet whether it was done
 
@@ -125,6 +126,7 @@ class Deploying:
         except PlatformRefused as exc:
             if call.already and exc.reason == call.already:
                 if not call.restores:
+                    self._there += [call] if call.undo else []
                     return  # somebody else's, or an earlier deployment's: not ours to take back
             elif call.told and (not exc.reason or _busy(exc)):
                 words.info("%s: it is looked whether it was done", exc.message)
@@ -220,6 +222,9 @@ class Deploying:
         if self._kept:
             return f"What was made before is in use. {remains}"
         taken = "All that was made was taken back" if self._taken_back else "Nothing was made"
+        if self._there:
+            found = "; ".join(call.named for call in self._there)
+            return f"{taken}, but for what {found} found there already: an earlier deployment's, or this one's. {remains}"
         return f"{taken}: nothing of it is left, and nothing of it costs."
 
     def _removed(self, call: Call) -> None:

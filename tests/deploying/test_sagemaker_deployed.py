@@ -533,6 +533,20 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     assert aws.calls[-1][0] != "delete_object"
 
 
+@pytest.mark.parametrize(("failing", "taken"), [("create_model", "Nothing was made"), ("create_endpoint", "All that was made")])
+def test_a_package_that_the_client_put_twice_is_told_as_what_stays(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str, taken: str
+) -> None:
+    aws.refuse = {"put_object": REPEATED, failing: DENIED}
+    told = deployed(capsys, code=1)
+    assert taken in told
+    assert "but for what s3.put_object found there already: an earlier deployment's, or this one's. `gateway undeploy" in told
+    assert "nothing of it costs" not in told
+    assert len(aws.standing) == 1
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
+
+
 UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large
 UPDATED = ["put_object", "create_model", "create_endpoint_config", "put_metric_alarm", "put_metric_alarm"]
 UPDATED = [*UPDATED, "deregister_scalable_target", "update_endpoint", "register_scalable_target", "put_scaling_policy"]

@@ -57,9 +57,10 @@ class Deploying:
             try:
                 self._make(call)
             except KeyboardInterrupt as exc:
-                if self._made or self._kept:
+                goes_on = "what was made goes on, and costs" if self._made or self._kept else _not_known(call)
+                if self._made or self._kept or call.until is None:
                     told = of_left or f"{remedy} removes it."
-                    words.error("Ended by %s: what was made goes on, and costs. %s", ended_by(exc)[0], told)
+                    words.error("Ended by %s: %s. %s", ended_by(exc)[0], goes_on, told)
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")

@@ -447,6 +447,24 @@ def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, cap
     assert aws.standing == []
 
 
+def test_ctrl_c_during_the_first_call_says_that_it_may_be_done(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupted(aws, "put_object")
+    told = deployed(capsys, code=130)
+    call = "s3.put_object: whether it did something is not known."
+    assert f"Ended by Ctrl-C: {call} `gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes`" in told
+
+
+def test_ctrl_c_while_the_scaling_is_changed_says_how_it_is_scaled_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    interrupted(aws, "register_scalable_target")
+    told = deployed(capsys, "--update", "--requests-per-second", "300", code=130)
+    call = "application-autoscaling.register_scalable_target: whether it did something is not known."
+    assert f"Ended by Ctrl-C: {call} `gateway status iris --region us-east-1" in told
+    assert "the same --update scales it again." in told
+
+
 def interrupted(aws: FakeAws, operation: str) -> None:
     def typed() -> None:
         raise KeyboardInterrupt

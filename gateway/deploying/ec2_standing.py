@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2 import ended
-from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
+from gateway.deploying.price import HOURS_A_MONTH, hourly, of_elsewhere, usd
 from gateway.deploying.sagemaker_standing import long
 from gateway.instances.facts import InstanceTypes
 
@@ -101,8 +101,11 @@ def told_of_machine(standing: StandingMachine, types: InstanceTypes, now: dateti
             continue
         hours, an_hour = age.total_seconds() / 3600, price.usd_per_hour
         less = ", on demand; spot is less" if each.spot else ""
-        yield f"  cost: {usd(an_hour)} an hour, {usd(an_hour * HOURS_A_MONTH)} a month{less}"
+        estimated = ", estimated" if price.estimated else ""
+        yield f"  cost: {usd(an_hour)} an hour, {usd(an_hour * HOURS_A_MONTH)} a month{estimated}{less}"
         yield f"  cost so far: about {usd(an_hour * hours)}, and its disk; Cost Explorer has what is billed, a day later"
+        if line := of_elsewhere(standing.region, types):
+            yield f"  {line}"
     for what, names in (
         ("security groups", standing.groups),
         ("role", (standing.role,)),

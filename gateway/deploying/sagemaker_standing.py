@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.deploying.calls import Call
-from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
+from gateway.deploying.price import HOURS_A_MONTH, hourly, of_elsewhere, usd
 from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
 from gateway.instances.facts import InstanceTypes
 
@@ -169,13 +169,16 @@ def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, 
         return
     now = sum(price.usd_per_hour * endpoint.running[name] for name, price in prices.items() if price is not None)
     hours = age.total_seconds() / 3600
-    yield f"cost: {usd(now)} an hour now, {usd(now * HOURS_A_MONTH)} a month"
+    estimated = ", estimated" if any(price is not None and price.estimated for price in prices.values()) else ""
+    yield f"cost: {usd(now)} an hour now, {usd(now * HOURS_A_MONTH)} a month{estimated}"
     if standing.scale is None:
         yield f"cost so far: about {usd(now * hours)}, had it always run as now"
     else:
         count = sum(endpoint.running.values()) or 1
         least, most = (now / count * n * hours for n in (standing.scale.least, standing.scale.most))
         yield f"cost so far: about {usd(now * hours)}, had it always run as now; {usd(least)} to {usd(most)}, as it is scaled"
+    if line := of_elsewhere(standing.region, types):
+        yield line
     yield "Cost Explorer has what is billed, by the tag serving-gateway:name, a day later"
 
 

@@ -442,6 +442,26 @@ def test_of_a_machine_that_does_not_run_no_price_and_no_gateway_is_told() -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("region", "told"), [("us-east-1", []), ("sa-east-1", ["  These are prices of us-east-1; sa-east-1 has its own"])]
+)
+def test_of_a_machine_in_another_region_it_is_told_whose_prices_these_are(region: str, told: list[str]) -> None:
+    now = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
+    machine = StandingInstance(
+        number="i-1",
+        instance_type="c7i.large",
+        state="running",
+        zone=f"{region}a",
+        started=now - datetime.timedelta(hours=1),
+        spot=False,
+        says="ready",
+        by="me",
+    )
+    lines = [*told_of_machine(StandingMachine(name="iris", region=region, instances=(machine,)), bundled(), now)]
+    assert lines[3] == "  cost: 0.08925 USD an hour, 65.15 USD a month"
+    assert lines[5:] == told
+
+
 NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")
 
 

@@ -63,8 +63,18 @@ def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: p
     assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
     assert "instances: 1 × ml.c7i.large" in told
     assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
-    assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
+    assert "cost: 0.1071 USD an hour now, 78.18 USD a month, estimated\n" in told
+    assert "These are prices" not in told
     assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes it." in told
+
+
+def test_what_it_costs_in_another_region_is_told_as_prices_of_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeAws().serving("eu-central-1") as aws:
+        aws.buckets = {"my-models": "eu-central-1"}
+        image = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/gateway:cpu"
+        told = deployed(capsys, "--image", image, "--region", "eu-central-1")
+        assert told.count("These are prices of us-east-1; eu-central-1 has its own") == 2  # before and behind
+        assert "  These are prices of us-east-1; eu-central-1 has its own\n" in said(capsys, "status", "iris")
 
 
 def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,7 +239,7 @@ class Deploying:
         began_s = self._now_s()
         while True:
             try:
-                self._called(call)
+                self._answers[call.named] = self._called(call)
                 return
             except PlatformRefused as exc:
                 if absent(exc) or (call.already and exc.reason == call.already):

@@ -36,6 +36,8 @@ class StandingScale:
 
     policies: what they are scaled by, as the parameters of put_scaling_policy; scheduled: when they have other bounds, as those
     of put_scheduled_action. suspended: what of it is switched off, as SuspendedState of register_scalable_target; {}: nothing.
+    alarms: of the user's own, which set a policy off: its name -> the parameters of put_metric_alarm, behind its
+    put_scaling_policy, by whose answer they name it.
     """
 
     least: int
@@ -44,6 +46,7 @@ class StandingScale:
     policies: tuple[dict[str, Any], ...] = ()
     scheduled: tuple[dict[str, Any], ...] = ()
     suspended: dict[str, bool] = field(default_factory=dict)
+    alarms: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import boto3
 import pytest
 import yaml
 from botocore.exceptions import (
@@ -208,7 +209,7 @@ def test_who_may_not_see_how_an_endpoint_is_scaled_removes_all_of_it_and_updates
     told = said(capsys, "undeploy", "iris", "--yes")
     assert "iris is removed from us-east-1." in told
     assert "ot looked at" not in told
-    assert aws.standing == []
+    assert aws.standing == ["busy"]  # an alarm of somebody's own
 
 
 @pytest.mark.parametrize("denied", ["list_endpoints", "list_tags"])
@@ -660,12 +661,30 @@ def test_one_instance_goes_first_where_the_new_fleet_has_several(
     assert asked["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["Type"] == routing
 
 
+BUSY = {
+    "AlarmName": "busy",
+    "Namespace": "/aws/sagemaker/Endpoints",
+    "MetricName": "CPUUtilization",
+    "Statistic": "Average",
+    "Dimensions": [{"Name": "EndpointName", "Value": "iris"}, {"Name": "VariantName", "Value": "AllTraffic"}],
+    "Period": 60,
+    "EvaluationPeriods": 3,
+    "Threshold": 70.0,
+    "ComparisonOperator": "GreaterThanThreshold",
+    "OKActions": [],
+    "InsufficientDataActions": [],
+    "Tags": [{"Key": "team", "Value": "us"}],
+}
+
+
 def scaled_by_hand(aws: FakeAws) -> None:
     """Beside what was made: a policy, scheduled actions, and scaling in switched off."""
     (target,) = aws.targets.values()
     place = {key: target[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
     target["SuspendedState"] = {**RUNNING, "DynamicScalingInSuspended": True}
-    aws.policies["mine"] = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    asked = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    arn = boto3.client("application-autoscaling").put_scaling_policy(**asked)["PolicyARN"]
+    aws.alarms["busy"] = {**BUSY, "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:me", arn]}
     action = {**place, "Schedule": "cron(0 22 * * ? *)", "ScalableTargetAction": {"MinCapacity": 2}}
     aws.scheduled["nightly"] = {**action, "ScheduledActionName": "nightly", "StartTime": NOW}
     aws.scheduled["once"] = {**action, "ScheduledActionName": "once", "Schedule": "at(2999-01-01T00:00:00)"}
@@ -680,12 +699,15 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
     scaled_by_hand(aws)
     place = {key: next(iter(aws.targets.values()))[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
     before = (list(aws.policies), list(aws.scheduled))
+    former = aws.arns["mine"]
     tokyo = {"Schedule": once(aws.now() + datetime.timedelta(hours=8)), "Timezone": "Asia/Tokyo"}  # an hour ago there
     for name, each in (("ended", {"EndTime": NOW, "Schedule": "rate(1 day)"}), ("was once", tokyo)):
         aws.scheduled[name] = {**place, "ScheduledActionName": name, **each}
     aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
     told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options, code=int(rolled_back))
     assert (list(aws.policies), list(aws.scheduled)) == before
+    assert aws.arns["mine"] != former
+    assert aws.alarms["busy"] == {**BUSY, "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:me", aws.arns["mine"]]}
     (target,) = aws.targets.values()
     assert target["SuspendedState"] == {**RUNNING, "DynamicScalingInSuspended": True}
     assert target["MinCapacity"] == 1

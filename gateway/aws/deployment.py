@@ -40,6 +40,7 @@ class Deploying:
         self._made: list[Call] = []
         self._answers: dict[str, Any] = {}
         self._kept = False  # something that was made is in use: it is not taken back
+        self._there: list[Call] = []  # whose work was found done: by somebody else, or by a call that the client repeated
         self._taken_back = False
         self._doubt = ""  # what was said of a call of which it is not known yet whether it was done
 
@@ -56,9 +57,10 @@ class Deploying:
             try:
                 self._make(call)
             except KeyboardInterrupt as exc:
-                if self._made or self._kept:
+                goes_on = "what was made goes on, and costs" if self._made or self._kept else _not_known(call)
+                if self._made or self._kept or call.until is None:
                     told = of_left or f"{remedy} removes it."
-                    words.error("Ended by %s: what was made goes on, and costs. %s", ended_by(exc)[0], told)
+                    words.error("Ended by %s: %s. %s", ended_by(exc)[0], goes_on, told)
                 raise
             except GatewayError as exc:
                 reason = getattr(exc, "reason", "")
@@ -80,11 +82,39 @@ class Deploying:
             whys = "; ".join(why for why, _ in failed)
             raise PlatformRefused(f"Failed: {whys}. All else was done.", failed[-1][1])
 
-    def remove(self, calls: Sequence[Call]) -> None:
-        """The same of calls that remove something: what is gone already is well. Raises: PlatformRefused, ConfigError."""
+    def remove(self, calls: Sequence[Call], *, remedy: str) -> None:
+        """The same of calls that remove something: what is gone already is well. A question is of the call before it.
+
+        Where one fails the others are made, but for those that are alone behind one that is not: what stands may need what
+        they remove. Raises: PlatformRefused, with what is not done. Interrupted, it says that too.
+        """
+        left: list[Call] = []
+        kept, reason = False, ""  # kept: something that others may need
         for number, call in enumerate(calls, 1):
+            of = calls[number - 2] if call.until is not None else call
+            behind = calls[number:]
+            if left and left[-1] is of:
+                continue
+            if kept and call.alone:
+                left.append(call)
+                continue
             words.info("%d of %d: %s", number, len(calls), call.why)
-            self._removed(call)
+            try:
+                self._removed(call)
+            except KeyboardInterrupt as exc:
+                words.error("Ended by %s. %s", ended_by(exc)[0], _not_done([*left, of, *behind], remedy))
+                raise
+            except GatewayError as exc:
+                words.warning("%s: %s", of.why, exc.message)
+                left.append(of)
+                kept |= not of.alone
+                reason = getattr(exc, "reason", "")
+                costs = any(not each.alone and each.until is None for each in behind)
+                if not isinstance(exc, PlatformRefused) or not (reason or costs):  # nor will the others be answered
+                    left += behind
+                    break
+        if left:
+            raise PlatformRefused(_not_done(left, remedy), reason)
 
     def _make(self, call: Call) -> None:
         if call.until is not None:
@@ -97,6 +127,7 @@ class Deploying:
         except PlatformRefused as exc:
             if call.already and exc.reason == call.already:
                 if not call.restores:
+                    self._there += [call] if call.undo else []
                     return  # somebody else's, or an earlier deployment's: not ours to take back
             elif call.told and (not exc.reason or _busy(exc)):
                 words.info("%s: it is looked whether it was done", exc.message)
@@ -192,6 +223,9 @@ class Deploying:
         if self._kept:
             return f"What was made before is in use. {remains}"
         taken = "All that was made was taken back" if self._taken_back else "Nothing was made"
+        if self._there:
+            found = "; ".join(call.named for call in self._there)
+            return f"{taken}, but for what {found} found there already: an earlier deployment's, or this one's. {remains}"
         return f"{taken}: nothing of it is left, and nothing of it costs."
 
     def _removed(self, call: Call) -> None:
@@ -205,7 +239,7 @@ class Deploying:
         began_s = self._now_s()
         while True:
             try:
-                self._called(call)
+                self._answers[call.named] = self._called(call)
                 return
             except PlatformRefused as exc:
                 if absent(exc) or (call.already and exc.reason == call.already):
@@ -260,6 +294,11 @@ class Deploying:
 
 def _busy(exc: PlatformRefused) -> bool:
     return any(word in exc.message for word in _BUSY)
+
+
+def _not_done(calls: Sequence[Call], remedy: str) -> str:
+    whys = "; ".join(call.why for call in calls if call.until is None)
+    return f"Not done, as far as is known: {whys}. {remedy} removes what is left."
 
 
 def _not_known(call: Call) -> str:

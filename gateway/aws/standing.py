@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
+from gateway.deploying.calls import Answered
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
 from gateway.deploying.scheduled import to_come
@@ -59,6 +60,7 @@ _OF_ALARM: Final = (
     "Metrics",
     "ThresholdMetricId",
 )
+_ACTIONS: Final = ("OKActions", "AlarmActions", "InsufficientDataActions")  # of an alarm
 _RUNNING: Final = ("InProgress", "Stopping")
 _UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
     "400": "the credentials may have expired: sign in again, as by `aws sso login`",
@@ -206,7 +208,8 @@ class _Looking:
         for each in self._asking.items(asking, "describe_scalable_targets", asked, "ScalableTargets") or ():
             found = self._asking.call(asking, "list_tags_for_resource", {"ResourceARN": each["ScalableTargetARN"]})
             if self._ours(f"what scales {self._name}", None if found is None else found["Tags"]):
-                policies = tuple(self._policies(target))
+                found_policies = list(self._policies(target))
+                policies = tuple(_only(_OF_POLICY, policy) for policy in found_policies)
                 suspended: dict[str, bool] = each.get("SuspendedState", {})
                 return StandingScale(
                     each["MinCapacity"],
@@ -215,19 +218,31 @@ class _Looking:
                     policies,
                     tuple(self._scheduled(target)),
                     suspended if any(suspended.values()) else {},
+                    {policy["PolicyName"]: tuple(self._set_off_by(policy)) for policy in found_policies},
                 )
         return None
 
     def _policies(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking = "application-autoscaling"
-        for policy in self._asking_how.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ():
-            yield {key: policy[key] for key in _OF_POLICY if key in policy}
+        yield from self._asking_how.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ()
+
+    def _set_off_by(self, policy: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Its alarms, unless they are made with it. Put anew, a policy has another ARN, and they would name the former."""
+        names = [alarm["AlarmName"] for alarm in policy.get("Alarms", ())]
+        if not names or policy["PolicyType"] != "StepScaling":
+            return
+        answered = Answered("application-autoscaling.put_scaling_policy", ("PolicyARN",))
+        for alarm in self._asking_how.items("cloudwatch", "describe_alarms", {"AlarmNames": names}, "MetricAlarms") or ():
+            asked = _only(_OF_ALARM, alarm)
+            for key in _ACTIONS:
+                asked[key] = [answered if each == policy["PolicyARN"] else each for each in alarm.get(key, ())]
+            yield asked
 
     def _scheduled(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking, now = "application-autoscaling", datetime.datetime.now(tz=datetime.UTC)
         for action in self._asking_how.items(asking, "describe_scheduled_actions", target, "ScheduledActions") or ():
             if to_come(action, now) is not None:
-                yield {key: action[key] for key in _OF_ACTION if key in action}
+                yield _only(_OF_ACTION, action)
 
     def _alarms(self) -> Iterator[StandingAlarm]:
         asked = {"AlarmNames": [*alarms_of(self._name)]}
@@ -235,8 +250,9 @@ class _Looking:
             found = self._asking.call("cloudwatch", "list_tags_for_resource", {"ResourceARN": each["AlarmArn"]})
             tags = None if found is None else found["Tags"]
             if self._ours(f"the alarm {each['AlarmName']}", _by_key(tags)):
-                asked = {key: each[key] for key in _OF_ALARM if key in each}
-                yield StandingAlarm(each["AlarmName"], {**asked, "Tags": tags}, each.get("StateValue") == "ALARM")
+                yield StandingAlarm(
+                    each["AlarmName"], {**_only(_OF_ALARM, each), "Tags": tags}, each.get("StateValue") == "ALARM"
+                )
 
     def _bucket(self, model: str) -> str | None:
         """That it has its package from, if that was put there by us."""
@@ -249,6 +265,10 @@ class _Looking:
         for key, tags in self._asking.objects(bucket, f"{PREFIX}/{self._name}/"):
             if self._ours(f"s3://{bucket}/{key}", _by_key(tags)):
                 yield key
+
+
+def _only(keys: Iterable[str], answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: answer[key] for key in keys if key in answer}
 
 
 def _by_key(listed: list[dict[str, str]] | None) -> dict[str, str] | None:

@@ -36,6 +36,11 @@ class AllStanding:
         """What could not be looked at, and why, and may stand."""
         return (*self.endpoint.unseen, *self.machine.unseen)
 
+    @property
+    def buckets(self) -> tuple[str, ...]:
+        """That something of it is in."""
+        return tuple(dict.fromkeys(bucket for bucket, _ in (*self.endpoint.objects, *self.machine.objects)))
+
     def calls(self) -> list[Call]:
         """What removes it."""
         return [*removal(self.endpoint), *machine_removal(self.machine)]

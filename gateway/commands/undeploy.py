@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+from collections.abc import Sequence
 
 from gateway.commands.deploy_options import add_deployed, deployed
 from gateway.deploying.calls import as_text
@@ -56,9 +57,16 @@ def _undeploy(arguments: argparse.Namespace) -> int:
         print(as_text(calls))
         words.info("Nothing was removed: --yes makes these calls.")
         return 1 if found.unseen else 0
-    Deploying(platform).remove(calls)
+    Deploying(platform).remove(calls, remedy=_again(arguments, found.buckets, platform.region))
     if found.unseen:
         words.info("What was seen of %s is removed from %s. What was not looked at may stand.", name, platform.region)
         return 1
     words.info("%s is removed from %s. What a container of SageMaker said stays in CloudWatch's logs.", name, platform.region)
     return 0
+
+
+def _again(arguments: argparse.Namespace, buckets: Sequence[str], region: str) -> str:
+    """The same command: what named the bucket may be removed by then."""
+    on = f" --on {arguments.on}" if arguments.on else ""
+    bucket = "".join(f" --bucket {each}" for each in buckets[:1])
+    return f"`gateway undeploy {arguments.name} --region {region}{on}{bucket} --yes`"

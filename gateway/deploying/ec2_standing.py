@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2 import ended
-from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
+from gateway.deploying.price import HOURS_A_MONTH, hourly, of_elsewhere, usd
 from gateway.deploying.sagemaker_standing import long
 from gateway.instances.facts import InstanceTypes
 
@@ -53,30 +53,30 @@ class StandingMachine:
 
 
 def machine_removal(standing: StandingMachine) -> list[Call]:
-    """What costs goes first; nothing is removed while something that stands needs it."""
+    """What costs goes first; nothing is removed while something that stands needs it. What costs nothing is alone."""
     calls: list[Call] = []
     for each in standing.instances:
         calls += ended(each.number, f"End the machine {each.number}, which costs")
     profile = {"InstanceProfileName": standing.profile}
     for role in standing.roles_in_profile:
         why = "Take the role out of the instance profile"
-        calls.append(Call("iam", "remove_role_from_instance_profile", {**profile, "RoleName": role}, why))
+        calls.append(Call("iam", "remove_role_from_instance_profile", {**profile, "RoleName": role}, why, alone=True))
     if standing.profile:
-        calls.append(Call("iam", "delete_instance_profile", profile, "Remove the instance profile"))
+        calls.append(Call("iam", "delete_instance_profile", profile, "Remove the instance profile", alone=True))
     role_of = {"RoleName": standing.role}
     for arn in standing.attached:
-        calls.append(Call("iam", "detach_role_policy", {**role_of, "PolicyArn": arn}, "Take sessions from the role"))
+        detached = {**role_of, "PolicyArn": arn}
+        calls.append(Call("iam", "detach_role_policy", detached, "Take sessions from the role", alone=True))
     for policy in standing.policies:
-        calls.append(
-            Call("iam", "delete_role_policy", {**role_of, "PolicyName": policy}, "Take from the role what it may read")
-        )
+        why = "Take from the role what it may read"
+        calls.append(Call("iam", "delete_role_policy", {**role_of, "PolicyName": policy}, why, alone=True))
     if standing.role:
-        calls.append(Call("iam", "delete_role", role_of, "Remove the role"))
+        calls.append(Call("iam", "delete_role", role_of, "Remove the role", alone=True))
     for group in standing.groups:
         why = f"Remove the security group {group}"
-        calls.append(Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation",)))
+        calls.append(Call("ec2", "delete_security_group", {"GroupId": group}, why, again=("DependencyViolation",), alone=True))
     for bucket, key in standing.objects:
-        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, f"Remove s3://{bucket}/{key}"))
+        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, f"Remove s3://{bucket}/{key}", alone=True))
     return calls
 
 
@@ -101,8 +101,11 @@ def told_of_machine(standing: StandingMachine, types: InstanceTypes, now: dateti
             continue
         hours, an_hour = age.total_seconds() / 3600, price.usd_per_hour
         less = ", on demand; spot is less" if each.spot else ""
-        yield f"  cost: {usd(an_hour)} an hour, {usd(an_hour * HOURS_A_MONTH)} a month{less}"
+        estimated = ", estimated" if price.estimated else ""
+        yield f"  cost: {usd(an_hour)} an hour, {usd(an_hour * HOURS_A_MONTH)} a month{estimated}{less}"
         yield f"  cost so far: about {usd(an_hour * hours)}, and its disk; Cost Explorer has what is billed, a day later"
+        if line := of_elsewhere(standing.region, types):
+            yield f"  {line}"
     for what, names in (
         ("security groups", standing.groups),
         ("role", (standing.role,)),

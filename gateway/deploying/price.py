@@ -47,8 +47,13 @@ def monthly(
         when = "A month" if for_ever else "An hour, while it runs"
         yield f"Price of {instance_type}: {usd(price.usd_per_hour)} an hour each. {when}: {figures}."
         yield f"  Source: {price.source}, {dated(price, today)}."
-    if region != types.region:
-        yield f"These are prices of {types.region}; {region} has its own."
+    if line := of_elsewhere(region, types):
+        yield f"{line}."
+
+
+def of_elsewhere(region: str, types: InstanceTypes) -> str:
+    """What is to be said where the known prices are of another region; "": nothing."""
+    return "" if region == types.region else f"These are prices of {types.region}; {region} has its own"
 
 
 def _instances(n: int) -> str:

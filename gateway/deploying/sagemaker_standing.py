@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.deploying.calls import Call
-from gateway.deploying.price import HOURS_A_MONTH, hourly, usd
+from gateway.deploying.price import HOURS_A_MONTH, hourly, of_elsewhere, usd
 from gateway.deploying.sagemaker import STOPPED_ANYHOW, scalable, until_gone
 from gateway.instances.facts import InstanceTypes
 
@@ -36,6 +36,8 @@ class StandingScale:
 
     policies: what they are scaled by, as the parameters of put_scaling_policy; scheduled: when they have other bounds, as those
     of put_scheduled_action. suspended: what of it is switched off, as SuspendedState of register_scalable_target; {}: nothing.
+    alarms: of the user's own, which set a policy off: its name -> the parameters of put_metric_alarm, behind its
+    put_scaling_policy, by whose answer they name it.
     """
 
     least: int
@@ -44,6 +46,7 @@ class StandingScale:
     policies: tuple[dict[str, Any], ...] = ()
     scheduled: tuple[dict[str, Any], ...] = ()
     suspended: dict[str, bool] = field(default_factory=dict)
+    alarms: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""
@@ -91,7 +94,7 @@ class Deployed:
 
 
 def removal(standing: Deployed) -> list[Call]:
-    """What costs goes first; nothing is removed while something that stands needs it."""
+    """What costs goes first; nothing is removed while something that stands needs it. What costs nothing is alone."""
     calls = []
     for job in standing.jobs:
         named = {"TransformJobName": job}
@@ -99,21 +102,22 @@ def removal(standing: Deployed) -> list[Call]:
         calls.append(Call("sagemaker", "describe_transform_job", named, "Wait until it has stopped", until=STOPPED_ANYHOW))
     if standing.scale is not None:
         target = scalable(standing.name)
-        calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more"))
+        calls.append(Call("application-autoscaling", "deregister_scalable_target", target, "Scale it no more", alone=True))
     if standing.endpoint is not None:
         named = {"EndpointName": standing.name}
         calls.append(Call("sagemaker", "delete_endpoint", named, f"Remove the endpoint {standing.name}, which costs"))
         calls.append(until_gone(standing.name))
     if standing.alarms:
         names = [alarm.name for alarm in standing.alarms]
-        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms"))
+        calls.append(Call("cloudwatch", "delete_alarms", {"AlarmNames": names}, "Remove its alarms", alone=True))
     for name in standing.configurations:
         why = f"Remove the endpoint's configuration {name}"
-        calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why))
+        calls.append(Call("sagemaker", "delete_endpoint_config", {"EndpointConfigName": name}, why, alone=True))
     for name in standing.models:
-        calls.append(Call("sagemaker", "delete_model", {"ModelName": name}, f"Remove the model {name}"))
+        calls.append(Call("sagemaker", "delete_model", {"ModelName": name}, f"Remove the model {name}", alone=True))
     for bucket, key in standing.objects:
-        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, f"Remove the package s3://{bucket}/{key}"))
+        why = f"Remove the package s3://{bucket}/{key}"
+        calls.append(Call("s3", "delete_object", {"Bucket": bucket, "Key": key}, why, alone=True))
     return calls
 
 
@@ -168,13 +172,16 @@ def _cost(standing: Deployed, endpoint: StandingEndpoint, types: InstanceTypes, 
         return
     now = sum(price.usd_per_hour * endpoint.running[name] for name, price in prices.items() if price is not None)
     hours = age.total_seconds() / 3600
-    yield f"cost: {usd(now)} an hour now, {usd(now * HOURS_A_MONTH)} a month"
+    estimated = ", estimated" if any(price is not None and price.estimated for price in prices.values()) else ""
+    yield f"cost: {usd(now)} an hour now, {usd(now * HOURS_A_MONTH)} a month{estimated}"
     if standing.scale is None:
         yield f"cost so far: about {usd(now * hours)}, had it always run as now"
     else:
         count = sum(endpoint.running.values()) or 1
         least, most = (now / count * n * hours for n in (standing.scale.least, standing.scale.most))
         yield f"cost so far: about {usd(now * hours)}, had it always run as now; {usd(least)} to {usd(most)}, as it is scaled"
+    if line := of_elsewhere(standing.region, types):
+        yield line
     yield "Cost Explorer has what is billed, by the tag serving-gateway:name, a day later"
 
 

@@ -42,7 +42,8 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
     """
     scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
-        return _rescaled(hosting, stands, scale)
+        # Its policies are not taken off, so they keep their ARNs, and alarms name them as before.
+        return [call for call in _rescaled(hosting, stands, scale) if call.service != "cloudwatch"]
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
@@ -130,7 +131,7 @@ def _scaled_by(hosting: Hosting, scale: StandingScale) -> list[Call]:
     bounds = {"MinCapacity": scale.least, "MaxCapacity": scale.most, **_suspended(scale), "Tags": tags(hosting)}
     asked = {**target, **bounds}
     register = Call("application-autoscaling", "register_scalable_target", asked, "Scale it again as before")
-    return [register, *_kept(scale.policies, scale.scheduled)]
+    return [register, *_kept(scale, scale.policies)]
 
 
 def _scaled_anew(hosting: Hosting, stands: Deployed | None) -> list[Call]:
@@ -142,7 +143,7 @@ def _scaled_anew(hosting: Hosting, stands: Deployed | None) -> list[Call]:
     scale = stands.scale
     others = [each for each in scale.policies if each["PolicyName"] != hosting.name and not _foreign(hosting, [each])]
     register = replace(register, parameters={**register.parameters, **_suspended(scale)})
-    return [register, *policies, *_kept(others, scale.scheduled)]
+    return [register, *policies, *_kept(scale, others)]
 
 
 def _rescaled(hosting: Hosting, stands: Deployed, kept: StandingScale | None) -> list[Call]:
@@ -166,11 +167,15 @@ def _scaled_so(hosting: Hosting, scale: StandingScale) -> bool:
     return found == [put[key]["TargetValue"]]
 
 
-def _kept(policies: Iterable[Mapping[str, Any]], scheduled: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
+def _kept(scale: StandingScale, policies: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
+    """policies: those of it that are kept."""
     asking = "application-autoscaling"
     for policy in policies:
         yield Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was")
-    for action in scheduled:
+        for alarm in scale.alarms.get(policy["PolicyName"], ()):
+            why = f"Have the alarm {alarm['AlarmName']} set that off"
+            yield Call("cloudwatch", "put_metric_alarm", alarm, why, alone=True)
+    for action in scale.scheduled:
         why = f"Put back the scheduled action {action['ScheduledActionName']}"
         yield Call(asking, "put_scheduled_action", {**action}, why, as_of=to_come, alone=True)
 

@@ -7,6 +7,7 @@ no `update_endpoint`, and knows neither instance pools nor how an endpoint fails
 import copy
 import datetime
 import re
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ class FakeAws:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.targets: dict[str, dict[str, Any]] = {}
         self.policies: dict[str, dict[str, Any]] = {}
+        self.arns: dict[str, str] = {}  # of these: of one that is made anew it is another
         self.scheduled: dict[str, dict[str, Any]] = {}
         self.alarms: dict[str, dict[str, Any]] = {}
         self.ringing: list[str] = []  # of these
@@ -329,16 +331,22 @@ class FakeAws:
     def _put_scaling_policy(self, **asked: Any) -> dict[str, Any]:
         if asked["ResourceId"] not in self.targets:
             raise Refused("ObjectNotFoundException", "No scalable target registered")
+        if asked["PolicyName"] not in self.policies:
+            self.arns[asked["PolicyName"]] = f"arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:{uuid.uuid4()}"
         self.policies[asked["PolicyName"]] = asked
-        return {"PolicyARN": f"arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:{asked['PolicyName']}", "Alarms": []}
+        return {"PolicyARN": self.arns[asked["PolicyName"]], "Alarms": []}
 
     def _describe_scaling_policies(self, **asked: Any) -> dict[str, Any]:
         listed = [
-            {**each, "PolicyARN": "arn:aws:autoscaling:us-east-1:123456789012:scalingPolicy:x", "CreationTime": NOW}
-            for each in self.policies.values()
+            {**each, "PolicyARN": self.arns[name], "Alarms": self._set_off(self.arns[name]), "CreationTime": NOW}
+            for name, each in self.policies.items()
             if each["ResourceId"] == asked["ResourceId"]
         ]
         return {"ScalingPolicies": listed}
+
+    def _set_off(self, arn: str) -> list[dict[str, str]]:
+        found = [name for name, each in self.alarms.items() if arn in each.get("AlarmActions", ())]
+        return [{"AlarmName": name, "AlarmARN": f"arn:{name}"} for name in found]
 
     def _delete_scaling_policy(self, PolicyName: str, **_: Any) -> None:
         if PolicyName not in self.policies:

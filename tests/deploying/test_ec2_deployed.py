@@ -345,6 +345,29 @@ def test_what_cannot_be_taken_back_is_named_with_the_command_that_removes_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refused", "left"),
+    [
+        ("TerminateInstances", ["instances", "groups", "role", "profile", "objects"]),
+        ("DeleteInstanceProfile", ["profile"]),
+    ],
+)
+def test_a_removal_that_is_refused_keeps_what_needs_it_alone(
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, refused: str, left: list[str]
+) -> None:
+    typed(capsys, tmp_path)
+    aws.refuse[refused] = "UnauthorizedOperation"
+    told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes", code=1)
+    assert "Not done, as far as is known: " in told
+    found = machine_standing(Aws("us-east-1"), "iris", BUCKET)
+    assert [name for name in ("instances", "groups", "role", "profile", "objects") if getattr(found, name)] == left
+    aws.refuse.clear()
+    assert f"`gateway undeploy iris --region us-east-1 --bucket {BUCKET} --yes` removes what is left." in told
+    said(capsys, "undeploy", "iris", "--region", "us-east-1", "--bucket", BUCKET, "--yes")
+    assert nothing_stands()
+
+
+@pytest.mark.slow
 def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
     aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -417,6 +440,26 @@ def test_of_a_machine_that_does_not_run_no_price_and_no_gateway_is_told() -> Non
         "  type: c7i.large, by me",
         "  cost: nothing but its disk while it is stopped; Cost Explorer has what was billed before",
     ]
+
+
+@pytest.mark.parametrize(
+    ("region", "told"), [("us-east-1", []), ("sa-east-1", ["  These are prices of us-east-1; sa-east-1 has its own"])]
+)
+def test_of_a_machine_in_another_region_it_is_told_whose_prices_these_are(region: str, told: list[str]) -> None:
+    now = datetime.datetime(2026, 11, 25, tzinfo=datetime.UTC)
+    machine = StandingInstance(
+        number="i-1",
+        instance_type="c7i.large",
+        state="running",
+        zone=f"{region}a",
+        started=now - datetime.timedelta(hours=1),
+        spot=False,
+        says="ready",
+        by="me",
+    )
+    lines = [*told_of_machine(StandingMachine(name="iris", region=region, instances=(machine,)), bundled(), now)]
+    assert lines[3] == "  cost: 0.08925 USD an hour, 65.15 USD a month"
+    assert lines[5:] == told
 
 
 NEEDED = ("ListRolePolicies", "ListAttachedRolePolicies", "GetInstanceProfile", "DescribeSecurityGroups", "ListObjectsV2")

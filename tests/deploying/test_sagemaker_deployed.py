@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import boto3
 import pytest
 import yaml
-from botocore.exceptions import BotoCoreError, CredentialRetrievalError, TokenRetrievalError, UnauthorizedSSOTokenError
+from botocore.exceptions import (
+    BotoCoreError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 
 from gateway.aws.client import Aws
 from gateway.aws.deployment import Deploying
@@ -57,8 +64,18 @@ def test_what_was_planned_is_made_in_that_order_and_told(aws: FakeAws, capsys: p
     assert "iris: InService in us-east-1, since 2026-11-24 04:00 UTC" in told
     assert "instances: 1 × ml.c7i.large" in told
     assert "scaled: between 1 and 2, at 6000 requests a minute each" in told
-    assert "cost: 0.1071 USD an hour now, 78.18 USD a month" in told
+    assert "cost: 0.1071 USD an hour now, 78.18 USD a month, estimated\n" in told
+    assert "These are prices" not in told
     assert "`gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes` removes it." in told
+
+
+def test_what_it_costs_in_another_region_is_told_as_prices_of_the_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeAws().serving("eu-central-1") as aws:
+        aws.buckets = {"my-models": "eu-central-1"}
+        image = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/gateway:cpu"
+        told = deployed(capsys, "--image", image, "--region", "eu-central-1")
+        assert told.count("These are prices of us-east-1; eu-central-1 has its own") == 2  # before and behind
+        assert "  These are prices of us-east-1; eu-central-1 has its own\n" in said(capsys, "status", "iris")
 
 
 def test_the_package_in_the_bucket_is_the_one_that_the_model_names(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,6 +96,79 @@ def test_undeploy_removes_all_of_it_and_nothing_else(aws: FakeAws, capsys: pytes
     said(capsys, "undeploy", "iris", "--yes")
     assert aws.standing == others
     assert "iris: nothing stands of it in us-east-1." in said(capsys, "undeploy", "iris", "--yes")
+
+
+REMOVALS = {
+    "deregister_scalable_target": "Scale it no more",
+    "delete_alarms": "Remove its alarms",
+    "delete_endpoint_config": "Remove the endpoint's configuration iris-",
+    "delete_model": "Remove the model iris-",
+    "delete_object": "Remove the package s3://my-models/",
+}
+
+
+@pytest.mark.parametrize("failing", REMOVALS)
+def test_a_removal_that_is_refused_keeps_nothing_else_and_is_named(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str
+) -> None:
+    deployed(capsys)
+    deployed(capsys, *UPDATE)
+    aws.refuse[failing] = DENIED
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    again = "gateway undeploy iris --region us-east-1 --bucket my-models --yes"
+    assert re.search(rf"Not done, as far as is known: {REMOVALS[failing]}[^;]*(; {REMOVALS[failing]}[^;]*)?\. `{again}`", told)
+    assert aws.endpoints == {}
+    aws.refuse.clear()
+    said(capsys, *again.split()[1:])
+    assert aws.standing == []
+
+
+def test_what_an_endpoint_needs_that_cannot_be_removed_is_left_and_named(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    aws.refuse["delete_endpoint"] = DENIED
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert aws.changed[len(MADE) :] == ["deregister_scalable_target", "delete_endpoint"]
+    whys = "Remove the endpoint iris, which costs; Remove the endpoint's configuration iris-.*; Remove the model iris-.*; "
+    assert re.search(f"Not done, as far as is known: {whys}Remove the package s3://.*. `gateway undeploy iris", told)
+
+
+@pytest.mark.parametrize("failing", ["deregister_scalable_target", "delete_endpoint"])
+def test_a_service_that_does_not_answer_keeps_no_endpoint_of_another(aws: FakeAws, failing: str) -> None:
+    carrying_out(aws)
+    calls = removal(standing(Aws(), "iris"))
+    aws.refuse[failing] = Refused("InternalFailure", "x", 500)
+    time = Time()
+    with pytest.raises(PlatformRefused, match=r"Not done, as far as is known: .*\. `undeploy` removes what is left\."):
+        Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls, remedy="`undeploy`")
+    assert list(aws.endpoints) == ["iris"] * (failing == "delete_endpoint")
+    assert time.now_s == 300  # the rest would not be answered either
+
+
+def test_a_session_that_ends_while_all_is_removed_says_what_is_left(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    def signed_out() -> None:
+        raise NoCredentialsError
+
+    deployed(capsys)
+    aws.before["delete_endpoint"] = signed_out
+    told = said(capsys, "undeploy", "iris", "--yes", code=1)
+    assert "no credentials" in told
+    assert "Not done, as far as is known: Remove the endpoint iris, which costs; Remove the endpoint's configuration" in told
+    assert aws.changed[-1] == "delete_endpoint"
+
+
+@pytest.mark.parametrize("operation", ["delete_endpoint", "describe_endpoint"])
+def test_ctrl_c_while_all_is_removed_says_what_may_be_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], operation: str
+) -> None:
+    deployed(capsys)
+    aws.before["deregister_scalable_target"] = lambda: interrupted(aws, operation)
+    told = said(capsys, "undeploy", "iris", "--yes", code=130)
+    whys = "Remove the endpoint iris, which costs; Remove the endpoint's configuration iris-.*; Remove the model iris-.*; "
+    assert re.search(
+        rf"Ended by Ctrl-C\. Not done, as far as is known: {whys}Remove the package .*`gateway undeploy iris", told
+    )
 
 
 QUESTIONS = (
@@ -119,7 +209,7 @@ def test_who_may_not_see_how_an_endpoint_is_scaled_removes_all_of_it_and_updates
     told = said(capsys, "undeploy", "iris", "--yes")
     assert "iris is removed from us-east-1." in told
     assert "ot looked at" not in told
-    assert aws.standing == []
+    assert aws.standing == ["busy"]  # an alarm of somebody's own
 
 
 @pytest.mark.parametrize("denied", ["list_endpoints", "list_tags"])
@@ -368,6 +458,24 @@ def test_ctrl_c_leaves_what_is_there_and_says_how_to_remove_it(aws: FakeAws, cap
     assert aws.standing == []
 
 
+def test_ctrl_c_during_the_first_call_says_that_it_may_be_done(aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupted(aws, "put_object")
+    told = deployed(capsys, code=130)
+    call = "s3.put_object: whether it did something is not known."
+    assert f"Ended by Ctrl-C: {call} `gateway undeploy iris --region us-east-1 --on sagemaker --bucket my-models --yes`" in told
+
+
+def test_ctrl_c_while_the_scaling_is_changed_says_how_it_is_scaled_again(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed(capsys)
+    interrupted(aws, "register_scalable_target")
+    told = deployed(capsys, "--update", "--requests-per-second", "300", code=130)
+    call = "application-autoscaling.register_scalable_target: whether it did something is not known."
+    assert f"Ended by Ctrl-C: {call} `gateway status iris --region us-east-1" in told
+    assert "the same --update scales it again." in told
+
+
 def interrupted(aws: FakeAws, operation: str) -> None:
     def typed() -> None:
         raise KeyboardInterrupt
@@ -452,6 +560,20 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     deployed(capsys, code=1)
     assert len(aws.objects) == 1  # of the first
     assert aws.calls[-1][0] != "delete_object"
+
+
+@pytest.mark.parametrize(("failing", "taken"), [("create_model", "Nothing was made"), ("create_endpoint", "All that was made")])
+def test_a_package_that_the_client_put_twice_is_told_as_what_stays(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str, taken: str
+) -> None:
+    aws.refuse = {"put_object": REPEATED, failing: DENIED}
+    told = deployed(capsys, code=1)
+    assert taken in told
+    assert "but for what s3.put_object found there already: an earlier deployment's, or this one's. `gateway undeploy" in told
+    assert "nothing of it costs" not in told
+    assert len(aws.standing) == 1
+    said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
+    assert aws.standing == []
 
 
 UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large
@@ -539,12 +661,30 @@ def test_one_instance_goes_first_where_the_new_fleet_has_several(
     assert asked["DeploymentConfig"]["BlueGreenUpdatePolicy"]["TrafficRoutingConfiguration"]["Type"] == routing
 
 
+BUSY = {
+    "AlarmName": "busy",
+    "Namespace": "/aws/sagemaker/Endpoints",
+    "MetricName": "CPUUtilization",
+    "Statistic": "Average",
+    "Dimensions": [{"Name": "EndpointName", "Value": "iris"}, {"Name": "VariantName", "Value": "AllTraffic"}],
+    "Period": 60,
+    "EvaluationPeriods": 3,
+    "Threshold": 70.0,
+    "ComparisonOperator": "GreaterThanThreshold",
+    "OKActions": [],
+    "InsufficientDataActions": [],
+    "Tags": [{"Key": "team", "Value": "us"}],
+}
+
+
 def scaled_by_hand(aws: FakeAws) -> None:
     """Beside what was made: a policy, scheduled actions, and scaling in switched off."""
     (target,) = aws.targets.values()
     place = {key: target[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
     target["SuspendedState"] = {**RUNNING, "DynamicScalingInSuspended": True}
-    aws.policies["mine"] = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    asked = {**place, "PolicyName": "mine", "PolicyType": "StepScaling"}
+    arn = boto3.client("application-autoscaling").put_scaling_policy(**asked)["PolicyARN"]
+    aws.alarms["busy"] = {**BUSY, "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:me", arn]}
     action = {**place, "Schedule": "cron(0 22 * * ? *)", "ScalableTargetAction": {"MinCapacity": 2}}
     aws.scheduled["nightly"] = {**action, "ScheduledActionName": "nightly", "StartTime": NOW}
     aws.scheduled["once"] = {**action, "ScheduledActionName": "once", "Schedule": "at(2999-01-01T00:00:00)"}
@@ -559,12 +699,15 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
     scaled_by_hand(aws)
     place = {key: next(iter(aws.targets.values()))[key] for key in ("ServiceNamespace", "ResourceId", "ScalableDimension")}
     before = (list(aws.policies), list(aws.scheduled))
+    former = aws.arns["mine"]
     tokyo = {"Schedule": once(aws.now() + datetime.timedelta(hours=8)), "Timezone": "Asia/Tokyo"}  # an hour ago there
     for name, each in (("ended", {"EndTime": NOW, "Schedule": "rate(1 day)"}), ("was once", tokyo)):
         aws.scheduled[name] = {**place, "ScheduledActionName": name, **each}
     aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
     told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, *options, code=int(rolled_back))
     assert (list(aws.policies), list(aws.scheduled)) == before
+    assert aws.arns["mine"] != former
+    assert aws.alarms["busy"] == {**BUSY, "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:me", aws.arns["mine"]]}
     (target,) = aws.targets.values()
     assert target["SuspendedState"] == {**RUNNING, "DynamicScalingInSuspended": True}
     assert target["MinCapacity"] == 1
@@ -1012,7 +1155,7 @@ def test_throttling_ends_no_removal(aws: FakeAws, throttled: str) -> None:
     calls = removal(standing(Aws(), "iris"))
     throttled_once(aws, throttled)
     time = Time()
-    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls)
+    Deploying(Aws(), sleep=time.sleep, now_s=lambda: time.now_s).remove(calls, remedy="`undeploy`")
     assert aws.standing == []
     assert time.now_s == 15
 

@@ -19,6 +19,7 @@ from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG
 from loadtest.lab.launchers.aws.machines import GENERATOR_UNIT
 from loadtest.lab.launchers.aws.removal import NotRemoved
 from loadtest.lab.launchers.ec2 import Ec2
+from loadtest.lab.launchers.launcher import GENERATOR
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import Ec2Launcher
@@ -323,6 +324,20 @@ def test_a_machine_whose_start_was_never_answered_is_found_and_used(
     assert aws.left() == []
 
 
+@pytest.mark.parametrize("operation", ["describe_instances", "head_object"])
+def test_machines_that_start_while_nobody_answers_for_a_while_are_measured(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation and aws.now_s < 120:
+            raise refused("", "Connect timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
 def test_a_machine_that_no_call_has_started_is_waited_for_no_longer_than_a_minute(
     aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
 ) -> None:
@@ -498,6 +513,31 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     (group,) = aws.left()
     assert group in told
     asyncio.run(reap(aws.living_door, search.launcher.run_id, [BUCKET], yes=True))
+    assert aws.left() == []
+
+
+def test_a_machine_whose_removal_is_not_answered_counts_on_until_it_is_gone(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    search = Search(aws, catalogue, tmp_path)
+    launcher = search.launcher
+
+    def silent(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "terminate_instances":
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        started = await launcher.start(search.spec.candidates[0])
+        aws.fault = silent  # type: ignore[assignment]  # it answers nothing
+        await started.stop()
+        names = [f"loadtest-{launcher.run_id}-001", GENERATOR]
+        assert [launcher.purse.runs(name) for name in names] == [True, True]
+        aws.fault = lambda operation, parameters: None
+        await launcher.close()
+        assert [launcher.purse.runs(name) for name in names] == [False, False]
+
+    asyncio.run(of_one_candidate())
+    assert launcher.left_behind == []
     assert aws.left() == []
 
 

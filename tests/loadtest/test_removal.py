@@ -1,16 +1,18 @@
 """What is removed stays asked for until it is gone, whatever AWS answers meanwhile, and what its answers mean."""
 
 import asyncio
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import botocore.session
 import pytest
+from botocore.exceptions import NoCredentialsError
 from botocore.model import OperationModel
 
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
-from loadtest.lab.launchers.aws.removal import Piece, remove
+from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, remove
 
 MACHINE = Piece("instance", "i-0123456789abcdef0")
 PACKAGE = Piece("package", "models/key", "bucket")
@@ -65,6 +67,34 @@ def test_a_machine_that_ec2_does_not_know_yet_is_asked_to_end_for_a_minute(
     assert sum(account.pauses_s) == 10 * (asked - 1)
 
 
+def test_what_nobody_answers_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "InternalError", 500, times=3)
+    asyncio.run(remove(account.door, [MACHINE]))
+    assert account.calls == 4 * ["TerminateInstances"] + 4 * ["DescribeInstances"]
+
+
+def test_what_nobody_answers_for_three_minutes_is_told_and_the_others_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "InternalError", 500, times=99)
+    with pytest.raises(NotRemoved, match=r"instance i-0123456789abcdef0: .*InternalError.*; package s3://bucket/models/key: "):
+        asyncio.run(remove(account.door, [MACHINE, PACKAGE]))
+    assert account.calls == 19 * ["TerminateInstances"] + ["DeleteObject"]
+    assert sum(account.pauses_s) == 180
+
+
+def test_a_machine_that_does_not_go_within_a_quarter_of_an_hour_is_told() -> None:
+    waited: list[float] = []
+
+    def asked(service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Reservations": [{"Instances": [{"State": {"Name": "shutting-down"}}]}]}
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    with pytest.raises(NotRemoved, match=f"could not be removed: {MACHINE}: is still there after 15 min: expected it gone"):
+        asyncio.run(remove(Aws("us-east-1", asked=asked, pause=pause), [MACHINE]))
+    assert sum(waited) == 15 * 60
+
+
 def test_what_is_no_machine_is_gone_where_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(monkeypatch, "NoSuchKey", 404, times=99)
     asyncio.run(remove(account.door, [PACKAGE]))
@@ -80,3 +110,15 @@ def test_what_ec2_has_none_left_of_it_has_answered_although_its_status_is_500(
         asyncio.run(account.door.call("ec2", "run_instances", MinCount=1, MaxCount=1))
     assert raised.value.code == (code if code.startswith("Insufficient") else "")  # which may be done all the same
     assert account.calls == ["RunInstances"]
+
+
+def test_without_credentials_nobody_is_asked_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(monkeypatch, "", 200, times=0)
+
+    def unsigned(**_: Any) -> None:
+        raise NoCredentialsError
+
+    boto3.DEFAULT_SESSION.events.register_first("before-call", unsigned)
+    with pytest.raises(NotRemoved, match="no credentials"):
+        asyncio.run(remove(account.door, [MACHINE]))
+    assert account.pauses_s == []

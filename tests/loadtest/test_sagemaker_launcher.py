@@ -30,7 +30,7 @@ from loadtest.lab.driver import SearchStep
 from loadtest.lab.launchers.aws.door import AwsRefused
 from loadtest.lab.launchers.aws.endpoints import TAG_EXPIRES, TAG_RUN
 from loadtest.lab.launchers.aws.removal import left_over
-from loadtest.lab.launchers.launcher import Quota
+from loadtest.lab.launchers.launcher import Quota, StartFailed
 from loadtest.lab.launchers.sagemaker import SageMaker
 from loadtest.lab.platform import with_platform, with_requests
 from loadtest.prices.catalogue import Catalogue, load_catalogue
@@ -259,6 +259,17 @@ def test_only_what_is_ours_and_due_is_reaped(aws: FakeAws, catalogue: Catalogue,
         client.delete_model(ModelName=name)
 
 
+@pytest.mark.parametrize(("days", "left"), [(-1, False), (2, True)])
+def test_an_expiry_that_somebody_wrote_without_a_zone_is_of_utc(aws: FakeAws, days: int, left: bool) -> None:
+    client = boto3.client("sagemaker", region_name=REGION)
+    day = (datetime.now(UTC) + timedelta(days=days)).date().isoformat()
+    tags = [{"Key": TAG_RUN, "Value": "abc1"}, {"Key": TAG_EXPIRES, "Value": day}]
+    client.create_model(ModelName="loadtest-abc1-001", PrimaryContainer={"Image": IMAGE}, ExecutionRoleArn=ROLE, Tags=tags)
+    asyncio.run(reap(aws.door, None, [], yes=True))
+    assert aws.left() == ["loadtest-abc1-001"] * left
+    asyncio.run(reap(aws.door, "abc1", [], yes=True))
+
+
 def test_everything_has_the_tags_of_its_run_with_an_expiry(aws: FakeAws, catalogue: Catalogue, tmp_path: Path) -> None:
     seen: dict[str, dict[str, str]] = {}
 
@@ -348,6 +359,81 @@ def test_what_cannot_be_removed_is_told_with_the_command_that_tries_again(
     assert all(name.count("-") == 3 for name in aws.left())  # the three models
     aws.fault = lambda operation, parameters: None
     asyncio.run(reap(aws.door, search.launcher.run_id, [BUCKET], yes=True))
+    assert aws.left() == []
+
+
+@pytest.mark.parametrize("operation", ["delete_endpoint", "describe_endpoint"])
+def test_an_endpoint_whose_removal_is_not_answered_counts_on_until_it_is_gone(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    launcher = Search(aws, catalogue, tmp_path).launcher
+
+    def silent(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation:
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        started = await launcher.start(spec_of(catalogue).candidates[0])
+        aws.fault = silent  # type: ignore[assignment]  # it answers nothing
+        await started.stop()
+        assert aws.now_s == 180  # so long it is asked again
+        assert started.name in launcher.left_behind[0]
+        assert launcher.purse.runs(started.name)
+        aws.fault = lambda operation, parameters: None
+        await launcher.close()
+        assert not launcher.purse.runs(started.name)
+
+    asyncio.run(of_one_candidate())
+    assert launcher.left_behind == []
+    assert aws.left() == []
+
+
+def test_an_endpoint_that_is_made_while_nobody_answers_for_a_while_is_measured(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    silent_until_s: dict[str, float] = {}
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_endpoint":
+            code = ("", "ThrottlingException")[len(aws.calls) % 2]
+            if aws.now_s < silent_until_s.setdefault(parameters["EndpointName"], aws.now_s + 300):
+                raise refused(code, "Connect timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
+def test_a_session_that_ends_while_an_endpoint_is_made_is_told_at_once(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_endpoint" and not aws.calls.count("delete_endpoint"):
+            raise refused("NotAsked", "no credentials")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path)
+    with pytest.raises(StartFailed, match="no credentials"):
+        asyncio.run(search.launcher.start(search.spec.candidates[0]))
+    assert aws.now_s < 60
+
+
+def test_what_was_made_before_the_same_call_was_throttled_is_removed(
+    aws: FakeAws, catalogue: Catalogue, tmp_path: Path
+) -> None:
+    made: set[str] = set()
+
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "create_endpoint":
+            if parameters["EndpointName"] not in made:
+                made.add(parameters["EndpointName"])
+                aws.carried_out("sagemaker", operation, parameters)  # and answered with 500, which boto3 asks again
+            raise refused("ThrottlingException", "Rate exceeded")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
+    assert all("Rate exceeded" in standing.out for standing in outcome.standings)
     assert aws.left() == []
 
 

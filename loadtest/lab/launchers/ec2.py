@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,7 @@ from loadtest.lab.launchers.aws.machines import (
     upload,
 )
 from loadtest.lab.launchers.aws.packing import Pack, packed
-from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, check_bucket, machines_left, remove
+from loadtest.lab.launchers.aws.removal import Piece, check_bucket, cleared, costly, machines_left
 from loadtest.lab.launchers.launcher import GENERATOR, Quota, StartFailed, TakenAway, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
@@ -102,6 +103,7 @@ class Ec2:
         self._place: Machines | None = None  # as preflight saw it
         self._number = 0
         self.left_behind: list[str] = []
+        self._left: dict[str, list[Piece]] = {}  # machines that could not be removed, and so count on
         self.parallel = wanted.parallel
         self.purse = Purse(budget.usd, clock=clock)
         self.beside_usd_per_hour = catalogue.price(wanted.generator, "ec2").usd_per_hour
@@ -174,12 +176,9 @@ class Ec2:
 
     async def removed(self, name: str, pieces: Sequence[Piece]) -> None:
         """Remove a machine and what is its own. What cannot be removed is told, and kept in `left_behind`."""
-        try:
-            await remove(self._aws, pieces)
-        except NotRemoved as exc:
-            self.left_behind.append(f"{exc}: `{self.reaped_by}` tries again")
-            words.error("loadtest: %s", self.left_behind[-1])
-        finally:
+        if left := costly(await cleared(self._aws, pieces, self.left_behind, self.reaped_by)):
+            self._left[name] = left
+        else:
             self.purse.end(name)
 
     async def close(self) -> None:
@@ -254,7 +253,7 @@ class Ec2:
         try:
             await self._aws.call("s3", "head_object", Bucket=self._wanted.bucket, Key=self._site.post.ready)
         except AwsRefused as exc:
-            if exc.missing:
+            if exc.missing or exc.passing:
                 return False
             raise
         return True
@@ -279,12 +278,17 @@ class Ec2:
             self._generator.cancel()
             with suppress(asyncio.CancelledError, LoadtestError):
                 await self._generator
-        left = await machines_left(self._aws, self.run_id, self._wanted.bucket)
-        for place, why in left.unseen.items():
+        found = await machines_left(self._aws, self.run_id, self._wanted.bucket)
+        self.left_behind.clear()
+        for place, why in found.unseen.items():
             self.left_behind.append(f"what is left in {place} could not be listed: {why}: `{self.reaped_by}` tries again")
             words.error("loadtest: %s", self.left_behind[-1])
-        pieces = dict.fromkeys([*self._made, *left.pieces])
-        await self.removed(GENERATOR, list(pieces))
+        counted = {GENERATOR: costly(self._made), **self._left}
+        pieces = dict.fromkeys([*self._made, *chain.from_iterable(counted.values()), *found.pieces])
+        left = await cleared(self._aws, pieces, self.left_behind, self.reaped_by)
+        self._left = {name: machines for name, machines in counted.items() if set(machines) & set(left)}
+        for name in counted.keys() - self._left.keys():
+            self.purse.end(name)
         self._generator, self._group_id, self._number = None, "", 0
         self._made.clear()
 
@@ -355,7 +359,12 @@ class Ec2:
     async def _answering(self, instance: str) -> str:
         """Its address, once its console says that it is ready. Raises: StartFailed, TakenAway."""
         for _ in range(max(1, int(self._wanted.start_timeout_s / _POLL_S))):
-            found = await self._described(instance)
+            found = None
+            try:
+                found = await self._described(instance)
+            except AwsRefused as exc:
+                if not exc.passing:
+                    raise
             if found is not None:
                 if ended := _ended(found):
                     raise StartFailed(f"its {ended}{_last_lines(await self._console(instance))}")

@@ -11,19 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.config import parse_config
 from gateway.deploying.calls import Call
 from gateway.deploying.sagemaker import Hosting, PackedModel
 from gateway.deploying.sagemaker_ways import Instances, RealTime
-from gateway.process.console import words
 from loadtest.errors import LoadtestError
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused, seen_through
 from loadtest.lab.launchers.aws.endpoints import LOGS, Run, calls_of
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window, latencies
 from loadtest.lab.launchers.aws.packing import Pack, packed
-from loadtest.lab.launchers.aws.removal import NotRemoved, Piece, check_bucket, made_by, pieces_of, quotas_of, remove
+from loadtest.lab.launchers.aws.removal import Piece, check_bucket, cleared, costly, made_by, pieces_of, quotas_of
 from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
 from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
@@ -65,6 +64,7 @@ class SageMaker:
         self._number = 0
         self._quotas: dict[str, int] | None = None
         self.left_behind: list[str] = []
+        self._left: dict[str, list[Piece]] = {}  # of endpoints, which are tried again
         self.parallel = wanted.parallel
         self.purse = Purse(budget.usd, clock=clock)
         self._run = Run.lasting(secrets.token_hex(4), now(), budget.minutes * 60)
@@ -111,18 +111,23 @@ class SageMaker:
                 raise
         return RunningEndpoint(self, hosting, runtime)
 
-    async def removed(self, hosting: Hosting, pieces: Sequence[Piece]) -> None:
+    async def removed(self, name: str, pieces: Sequence[Piece]) -> None:
         """Remove what is there of an endpoint. What cannot be removed is told, and kept in `left_behind`."""
-        try:
-            await remove(self._aws, pieces)
-        except NotRemoved as exc:
-            self.left_behind.append(f"{exc}: `{self.reaped_by}` tries again")
-            words.error("loadtest: %s", self.left_behind[-1])
-        finally:
-            self.purse.end(hosting.name)
+        if left := await cleared(self._aws, pieces, self.left_behind, self.reaped_by):
+            self._left[name] = left
+        if not costly(left):  # else it counts on
+            self.purse.end(name)
 
     async def close(self) -> None:
-        """Its candidates share nothing."""
+        """Its candidates share nothing: only what is left of them is tried again."""
+        if self._left:
+            await seen_through(self._swept())
+
+    async def _swept(self) -> None:
+        left, self._left = self._left, {}
+        self.left_behind.clear()
+        for name, pieces in left.items():
+            await self.removed(name, pieces)
 
     async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
         return await latencies(self._aws, windows)
@@ -160,7 +165,7 @@ class SageMaker:
             except AwsRefused as exc:
                 if (call.already and exc.code == call.already) or exc.made_before:
                     continue  # nobody else has names of this run: boto3 asks again where an answer was lost
-                if exc.code:  # else nobody knows whether it was done
+                if not exc.passing:  # else nobody knows whether it was done, by the first of several tries
                     del made[len(made) - len(pieces) :]
                 raise
 
@@ -169,19 +174,26 @@ class SageMaker:
         assert until is not None
         timeout_s = self._wanted.start_timeout_s
         for _ in range(max(1, int(timeout_s / _POLL_S))):
-            answer = await self._aws.call(call.service, call.operation, **call.parameters)
+            unasked = ""
+            answer: dict[str, Any] = {}
+            try:
+                answer = await self._aws.call(call.service, call.operation, **call.parameters)
+            except AwsRefused as exc:
+                if not exc.passing:
+                    raise
+                unasked = f": {exc}"  # a network that is away for a while costs no candidate
             state = answer.get(until.key)
             if state in until.done:
                 return
             if state in until.failed:
                 raise StartFailed(f"{until.key} {state}: {answer.get(until.reason) or 'it does not say why'}")
             await self._aws.pause(_POLL_S)
-        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}")
+        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}{unasked}")
 
     async def _given_up(self, hosting: Hosting, made: Sequence[Piece], *, asked: bool) -> str:
         """Its last words, if they are asked for; then it is removed."""
         last_words = await self._last_words(hosting.name) if asked else ""
-        await self.removed(hosting, made)
+        await self.removed(hosting.name, made)
         return last_words
 
     async def _last_words(self, name: str) -> str:
@@ -232,4 +244,4 @@ class RunningEndpoint:
     async def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            await seen_through(self._launcher.removed(self._hosting, pieces_of(self._hosting)))
+            await seen_through(self._launcher.removed(self.name, pieces_of(self._hosting)))

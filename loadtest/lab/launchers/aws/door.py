@@ -31,13 +31,17 @@ _MISSING: Final = frozenset(
     )
 )
 _BUSY: Final = frozenset(("ResourceInUse", "ConflictException", "DependencyViolation", "DeleteConflict", "VolumeInUse"))
+_NOT_ASKED: Final = "NotAsked"
 _PATIENCE: Final = 6  # times that a throttled call is made again, after botocore's own
 _FIRST_PAUSE_S: Final = 2.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 
 class AwsRefused(LoadtestError):
-    """AWS answered with an error. code: its name there, such as ResourceLimitExceeded; "": what was asked may be done."""
+    """AWS answered with an error. code: its name there, such as ResourceLimitExceeded; "": what was asked may be done.
+
+    "NotAsked": it was not, and will not be until the user has mended something.
+    """
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message, code)
@@ -49,6 +53,11 @@ class AwsRefused(LoadtestError):
     @property
     def throttled(self) -> bool:
         return self.code in platform.THROTTLED
+
+    @property
+    def passing(self) -> bool:
+        """The same question may be answered later."""
+        return not self.code or self.throttled
 
     @property
     def missing(self) -> bool:
@@ -149,4 +158,4 @@ class Boto:
         except PlatformRefused as exc:
             raise AwsRefused(exc.message, exc.reason) from exc
         except GatewayError as exc:  # no boto3, no credentials
-            raise AwsRefused(exc.message) from exc
+            raise AwsRefused(exc.message, _NOT_ASKED) from exc

@@ -7,7 +7,7 @@ an endpoint's log group, which SageMaker makes.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
@@ -68,10 +68,11 @@ def run_in(name: str) -> str:
 
 
 def due(tags: Mapping[str, str], now: datetime, run: str | None) -> bool:
-    """Whether something may be removed: it is of that run; None: whose time is over."""
+    """Whether something may be removed: it is of that run; None: whose time is over. A time without a zone is UTC."""
     if run is not None:
         return tags.get(TAG_RUN) == run
     try:
-        return TAG_RUN in tags and datetime.fromisoformat(tags[TAG_EXPIRES]) < now
+        expires = datetime.fromisoformat(tags[TAG_EXPIRES])
     except (KeyError, ValueError):
         return False  # not ours, or nobody can tell
+    return TAG_RUN in tags and (expires if expires.tzinfo else expires.replace(tzinfo=UTC)) < now

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.sagemaker import Hosting, PackedModel
+from gateway.process.console import words
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.launchers.aws.door import Aws, AwsRefused
 from loadtest.lab.launchers.aws.endpoints import LOGS, OURS, PATH, TAG_RUN, due, run_in
@@ -21,6 +22,7 @@ _STANDING: Final = ("pending", "running", "shutting-down", "stopping", "stopped"
 _TRIES: Final = 90
 _PAUSE_S: Final = 10.0
 _UNSEEN_TRIES: Final = 6  # a minute
+_UNANSWERED_TRIES: Final = 18  # three minutes, and what the calls themselves take
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,27 @@ class Left:
 
 
 class NotRemoved(LoadtestError):
-    """Something is left, or may be, and may cost money."""
+    """Something is left, or may be, and may cost money. pieces: what of it is known."""
+
+    def __init__(self, message: str, pieces: Sequence[Piece] = ()) -> None:
+        super().__init__(message, pieces)
+        self.pieces = pieces
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(slots=True)
+class _Patience:
+    """With calls that nobody answers, over one removal."""
+
+    tries: int = _UNANSWERED_TRIES
+
+    def lasts(self, exc: AwsRefused) -> bool:
+        if exc.code or not self.tries:
+            return False
+        self.tries -= 1
+        return True
 
 
 def made_by(operation: str, hosting: Hosting) -> list[Piece]:
@@ -79,17 +101,35 @@ async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
 
     Raises: NotRemoved, once everything was tried, with what is left and why.
     """
-    left = []
+    left, whys, patience = [], [], _Patience()
     for piece in sorted(pieces, key=lambda piece: _ORDER.index(piece.kind)):
         try:
-            await _remove(aws, piece)
-        except AwsRefused as exc:
-            left.append(f"{piece}: {exc}")
+            await _remove(aws, piece, patience)
+        except (AwsRefused, NotRemoved) as exc:
+            left.append(piece)
+            whys.append(f"{piece}: {exc}")
     if left:
-        raise NotRemoved("could not be removed: " + "; ".join(left))
+        raise NotRemoved("could not be removed: " + "; ".join(whys), left)
 
 
-async def _remove(aws: Aws, piece: Piece) -> None:
+async def cleared(aws: Aws, pieces: Iterable[Piece], left_behind: list[str], reaped_by: str) -> list[Piece]:
+    """The same for a launcher: what cannot be removed is told, also to `left_behind`, and given back."""
+    try:
+        await remove(aws, pieces)
+    except NotRemoved as exc:
+        left_behind.append(f"{exc}: `{reaped_by}` tries again")
+        words.error("loadtest: %s", left_behind[-1])
+        return [*exc.pieces]
+    return []
+
+
+def costly(pieces: Iterable[Piece]) -> list[Piece]:
+    """Those that cost by the hour."""
+    return [piece for piece in pieces if piece.kind in ("endpoint", "instance")]
+
+
+async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
+    """Raises: AwsRefused; NotRemoved, if it does not go."""
     for service, operation, parameters in _deletion(piece):
         for tries in range(_TRIES, -1, -1):
             try:
@@ -100,19 +140,22 @@ async def _remove(aws: Aws, piece: Piece) -> None:
                 unseen = exc.missing and piece.kind == "instance" and tries > _TRIES - _UNSEEN_TRIES
                 if exc.missing and not unseen:
                     break
-                if not ((exc.busy or exc.throttled or unseen) and tries):
+                if not ((exc.busy or exc.throttled or unseen or patience.lasts(exc)) and tries):
                     raise
             await aws.pause(_PAUSE_S)
-    for _ in range(_TRIES if piece.kind in ("endpoint", "instance") else 0):
+    if not costly([piece]):
+        return
+    for _ in range(_TRIES):
         try:
             if await _gone(aws, piece):
                 return
         except AwsRefused as exc:
             if exc.missing:
                 return
-            if not exc.throttled:
+            if not (exc.throttled or patience.lasts(exc)):
                 raise
         await aws.pause(_PAUSE_S)
+    raise NotRemoved(f"is still there after {_TRIES * _PAUSE_S / 60:.0f} min: expected it gone")
 
 
 async def _gone(aws: Aws, piece: Piece) -> bool:

@@ -57,11 +57,8 @@ _REFUSALS: Final[dict[str, Refusal]] = {
 # Of the model, or of the server, which is asked then whether it has the model.
 _OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
 _NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
-# Parameters that mean something else to Triton than to the model behind it. Source: Triton extension_parameters.md.
+# Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
 _RESERVED = {
-    "sequence_id",
-    "sequence_start",
-    "sequence_end",
     "priority",
     "timeout",
     "binary_data_output",

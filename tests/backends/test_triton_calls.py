@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -33,6 +34,7 @@ TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
 WORDS = ModelSpec("", (TensorSpec("X", "BYTES", (-1, 2)),), (TensorSpec("Y", "BYTES", (-1, 2)),), 8)
 X = np.array([[1, 2]], np.float32)
+NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -159,9 +161,21 @@ def test_parameters_arrive_as_what_they_are(double: Double) -> None:
 def test_what_triton_takes_for_itself_is_kept_from_it(double: Double) -> None:
     session = load(double).open_session(0)
     deadline_ns = time.monotonic_ns() + 5_000_000_000
-    session.run({"X": X}, {"priority": 1, "timeout": 9, "sequence_id": 4, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
+    session.run({"X": X}, {"priority": 1, "timeout": 9, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
     session.close()
     assert list(double.calls[0].parameters) == ["own"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_model_is_told_of_the_sequence(double: Double, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [None]
+    session = load(double).open_session(0)
+    for told in ({"sequence_id": 5, "sequence_start": True}, {"sequence_id": "five", "sequence_end": True}):
+        answer(session, decoupled, told)
+    session.close()
+    first, second = (call.parameters for call in double.calls)
+    assert (first["sequence_id"].int64_param, first["sequence_start"].bool_param) == (5, True)
+    assert (second["sequence_id"].string_param, second["sequence_end"].bool_param) == ("five", True)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -169,10 +183,7 @@ def test_the_server_is_told_of_the_trace_as_a_header_is(double: Double, decouple
     double.decoupled, double.parts = decoupled, [None]
     session = load(double).open_session(0)
     for told in ({TRACEPARENT: "00-a-b-01", TRACESTATE: "vendor=1"}, {TRACEPARENT: "00-a-c-01"}, {}):
-        if decoupled:
-            list(session.stream({"X": X}, told))  # type: ignore[attr-defined]  # of a decoupled model
-        else:
-            session.run({"X": X}, told)
+        answer(session, decoupled, told)
     session.close()
     names = ("traceparent", "tracestate")
     assert [[sent.get(name) for name in names] for sent in double.metadata] == [
@@ -342,11 +353,11 @@ def test_a_server_that_says_that_it_is_to_blame_loses_the_session(double: Double
     session.close()
 
 
-def answer(session: Any, decoupled: bool) -> None:
+def answer(session: Any, decoupled: bool, parameters: Mapping[str, object] = NONE) -> None:
     if decoupled:
-        list(session.stream({"X": X}, {}))
+        list(session.stream({"X": X}, parameters))
     else:
-        session.run({"X": X}, {})
+        session.run({"X": X}, parameters)
 
 
 # a decoupled model

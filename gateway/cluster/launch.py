@@ -480,7 +480,7 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
         fault = "is deleted, but may have left files on its nodes"
         end_control(application)
         if not own:  # else the supervisor does
-            clear_run_dirs(run_dir, config.server.run_dir)
+            clear_run_dirs(run_dir, config.server.run_dir, unused_s=drained - time.monotonic())
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s %s", application, fault)
 

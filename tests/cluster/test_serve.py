@@ -268,9 +268,23 @@ def test_what_an_application_that_is_gone_has_left_is_removed_on_every_node(clus
     try:
         left = tmp_path / f"gateway-{os.geteuid()}" / "gone"
         left.mkdir(parents=True, mode=0o700)
-        clear_run_dirs("gone", None)
+        clear_run_dirs("gone", None, unused_s=20.0)
         assert not left.exists()
     finally:
+        cluster.remove_node(node)
+
+
+def test_a_node_that_is_frozen_holds_no_end_up_for_what_it_has_left(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    node = cluster.add_node(**NODE)
+    raylet = node.all_processes["raylet"][0].process.pid
+    os.kill(raylet, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        clear_run_dirs("gone", None, unused_s=0.0)
+        assert time.monotonic() - began < 5
+        assert "/gone may be left on nodes that did not answer within 2.0 s: 127.0.0.2" in caplog.text
+    finally:
+        os.kill(raylet, signal.SIGCONT)
         cluster.remove_node(node)
 
 

@@ -288,6 +288,29 @@ def test_a_node_that_is_frozen_holds_no_end_up_for_what_it_has_left(cluster: Clu
         cluster.remove_node(node)
 
 
+def test_ctrl_c_before_anything_is_deployed_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "before"}
+
+    def drivers() -> int:
+        return len(ray._private.state.state.job_table())
+
+    before = drivers()
+    controller = ray.get(_get_global_client()._controller.get_pid.remote())
+    os.kill(controller, signal.SIGSTOP)  # so that nothing is deployed
+    process = serving(tmp_path / "gateway.yaml", document)
+    try:
+        until(lambda: drivers() > before)
+        time.sleep(2)  # until it asks the controller, which nothing tells of; sooner, this tests less
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=15)
+        assert process.returncode == 0
+        assert told.endswith("stopping\n")
+    finally:
+        os.kill(controller, signal.SIGCONT)
+        end(process)
+
+
 def has_control(application: str) -> bool:
     return any(actor["name"] == control_name(application) for actor in ray.util.list_named_actors(all_namespaces=True))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 from backends.base import (
     DEADLINE_NS,
@@ -35,6 +35,7 @@ from backends.base import (
     TensorSpec,
 )
 from backends.datatypes import NUMPY
+from backends.refusals import Refusal
 from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
 from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
 from gateway.errors import InvalidArgument
@@ -42,13 +43,22 @@ from gateway.wire.tensors import tensor_from_bytes, tensor_to_bytes
 
 # What Triton answers, as INTERNAL, when a model's process or device is gone; another batch would meet the same.
 _DEAD = ("is not healthy", "CUDA error", "CUDA failure", "device-side assert")
-# What it answers a stream, where no code goes with it, of a model that was unloaded, and when it ends.
-_GONE = ("Request for unknown model", "Server is stopping", "has stopped accepting")
-# Parameters that mean something else to Triton than to the model behind it. Source: Triton extension_parameters.md.
+# What it answers of a model that was unloaded, and when it ends; in a stream, without a code.
+_GONE = ("Request for unknown model: '{}'", "Server is stopping", "has stopped accepting")
+# As a model may say of a request, by its own `TritonError`; UNKNOWN and INTERNAL: it has failed.
+_REFUSALS: Final[dict[str, Refusal]] = {
+    "INVALID_ARGUMENT": "invalid_argument",
+    "NOT_FOUND": "not_found",
+    "ALREADY_EXISTS": "already_exists",
+    "UNIMPLEMENTED": "unsupported",
+    "CANCELLED": "cancelled",
+    "UNAVAILABLE": "backend_unreachable",
+}
+# Of the model, or of the server, which is asked then whether it has the model.
+_OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
+_NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+# Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
 _RESERVED = {
-    "sequence_id",
-    "sequence_start",
-    "sequence_end",
     "priority",
     "timeout",
     "binary_data_output",
@@ -183,8 +193,7 @@ class TritonSession:
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
-        call = self._connection.stream_infer(request, metadata=_metadata(parameters))
-        with closing(AnswerInParts(call)) as answer:
+        with closing(self._connection.stream_infer(request, _metadata(parameters))) as answer:
             self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
@@ -282,15 +291,20 @@ class TritonSession:
         if code in ("INTERNAL", "") and any(words in details for words in _DEAD):
             self._model.is_dead(self._connection.url)
             return SessionLost(message)
-        if code == "UNAVAILABLE" and "queue" in details:  # its queue is full: the server is well
-            return ExecutionFailed(message)
         if "shared memory region" in details:  # the server was restarted, or a client unregistered all regions
             return SessionLost(message)
-        if code == "INVALID_ARGUMENT":  # as a model may say of what it is asked
-            return InputRefused(message)
-        lost = code in ("UNAVAILABLE", "NOT_FOUND", "CANCELLED", "UNKNOWN", "UNAUTHENTICATED", "PERMISSION_DENIED")
-        lost = lost or (not code and any(words in details for words in _GONE))
-        return (SessionLost if lost else ExecutionFailed)(message)
+        gone = any(words.format(self._model.model) in details for words in _GONE)
+        if gone or code in _NOT_LET_IN or (code in _OF_EITHER and not self._is_ready()):
+            return SessionLost(message)
+        refusal = _REFUSALS.get(code)
+        return InputRefused(message, code=refusal) if refusal else ExecutionFailed(message)
+
+    def _is_ready(self) -> bool:
+        try:
+            self._connection.check_ready()
+        except (LoadFailed, ValueError):  # ValueError: `cancel` has closed the channel
+            return False
+        return True
 
     def cancel(self) -> None:
         answer = self._answer

@@ -103,9 +103,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
         with _cluster(config, found, head), _serve_instance(head, tell, own=own):
             if own:
                 tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
-            else:
-                tell(f"{LEFT}the application {config.ray.application} is left on the Ray cluster")
-            with _deployed(app, config, head, watch, own=own) as ingress:
+            with _deployed(app, config, head, watch, tell, own=own) as ingress:
                 http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
                 tell(SERVING)
                 announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
@@ -399,7 +397,7 @@ def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> I
 
 @contextlib.contextmanager
 def _deployed(
-    app: serve.Application, config: Config, head: _Head, watch: _ApplicationWatch, *, own: bool
+    app: serve.Application, config: Config, head: _Head, watch: _ApplicationWatch, tell: Callable[[str], None], *, own: bool
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
@@ -409,8 +407,10 @@ def _deployed(
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
     replaces = watch.deployer()
-    if replaces is None and not own:
-        begin_life(name, config.server.run_dir)
+    if not own:
+        if replaces is None:
+            begin_life(name, config.server.run_dir)
+        tell(f"{LEFT}the application {name} may be left on the Ray cluster")
     try:
         try:
             with step(f"loading {named(model.name for model in config.models)} on Ray"):
@@ -480,7 +480,7 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
         fault = "is deleted, but may have left files on its nodes"
         end_control(application)
         if not own:  # else the supervisor does
-            clear_run_dirs(run_dir, config.server.run_dir)
+            clear_run_dirs(run_dir, config.server.run_dir, unused_s=drained - time.monotonic())
     except Exception:  # of a cluster that is ending too
         log.exception("the application %s %s", application, fault)
 

@@ -126,6 +126,7 @@ class Replica:
         self._changing = asyncio.Lock()  # one load or release at a time
         self._loading: asyncio.Task[str] | None = None
         self._cost: Cost | None = None
+        self._publishing: asyncio.Task[None] | None = None
         if metrics_dir is not None:
             self._publish(model, backend, metrics_dir)
         if model.load_at_start:
@@ -244,6 +245,10 @@ class Replica:
             await self._pool.close()
             if self._tracer is not None:
                 await self._loop.run_in_executor(None, self._tracer.close, _TRACES_SENT_S)
+            if self._publishing is not None:  # an application's files are removed as soon as its replicas have closed
+                self._publishing.cancel()
+                await asyncio.wait((self._publishing,))
+                self._metrics.flush()
 
     # the model
 
@@ -277,8 +282,7 @@ class Replica:
     # what it costs
 
     def _publish(self, model: ModelSection, backend: Backend, directory: Callable[[], Path]) -> None:
-        """Tell the ingresses of this node, or one of another, what the replica costs, until its process ends: so long it is
-        paid for."""
+        """Tell the ingresses of this node, or one of another, what the replica costs, until it closes: so long it is paid."""
         try:
             self._metrics = Metrics((model,), directory=directory(), role="replica", session_pids=living_pids)
         except (ConfigError, OSError) as exc:  # batches run all the same
@@ -392,12 +396,11 @@ class Replica:
         now_ns = self._clock.now_ns()
         wants = extra["left_rows"] / max(1, extra["rows"])
         lease = self._attendance.leases.begin(extra["ingress"], wants, now_ns, astray=part is None)
-        answers = part if self._spec.decoupled else None
         asked = AskedBatch(
             inputs=inputs,
             told=extra["parameters"],
             on_end=on_end,
-            part=answers,
+            part=part if self._spec.decoupled else None,
             pool=self._pool,
             lease=lease,
             counted_ns=now_ns,

@@ -4,6 +4,7 @@ Each life of an application, from its first deploy until it is deleted, has a na
 So who is deployed under the name of one that is gone has none of its regions and counts, however that has ended.
 """
 
+import logging
 import os
 import uuid
 from pathlib import Path
@@ -15,7 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gateway.process.run_dir import forget_regions, remove_shared_run_dir, shared_run_dir
 
-_REMOVED_S: Final = 15.0
+# Of the 3 s within which all ends after the drain; a task that needs a new process takes longer on a machine of two busy cores.
+_CLEARED_S: Final = 2.0
+_CLEARED_AT_MOST_S: Final = 5.0
+
+log = logging.getLogger(__name__)
 
 
 def begin_life(application: str, own: str | None) -> str:
@@ -41,26 +46,34 @@ def run_dir_of(application: str, own: str | None) -> Path:
     return Path(own or shared_run_dir(run_dir_name(application)))
 
 
-def clear_run_dirs(name: str, own: str | None) -> None:
+def clear_run_dirs(name: str, own: str | None, *, unused_s: float) -> None:
     """Have those of an application that is gone removed on all nodes; of one's own, what clients have registered.
 
-    Raises: RayError.
+    unused_s: how much sooner than promised it has drained. Raises: RayError.
 
     Here that is done at once, unless the application's processes were another user's: a task, which is theirs too, may have
     to wait for a new process.
     """
-    nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]  # ray's
+    nodes = {
+        node["NodeID"]: node["NodeManagerAddress"]
+        for node in ray.nodes()  # type: ignore[no-untyped-call]  # ray's
+        if node["Alive"]
+    }
     here = Path(own or shared_run_dir(name))
     if here.exists() and here.stat().st_uid == os.geteuid():
         _clear(name, own)
-        nodes.discard(ray.get_runtime_context().get_node_id())
+        nodes.pop(ray.get_runtime_context().get_node_id(), None)
     clear = ray.remote(_clear)
-    tasks = [
-        clear.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(name, own)
-        for node in nodes
-    ]
+    tasks = {
+        clear.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(name, own): where
+        for node, where in nodes.items()
+    }
     if tasks:
-        ray.wait(tasks, num_returns=len(tasks), timeout=_REMOVED_S)
+        within_s = min(_CLEARED_S + max(0.0, unused_s), _CLEARED_AT_MOST_S)
+        _, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=within_s)
+        if late:
+            those = ", ".join(sorted(tasks[task] for task in late))
+            log.warning("%s may be left on nodes that did not answer within %.1f s: %s", here, within_s, those)
 
 
 def _clear(name: str, own: str | None) -> None:

@@ -36,11 +36,33 @@ class TritonPythonModel:
             if x[0, 0] == -400:
                 responses.append(pb.InferenceResponse(error=pb.TritonError("a bad row")))
                 continue
+            if x[0, 0] == -404:
+                responses.append(pb.InferenceResponse(error=pb.TritonError("no such row", pb.TritonError.NOT_FOUND)))
+                continue
             if x[0, 0] == -401:
                 responses.append(pb.InferenceResponse(error=pb.TritonError("asked with " + request.parameters())))
                 continue
             responses.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", x @ self.weight.T + self.bias)]))
         return responses
+"""
+
+# One part, and then what it has not found.
+LOOKUP = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, key = request.get_response_sender(), pb.get_input_tensor_by_name(request, "KEY")
+            sender.send(pb.InferenceResponse([pb.Tensor("FOUND", key.as_numpy())]))
+            missing = pb.InferenceResponse(error=pb.TritonError("no such key", pb.TritonError.NOT_FOUND))
+            sender.send(missing, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+LOOKUP_CONFIG = """
+max_batch_size: 0
+input [{ name: "KEY" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "FOUND" data_type: TYPE_FP32 dims: [1] }]
+model_transaction_policy { decoupled: true }
 """
 
 
@@ -67,11 +89,12 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A real Triton with the models `linear`, and `wide`, an echo of rows of 1 MiB."""
+    """A real Triton with the models `linear`, `wide`, an echo of rows of 1 MiB, and `lookup`, which is decoupled."""
     folder = tmp_path_factory.mktemp("triton")
     write_linear(folder)
     wide = CONFIG.replace("dims: [16]", "dims: [262144]").replace("dims: [4]", "dims: [262144]")
     echo = CODE.replace("x @ self.weight.T + self.bias", "x")
     write_model(folder / "models", "wide", wide, echo, {"1/weights.json": "[[], []]"})
+    write_model(folder / "models", "lookup", LOOKUP_CONFIG, LOOKUP)
     with triton_server(folder) as server:
         yield server

@@ -16,6 +16,7 @@ import backends
 from backends.base import (
     DEADLINE_NS,
     ExecutionFailed,
+    InputRefused,
     LoadFailed,
     Model,
     ModelSpec,
@@ -94,6 +95,21 @@ def test_an_error_of_the_model_costs_the_batch_only(model: Model) -> None:
     with pytest.raises(ExecutionFailed, match="a bad row"):
         session.run(rows(-400), {})
     np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_refusal_of_the_model_has_its_code(triton: TritonServer, model: Model) -> None:
+    session = model.open_session(0)
+    with pytest.raises(InputRefused, match="no such row") as refused:
+        session.run(rows(-404), {})
+    assert refused.value.code == "not_found"
+    np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
+    lookup: Any = load(triton, ModelSpec("", (), (), 0), model="lookup").open_session(0)
+    parts = lookup.stream({"KEY": np.ones(1, np.float32)}, {})
+    assert next(parts)["FOUND"].tolist() == [1]
+    with pytest.raises(InputRefused, match="no such key") as refused:
+        next(parts)
+    assert refused.value.code == "not_found"
+    lookup.close()
 
 
 def test_parameters_reach_the_model_as_what_they_are(model: Model) -> None:

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from backends.base import (
     TRACEPARENT,
     TRACESTATE,
     ExecutionFailed,
+    InputRefused,
     LoadFailed,
     Model,
     ModelSpec,
@@ -32,6 +34,7 @@ TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
 WORDS = ModelSpec("", (TensorSpec("X", "BYTES", (-1, 2)),), (TensorSpec("Y", "BYTES", (-1, 2)),), 8)
 X = np.array([[1, 2]], np.float32)
+NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -44,6 +47,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.left_s: list[float] = []
         self.metadata: list[dict[str, str]] = []
         self.before_answer: Callable[[], None] = lambda: None
+        self.refusal: tuple[grpc.StatusCode, str] | None = None  # of any call; a stream's after its parts, if it wants codes
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
         self.decoupled = False
@@ -72,6 +76,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.left_s.append(context.time_remaining())
         self.metadata.append(dict(context.invocation_metadata()))
         self.before_answer()
+        if self.refusal is not None:
+            context.abort(*self.refusal)
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
         response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
         response.raw_output_contents.append(self.raw(request.raw_input_contents[0]))
@@ -95,6 +101,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
                     message.infer_response.raw_output_contents.append(np.full((self.rows, 2), part, np.float32).tobytes())
                 self.parts_sent += 1
                 yield message
+            if self.refusal is not None and self.metadata[-1].get("triton_grpc_error") == "true":
+                context.abort(*self.refusal)
 
     def connected(self, connections: int) -> bool:
         """Wait until so many clients are connected."""
@@ -153,9 +161,21 @@ def test_parameters_arrive_as_what_they_are(double: Double) -> None:
 def test_what_triton_takes_for_itself_is_kept_from_it(double: Double) -> None:
     session = load(double).open_session(0)
     deadline_ns = time.monotonic_ns() + 5_000_000_000
-    session.run({"X": X}, {"priority": 1, "timeout": 9, "sequence_id": 4, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
+    session.run({"X": X}, {"priority": 1, "timeout": 9, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
     session.close()
     assert list(double.calls[0].parameters) == ["own"]
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_model_is_told_of_the_sequence(double: Double, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [None]
+    session = load(double).open_session(0)
+    for told in ({"sequence_id": 5, "sequence_start": True}, {"sequence_id": "five", "sequence_end": True}):
+        answer(session, decoupled, told)
+    session.close()
+    first, second = (call.parameters for call in double.calls)
+    assert (first["sequence_id"].int64_param, first["sequence_start"].bool_param) == (5, True)
+    assert (second["sequence_id"].string_param, second["sequence_end"].bool_param) == ("five", True)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -163,10 +183,7 @@ def test_the_server_is_told_of_the_trace_as_a_header_is(double: Double, decouple
     double.decoupled, double.parts = decoupled, [None]
     session = load(double).open_session(0)
     for told in ({TRACEPARENT: "00-a-b-01", TRACESTATE: "vendor=1"}, {TRACEPARENT: "00-a-c-01"}, {}):
-        if decoupled:
-            list(session.stream({"X": X}, told))  # type: ignore[attr-defined]  # of a decoupled model
-        else:
-            session.run({"X": X}, told)
+        answer(session, decoupled, told)
     session.close()
     names = ("traceparent", "tracestate")
     assert [[sent.get(name) for name in names] for sent in double.metadata] == [
@@ -272,6 +289,77 @@ def test_a_cancelled_call_hangs_up_and_leaves_one_connection(double: Double) -> 
     assert double.connected(0)
 
 
+REFUSALS = {
+    "INVALID_ARGUMENT": "invalid_argument",
+    "NOT_FOUND": "not_found",
+    "ALREADY_EXISTS": "already_exists",
+    "UNIMPLEMENTED": "unsupported",
+    "CANCELLED": "cancelled",
+    "UNAVAILABLE": "backend_unreachable",
+}
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("code", REFUSALS)
+def test_a_refusal_of_the_model_has_its_code_and_costs_no_session(double: Double, code: str, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [1.0]
+    double.refusal = grpc.StatusCode[code], "no such user"
+    session = load(double).open_session(0)
+    with pytest.raises(InputRefused, match="no such user") as refused:
+        answer(session, decoupled)
+    assert refused.value.code == REFUSALS[code]
+    double.refusal, double.parts = None, [1.0, None]
+    answer(session, decoupled)
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL"])
+def test_a_model_that_failed_costs_no_session(double: Double, code: str, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [1.0]
+    double.refusal = grpc.StatusCode[code], "no luck"
+    session = load(double).open_session(0)
+    with pytest.raises(ExecutionFailed, match="no luck") as failed:
+        answer(session, decoupled)
+    assert not isinstance(failed.value, InputRefused)
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("code", ["NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN"])
+def test_the_same_codes_of_a_server_without_the_model_lose_the_session(double: Double, code: str, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [1.0]
+    double.refusal = grpc.StatusCode[code], "no such thing"
+    session = load(double).open_session(0)
+    double.ready = False
+    with pytest.raises(SessionLost, match="no such thing"):
+        answer(session, decoupled)
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        ("NOT_FOUND", "Request for unknown model: 'm' has no available versions"),
+        ("UNAVAILABLE", "Server is stopping, scheduler for model has stopped accepting new inference requests"),
+        ("UNAUTHENTICATED", "who is there"),
+    ],
+)
+def test_a_server_that_says_that_it_is_to_blame_loses_the_session(double: Double, code: str, details: str) -> None:
+    double.refusal = grpc.StatusCode[code], details
+    session = load(double).open_session(0)
+    with pytest.raises(SessionLost, match=details):
+        answer(session, False)
+    session.close()
+
+
+def answer(session: Any, decoupled: bool, parameters: Mapping[str, object] = NONE) -> None:
+    if decoupled:
+        list(session.stream({"X": X}, parameters))
+    else:
+        session.run({"X": X}, parameters)
+
+
 # a decoupled model
 
 
@@ -333,6 +421,7 @@ def test_a_server_that_goes_among_the_parts_loses_the_session(in_parts: Double) 
 
     def go() -> None:
         if in_parts.parts_sent:
+            in_parts.ready = False
             raise OSError
 
     in_parts.before_part = go

@@ -29,7 +29,7 @@ STREAMING = f"{Path(__file__).parent / 'streaming.py'}:Model"
 MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
-async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica:
+async def open_replica(*, load_at_start: bool = True, metrics_dir: Path | None = None, **backend: Any) -> Replica:
     model_document = {
         "name": "m",
         "max_rows": 8,
@@ -39,8 +39,9 @@ async def open_replica(*, load_at_start: bool = True, **backend: Any) -> Replica
     document = {"models": [model_document]}
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
+    counts = {} if metrics_dir is None else {"metrics_dir": lambda: metrics_dir}
     try:
-        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content")  # type: ignore[misc]  # as Serve does
+        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content", **counts)  # type: ignore[misc]  # as Serve does
     except GatewayError:
         await replica.close()  # as Serve does as well
         raise
@@ -105,6 +106,18 @@ def test_an_input_that_the_model_does_not_take_is_the_clients_fault_here_too(tmp
         await replica.close()
 
     run(test)
+
+
+def test_a_replica_that_has_closed_publishes_its_counts_no_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        before = asyncio.all_tasks()
+        replica = await open_replica(metrics_dir=tmp_path)
+        await replica.run(frame())
+        await replica.close()
+        assert asyncio.all_tasks() == before
+
+    run(test)
+    assert list(tmp_path.glob("replica-*.blocks"))  # what it has counted
 
 
 def test_a_batch_past_the_sessions_waits_for_one_that_is_free() -> None:

@@ -268,10 +268,47 @@ def test_what_an_application_that_is_gone_has_left_is_removed_on_every_node(clus
     try:
         left = tmp_path / f"gateway-{os.geteuid()}" / "gone"
         left.mkdir(parents=True, mode=0o700)
-        clear_run_dirs("gone", None)
+        clear_run_dirs("gone", None, unused_s=20.0)
         assert not left.exists()
     finally:
         cluster.remove_node(node)
+
+
+def test_a_node_that_is_frozen_holds_no_end_up_for_what_it_has_left(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    node = cluster.add_node(**NODE)
+    raylet = node.all_processes["raylet"][0].process.pid
+    os.kill(raylet, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        clear_run_dirs("gone", None, unused_s=0.0)
+        assert time.monotonic() - began < 5
+        assert "/gone may be left on nodes that did not answer within 2.0 s: 127.0.0.2" in caplog.text
+    finally:
+        os.kill(raylet, signal.SIGCONT)
+        cluster.remove_node(node)
+
+
+def test_ctrl_c_before_anything_is_deployed_ends_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    document = config().model_dump(mode="json", exclude_none=True)
+    document["ray"] = {"address": cluster.address, "application": "before"}
+
+    def drivers() -> int:
+        return len(ray._private.state.state.job_table())
+
+    before = drivers()
+    controller = ray.get(_get_global_client()._controller.get_pid.remote())
+    os.kill(controller, signal.SIGSTOP)  # so that nothing is deployed
+    process = serving(tmp_path / "gateway.yaml", document)
+    try:
+        until(lambda: drivers() > before)
+        time.sleep(2)  # until it asks the controller, which nothing tells of; sooner, this tests less
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=15)
+        assert process.returncode == 0
+        assert told.endswith("stopping\n")
+    finally:
+        os.kill(controller, signal.SIGCONT)
+        end(process)
 
 
 def has_control(application: str) -> bool:

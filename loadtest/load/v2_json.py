@@ -3,6 +3,7 @@
 All that is wrong in it is a ValueError that names the field, its value and what was expected.
 """
 
+import contextlib
 import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,7 +35,8 @@ def checked(tensor: object, field: str, keys: tuple[str, ...] = OF_TENSORS) -> M
     """One of `listed`, if it is an object that has these keys. Raises: ValueError."""
     if not isinstance(tensor, dict) or not set(keys) <= tensor.keys():
         raise ValueError(f"{field}: {brief(tensor)}: expected an object with {', '.join(keys)}")
-    if tensor["datatype"] not in list(NUMPY):  # it may have no hash
+    text_of(tensor["name"], f"{field}: name")
+    if "datatype" in keys and tensor["datatype"] not in list(NUMPY):  # it may have no hash
         raise ValueError(f"{named(tensor, field)}: datatype {brief(tensor['datatype'])}: expected one of {', '.join(NUMPY)}")
     return tensor
 
@@ -44,12 +46,21 @@ def named(tensor: Mapping[str, Any], field: str) -> str:
     return f"{field} {str(tensor['name'])!r}"
 
 
-def parameters_of(tensor: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Raises: ValueError."""
-    parameters = tensor.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise ValueError(f"{named(tensor, field)}: parameters {brief(parameters)}: expected an object")
-    return parameters
+def parameters_of(holder: Mapping[str, Any], where: str = "") -> Mapping[str, Any]:
+    """Those of a request or a tensor; null is none. where: what messages begin with. Raises: ValueError."""
+    parameters = holder.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ValueError(f"{where}parameters {brief(parameters)}: expected an object")
+    return parameters or {}
+
+
+def text_of(value: object, where: str) -> str:
+    """where: the field, for messages. Raises: ValueError, also for half a character, which no protocol can carry."""
+    if isinstance(value, str):
+        with contextlib.suppress(UnicodeEncodeError):
+            value.encode()
+            return value
+    raise ValueError(f"{where} {brief(value)}: expected text of whole characters")
 
 
 def tensors_of(document: object, field: str) -> tuple[Tensors, dict[str, str]]:

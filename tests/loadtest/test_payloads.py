@@ -140,8 +140,6 @@ def test_what_a_request_says_beside_its_tensors_is_sent_in_every_protocol(tmp_pa
         ({"parameters": {"k": 1 << 64}}, "line 1: not a v2 inference request: .*64"),
         ({"parameters": {"binary_data_output": True}}, "'binary_data_output' is of REST's binary form"),
         ({"outputs": [{"name": "y", "data": []}]}, "'data' is none of name, parameters"),
-        ({"outputs": 1}, "over gRPC"),
-        ({"id": 7}, "over gRPC"),
     ],
 )
 def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
@@ -149,6 +147,55 @@ def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str,
     path.write_text(json.dumps(ASKED | more))
     with pytest.raises(UsageError, match=words):
         from_files(replace(SPEC, payloads=(str(path),), protocol="grpc"), Address.of(SPEC), "m")
+
+
+@pytest.mark.parametrize("rows", ["1", "2"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"parameters": [1]}, r"parameters \[1\]: expected an object"),
+        ({"parameters": "ab"}, "parameters 'ab': expected an object"),
+        ({"parameters": {"k": "\ud800"}}, r"parameters \{'k': '\\ud800'\}: expected what JSON can say: .*surrogates"),
+        (
+            {"parameters": {"k": -(1 << 70)}},
+            r"parameters \{'k': -1180591620\d+\}: expected what JSON can say: .*64-bit",
+        ),
+        ({"outputs": "y"}, "outputs: 'y': expected a list of tensors"),
+        ({"outputs": [5]}, "outputs: 5: expected an object with name"),
+        ({"outputs": [{"name": 5}]}, "outputs: name 5: expected text of whole characters"),
+        ({"outputs": [{"name": "y", "parameters": 1}]}, "outputs 'y': parameters 1: expected an object"),
+        ({"id": 7}, "id 7: expected text of whole characters"),
+        ({"id": "\ud800"}, r"id '\\ud800': expected text of whole characters"),
+    ],
+)
+def test_what_stands_beside_the_tensors_is_checked_as_it_is_read(
+    tmp_path: Path, more: dict[str, Any], words: str, protocol: Any, rows: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(ASKED | more))
+    spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows=rows)
+    with pytest.raises(UsageError, match=f"line 1: not a v2 inference request: {words}"):
+        from_files(spec, Address.of(SPEC), "m")
+
+
+@pytest.mark.parametrize("rows", ["1", "2"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, rows: str) -> None:
+    made = []
+    for name, nothing in (("null", {"id": None, "parameters": None, "outputs": None}), ("none", {})):
+        path = tmp_path / f"{name}.jsonl"
+        inputs = [
+            {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]} | {key: None for key in nothing if key[0] == "p"}
+        ]
+        path.write_text(json.dumps({"inputs": inputs} | nothing))
+        spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows=rows)
+        made.append(from_files(spec, Address.of(SPEC), "m"))
+    assert made[0] == made[1]
+    output = {"inputs": [], "outputs": [{"name": "y", "parameters": None}]}
+    path.write_text(json.dumps(output))
+    (asked,) = read_requests([str(path)])
+    assert asked.extras.fields == {"outputs": [{"name": "y"}]}
 
 
 def test_requests_that_ask_for_other_things_are_neither_joined_nor_the_same(tmp_path: Path) -> None:
@@ -293,6 +340,9 @@ def tensor(**more: Any) -> str:
         (tensor(shape=[1, 16]), r"inputs 'x': shape \[1, 16\]: expected a shape of 2 values, as many as data has"),
         (tensor(shape="2"), "inputs 'x': shape '2': expected a shape of 2 values"),
         (tensor(parameters=3), "inputs 'x': parameters 3: expected an object"),
+        (tensor(parameters={"k": "\udc00"}), r"inputs 'x': parameters \{'k': '\\udc00'\}: expected what JSON can say"),
+        (tensor(name=5), "inputs: name 5: expected text of whole characters"),
+        (tensor(name="\ud800"), r"inputs: name '\\ud800': expected text of whole characters"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -68,8 +68,10 @@ def tensors_of(document: object, field: str) -> tuple[Tensors, dict[str, str]]:
     arrays: Tensors = {}
     datatypes: dict[str, str] = {}
     for tensor in listed(document, field):
-        array = array_of(tensor, field)
-        arrays[str(tensor["name"])], datatypes[str(tensor["name"])] = array, tensor["datatype"]
+        array, name = array_of(tensor, field), tensor["name"]
+        if name in arrays:
+            raise ValueError(f"{named(tensor, field)}: expected one of each name, got two")
+        arrays[name], datatypes[name] = array, tensor["datatype"]
     return arrays, datatypes
 
 
@@ -78,24 +80,46 @@ def array_of(tensor: object, field: str) -> np.ndarray:
     tensor = checked(tensor, field)
     datatype, shape, data = tensor["datatype"], tensor["shape"], tensor["data"]
     try:
-        values = _encoded(data) if datatype == "BYTES" else data
-        array = np.array(values, dtype=NUMPY[datatype])
-    except (ValueError, TypeError, OverflowError) as exc:
+        array = _elements(datatype, data, nan=type(None) if field == "outputs" else float)
+    except (ValueError, ArithmeticError) as exc:
         raise ValueError(f"{named(tensor, field)}: data {brief(data)}: expected {datatype}: {exc}") from exc
     try:
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError("a size is a whole number of at least 0")
         return array.reshape(shape)
     except (ValueError, TypeError, OverflowError) as exc:
         fit = f"a shape of {counted(array.size, 'value')}, as many as data has"
         raise ValueError(f"{named(tensor, field)}: shape {brief(shape)}: expected {fit}") from exc
 
 
-def _encoded(data: object) -> list[bytes]:
-    made: list[bytes] = []
-    for text in np.asarray(data, dtype=object).reshape(-1):
-        if not isinstance(text, str):
-            raise ValueError(f"{brief(text)} is no text")
-        made.append(text.encode())
-    return made
+def _elements(datatype: str, data: object, *, nan: type) -> np.ndarray:
+    """As they are written: numpy would make numbers of text, and cut off their fractions.
+
+    nan: a type that may stand for it among floats: servers that write JSON with orjson answer null. Raises: ValueError,
+    ArithmeticError.
+    """
+    if not isinstance(data, list):
+        raise ValueError("it is no list")
+    dtype = NUMPY[datatype]
+    kinds, word = _ELEMENTS.get(dtype.kind, ((int, float, nan), "number"))
+    flat = np.asarray(data, dtype=object).reshape(-1)
+    if not set(map(type, flat)).issubset(kinds):
+        raise ValueError(f"{brief(next(each for each in flat if type(each) not in kinds))} is no {word}")
+    if datatype == "BYTES":
+        return np.array([text.encode() for text in flat], dtype)
+    if float not in kinds:
+        return np.array(data, dtype)
+    with np.errstate(over="raise"):
+        return np.array(data, np.float64).astype(dtype)
+
+
+# kind of dtype -> the types of its elements, and the word for one; all others are floats
+_ELEMENTS: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "b": ((bool,), "true or false"),
+    "u": ((int,), "whole number"),
+    "i": ((int,), "whole number"),
+    "O": ((str,), "text"),
+}
 
 
 def brief(value: object) -> str:

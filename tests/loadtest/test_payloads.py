@@ -339,6 +339,27 @@ def tensor(**more: Any) -> str:
         (tensor(datatype="BYTES", data=["a", 1]), r"inputs 'x': data \['a', 1\]: expected BYTES: 1 is no text"),
         (tensor(shape=[1, 16]), r"inputs 'x': shape \[1, 16\]: expected a shape of 2 values, as many as data has"),
         (tensor(shape="2"), "inputs 'x': shape '2': expected a shape of 2 values"),
+        (tensor(shape=[-1, 2]), r"inputs 'x': shape \[-1, 2\]: expected a shape of 2 values"),
+        (tensor(shape=[True, 2]), r"inputs 'x': shape \[True, 2\]: expected a shape of 2 values"),
+        (tensor(shape=2), "inputs 'x': shape 2: expected a shape of 2 values"),
+        (tensor(data=[1.5, 2]), r"inputs 'x': data \[1\.5, 2\]: expected UINT8: 1\.5 is no whole number"),
+        (tensor(data=[[2], [1.0]]), r"inputs 'x': data \[\[2\], \[1\.0\]\]: expected UINT8: 1\.0 is no whole number"),
+        (tensor(data=["12", 2]), r"inputs 'x': data \['12', 2\]: expected UINT8: '12' is no whole number"),
+        (tensor(data=[True, 1]), r"inputs 'x': data \[True, 1\]: expected UINT8: True is no whole number"),
+        (tensor(data=[[1], [2, 3]]), r"inputs 'x': data \[\[1\], \[2, 3\]\]: expected UINT8: \[1\] is no whole number"),
+        (tensor(data=1, shape=[]), "inputs 'x': data 1: expected UINT8: it is no list"),
+        (tensor(datatype="BOOL", data=["false", 0]), r"inputs 'x': data .*: expected BOOL: 'false' is no true or false"),
+        (tensor(datatype="BOOL", data=[True, 0]), r"inputs 'x': data .*: expected BOOL: 0 is no true or false"),
+        (tensor(datatype="FP32", data=["1", 2]), r"inputs 'x': data .*: expected FP32: '1' is no number"),
+        (tensor(datatype="FP32", data=[None, 2]), r"inputs 'x': data .*: expected FP32: None is no number"),
+        (tensor(datatype="BF16", data=[True, 2]), r"inputs 'x': data .*: expected BF16: True is no number"),
+        (tensor(datatype="FP32", data=[1e300, 2]), r"inputs 'x': data \[1e\+300, 2\]: expected FP32: overflow"),
+        (tensor(datatype="BF16", data=[1e300, 2]), r"inputs 'x': data \[1e\+300, 2\]: expected BF16: overflow"),
+        (tensor(datatype="FP64", data=[10**400, 2]), r"inputs 'x': data .*: expected FP64: int too large"),
+        (
+            '{"inputs": [' + ", ".join([json.dumps(json.loads(tensor())["inputs"][0])] * 2) + "]}",
+            "inputs 'x': expected one of each name, got two",
+        ),
         (tensor(parameters=3), "inputs 'x': parameters 3: expected an object"),
         (tensor(parameters={"k": "\udc00"}), r"inputs 'x': parameters \{'k': '\\udc00'\}: expected what JSON can say"),
         (tensor(name=5), "inputs: name 5: expected text of whole characters"),
@@ -350,6 +371,20 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: 
     path.write_text(f"{line(1)}\n{text}\n")
     with pytest.raises(UsageError, match=message):
         read_requests([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("BOOL", [True, False]), ("UINT64", [(1 << 64) - 1, 0]), ("INT64", [-(1 << 63), 1]), ("FP32", [1, 0.5]),
+        ("BF16", [-2, 1.0]), ("FP16", [65504, float("-inf")]), ("FP64", [1e300, 3]), ("BYTES", ["a", ""]),
+    ],
+)  # fmt: skip
+def test_elements_are_read_as_they_are_written(tmp_path: Path, datatype: str, data: list[Any]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(tensor(datatype=datatype, data=data))
+    (request,) = read_requests([str(path)])
+    assert [each.decode() if isinstance(each, bytes) else each for each in request.inputs["x"].tolist()] == data
 
 
 def test_an_empty_file_is_told(tmp_path: Path) -> None:

@@ -458,9 +458,7 @@ def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
 
 def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
     path = infer_path(spec, address, model)
-    fields = headers | address.headers(spec)
-    if all(name.lower() != "host" for name in fields):
-        fields = {"Host": address.authority, **fields}
+    fields = address.headers(spec, {"Host": address.authority, **headers})
     lines = [
         f"POST {path} HTTP/1.1",
         *(f"{name}: {value}" for name, value in fields.items()),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.process.credentials import Credentials
 from loadtest.errors import UsageError
 from loadtest.load.payloads import Request, distinct, from_files, grpc_requests, http_requests, joined, read_requests, synthetic
 from loadtest.load.target import Address
@@ -61,6 +62,16 @@ def test_a_host_that_is_asked_for_is_the_only_one() -> None:
     head = request.split(b"\r\n\r\n", 1)[0].lower()
     assert head.count(b"\r\nhost:") == 1
     assert b"\r\nhost: other\r\n" in head
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary"])
+def test_a_header_that_is_asked_for_replaces_ours_however_it_is_written(protocol: Any) -> None:
+    spec = replace(SPEC, protocol=protocol, headers=(("content-TYPE", "text/csv"), ("AUTHORIZATION", "mine")))
+    address = replace(Address.of(spec), shown=Credentials(api_key="theirs"))
+    head = http_requests(spec, address, "m", synthetic(spec, INPUTS)[:1])[0].split(b"\r\n\r\n", 1)[0]
+    assert [line for line in head.split(b"\r\n") if line.lower().startswith((b"content-type", b"authorization"))] == [
+        b"content-TYPE: text/csv", b"AUTHORIZATION: mine",
+    ]  # fmt: skip
 
 
 def test_json_requests_are_v2() -> None:

@@ -382,6 +382,27 @@ def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tupl
     run(scenario)
 
 
+def test_an_interim_answer_is_followed_by_the_real_one() -> None:
+    class Hints(Peer):
+        made = staticmethod(lambda transport: transport.write(SETTINGS))
+
+        def data_received(self, data: bytes) -> None:
+            if b"grpc" in data:  # the request
+                early = b"\0\7:status\x03103"
+                self.transport.write(frame(1, 4, 1, early) + headers(1, (b"grpc-status", b"0")))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Hints) as port:
+            client = client_of("grpc", port, sent)
+            await client.open(1)
+            client.send(0)
+            assert await sent.until(1) == [(0, OK)]
+            await client.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
 def test_a_port_of_tls_that_is_asked_without_is_told(answer: bytes) -> None:
     class Locked(Peer):

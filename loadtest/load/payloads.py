@@ -237,7 +237,7 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
             made.append(_http(spec, address, model, body, {"Content-Type": kind}))
         elif is_json:
             (request,) = _read(path)
-            if spec.protocol == "rest-json" and request.expected is None:
+            if spec.protocol == "rest-json" and b'"expected"' not in body:
                 made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
             else:
                 made += _encoded(spec, address, model, [request])
@@ -383,7 +383,7 @@ def _request(text: bytes, source: str) -> Request:
     try:
         document = _json(text)
         inputs, datatypes = tensors_of(document, "inputs")
-        expected = tensors_of(document["expected"], "outputs")[0] if "expected" in document else None
+        expected = tensors_of(document["expected"], "outputs")[0] if document.get("expected") is not None else None
         extras = Extras.of(document)
     except ValueError as exc:
         raise UsageError(f"payload {source}: not a v2 inference request: {exc}") from exc

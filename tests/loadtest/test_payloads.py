@@ -283,6 +283,13 @@ def test_an_expected_answer_is_not_sent(tmp_path: Path) -> None:
     assert b"expected" not in from_files(spec, Address.of(spec), "m")[0]
 
 
+def test_an_expected_answer_that_is_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(json.loads(line(1)) | {"expected": None}))
+    assert read_requests([str(path)])[0].expected is None
+    assert b"expected" not in from_files(replace(SPEC, payloads=(str(path),)), Address.of(SPEC), "m")[0]
+
+
 def test_a_request_that_comes_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([line(1, 2), line(3), line(1, 2)]))

@@ -72,7 +72,8 @@ def _beside(holder: Mapping[str, Any], own: Collection[str], where: str = "") ->
     for name, value in told.items():
         try:
             orjson.dumps({name: value})
-        except orjson.JSONEncodeError as exc:
+            json.dumps(value, allow_nan=False)  # of which orjson makes null
+        except (orjson.JSONEncodeError, ValueError) as exc:
             raise ValueError(f"{where}{name} {brief(value)}: expected what JSON can say: {exc}") from exc
     return told
 
@@ -448,6 +449,9 @@ def encode_body(
         own = {"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data}
         tensors.append({**of.get(name, {}), **own})
     document = {**extras.fields, "inputs": tensors}
+    if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+        # As words, which JSON lacks and v2 servers know; orjson would make null of them.
+        return json.dumps(document, default=np.ndarray.tolist).encode(), {"Content-Type": "application/json"}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
 
 

@@ -172,6 +172,7 @@ def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str,
             {"parameters": {"k": -(1 << 70)}},
             r"parameters \{'k': -1180591620\d+\}: expected what JSON can say: .*64-bit",
         ),
+        ({"parameters": {"k": float("nan")}}, r"parameters \{'k': nan\}: expected what JSON can say: "),
         ({"outputs": "y"}, "outputs: 'y': expected a list of tensors"),
         ({"outputs": [5]}, "outputs: 5: expected an object with name"),
         ({"outputs": [{"name": 5}]}, "outputs: name 5: expected text of whole characters"),
@@ -403,6 +404,13 @@ def test_elements_are_read_as_they_are_written(tmp_path: Path, datatype: str, da
     path.write_text(tensor(datatype=datatype, data=data))
     (request,) = read_requests([str(path)])
     assert [each.decode() if isinstance(each, bytes) else each for each in request.inputs["x"].tolist()] == data
+
+
+def test_nan_and_infinity_are_sent_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(tensor(datatype="FP32", data=[float("nan"), float("-inf")]))
+    (made,) = from_files(replace(SPEC, payloads=(str(path),)), Address.of(SPEC), "m")
+    assert b'"data": [NaN, -Infinity]' in body(made)
 
 
 def test_an_empty_file_is_told(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ class ObjectiveResult:
 class Block:
     """A stretch of the run on a grid that starts with the run; requests belong to it by their intended send time.
 
+    duration_s: the last ends with the run, all others are equally long.
     requests: evaluable ones. met: those that met every objective (all successes if there is no SLO). overdue: as of a run.
     p50_ms, p99_ms, mean_ms: latency of the successes, None if there are none. warmup: not counted in the result.
     marked: requests that missed the SLO, but would have met it without what other work on the machine took.

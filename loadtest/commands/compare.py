@@ -76,7 +76,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
         writes.append(lambda: write(args.markdown, markdown(comparison, base, new)))
 
     def show() -> None:
-        table = Table("metric", "base", "new", "change", "95 % interval", "verdict", box=None, pad_edge=False)
+        table = Table("metric", "base", "new", "change of blocks", "95 % interval", "verdict", box=None, pad_edge=False)
         for metric in comparison.metrics:
             table.add_row(*cells(metric))
         console = results(hidden=args.quiet or bool(printed))

@@ -96,7 +96,13 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--content-type", metavar="TYPE", help="of --payload for invocations")
     parser.add_argument("--values", action="append", metavar="NAME=LOW:HIGH", help="range of a synthetic input")
-    parser.add_argument("--header", action="append", dest="headers", metavar="NAME:VALUE", help="sent with every request")
+    parser.add_argument(
+        "--header",
+        action="append",
+        dest="headers",
+        metavar="NAME:VALUE",
+        help="sent with every request, in place of ours of that name",
+    )
     parser.add_argument(
         "--sigv4", metavar="REGION", help="sign each request for SageMaker there, with this machine's AWS credentials"
     )

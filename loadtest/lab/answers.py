@@ -251,7 +251,7 @@ def decode_answer(body: bytes, header_bytes: str | None) -> Tensors:
         at = head = len(body) if header_bytes is None else int(header_bytes)
         for each in listed(orjson.loads(body[:head]), "outputs"):
             tensor = checked(each, "outputs", ("name", "datatype", "shape"))
-            name, taken = str(tensor["name"]), parameters_of(tensor, "outputs").get("binary_data_size")
+            name, taken = str(tensor["name"]), parameters_of(tensor, f"{named(tensor, 'outputs')}: ").get("binary_data_size")
             if taken is None:
                 arrays[name] = array_of(tensor, "outputs")
                 continue

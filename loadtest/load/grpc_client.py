@@ -237,8 +237,8 @@ class _GrpcConnection(Dialled):
             self._client.answered()
         if not ended:
             status = headers.get(b":status", b"200")
-            if status != b"200":
-                self._failed(stream, _http_status(status), "not a gRPC answer")
+            if status != b"200" and not 100 <= (number := _http_status(status)) < 200:  # an interim one
+                self._failed(stream, number, "not a gRPC answer")
             return
         code = headers.get(b"grpc-status")
         if code == b"0":

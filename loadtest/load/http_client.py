@@ -5,6 +5,7 @@ opened, up to the cap. A connection that could not be opened fails the request a
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Container, Sequence
 from typing import Final
@@ -20,6 +21,9 @@ _MOST_HEAD_BYTES: Final = 1 << 20  # as of an answer over HTTP/2
 _EVENTS: Final = b"text/event-stream"
 _BRACE: Final = ord("{")  # begins most answers and no events: the heads of the others are searched
 _MOST_EVENT_BYTES: Final = 16 << 10  # of an event that tells of an error
+_EVENT_BEGINNING: Final = 256  # bytes that are kept of a longer one, beside its end
+_ERROR_BEGINS: Final = re.compile(rb'\s*\{\s*"error"\s*:\s*["{]')
+_DONE: Final = b"[DONE]"  # ends the streams of OpenAI's API, whatever became of them
 
 
 class HttpClient(Client["_HttpConnection"]):
@@ -141,9 +145,11 @@ class _HttpConnection(Dialled):
     def on_body(self, body: bytes) -> None:
         if self._in_head:
             self._in_head = False
-            self._in_events = body[0] != _BRACE and self._head.find(_EVENTS, 0, len(self._head) - len(body)) >= 0
+            self._in_events = body[0] != _BRACE and _EVENTS in self._head[: len(self._head) - len(body)].lower()
         if self._in_events:
-            self._body = (self._body + body)[-_MOST_EVENT_BYTES:]
+            self._body += body
+            if len(self._body) > _MOST_EVENT_BYTES + _EVENT_BEGINNING:
+                self._body = _end_of(self._body)
         elif not self._body and self._parser.get_status_code() >= 300:
             self._body = body
 
@@ -210,19 +216,33 @@ class _Framing:
         self.ends_with_connection = False
 
 
+def _end_of(events: bytes) -> bytes:
+    """The end of a stream, behind the beginning of the event within which that begins."""
+    at = len(events) - _MOST_EVENT_BYTES
+    begun = max(events.rfind(b"\n\n", 0, at), events.rfind(b"\n\r\n", 0, at)) + 1
+    return events[begun : min(at, begun + _EVENT_BEGINNING)] + events[at:]
+
+
 def _last_error(events: bytes) -> str | None:
-    """The text of the last event, `{"error": …}`; None if it is another. events: the end of a stream (HTML, 9.2.6)."""
+    """What the last event tells of an error; None if it tells of none. events: the end of a stream (HTML, 9.2.6).
+
+    It is an object that has nothing but an `error`, as the gateway and Triton write it, or one that is text or an object, as
+    Text Generation Inference does. A [DONE] behind it, as of vLLM, is none.
+    """
     data: list[bytes] = []
     for line in reversed(events.splitlines()):
         if line.startswith(b"data:"):
             data.insert(0, line.removeprefix(b"data:"))
         elif data and not line:
-            break
+            if b"".join(data).strip() != _DONE:
+                break
+            data = []
+    last = b"\n".join(data)
     try:
-        told = orjson.loads(b"\n".join(data))
-    except orjson.JSONDecodeError:
+        told = orjson.loads(last)
+    except orjson.JSONDecodeError:  # as where the middle of it was not kept
+        return last[:_EVENT_BEGINNING].decode(errors="replace") if _ERROR_BEGINS.match(last) else None
+    error = told.get("error") if isinstance(told, dict) else None
+    if error is None or not (len(told) == 1 or isinstance(error, str | dict)):
         return None
-    if not isinstance(told, dict) or told.keys() != {"error"}:
-        return None
-    error = told["error"]
     return error if isinstance(error, str) else orjson.dumps(error).decode()

@@ -182,6 +182,13 @@ def _number(kind: str, options: Mapping[str, str], key: str, default: float) -> 
     return value
 
 
+def _whole(kind: str, options: Mapping[str, str], key: str, default: int) -> int:
+    value = _number(kind, options, key, default)
+    if not value.is_integer():
+        raise UsageError(f"pattern {kind}: {key}={options[key]}, expected a whole number")
+    return int(value)
+
+
 def _constant(phase: Phase, rng: np.random.Generator) -> np.ndarray:
     return np.arange(round(phase.rate_rps * phase.duration_s)) / phase.rate_rps
 
@@ -220,7 +227,7 @@ def _ramp(phase: Phase, rng: np.random.Generator) -> np.ndarray:
 
 
 def _stairs(phase: Phase, rng: np.random.Generator) -> np.ndarray:
-    steps = int(_number("stairs", phase.options, "steps", 5))
+    steps = _whole("stairs", phase.options, "steps", 5)
     if not 1 <= steps <= _MOST_PIECES:
         raise UsageError(f"pattern stairs: steps={steps:g}, expected 1 to {_MOST_PIECES:,}")
     last = _number("stairs", phase.options, "to", phase.rate_rps)
@@ -363,7 +370,7 @@ def _timestamp(text: str) -> float:
 
 
 def _closed_loop(phase: Phase, seed: int) -> Schedule:
-    users = int(_number("users", phase.options, "count", 1))
+    users = _whole("users", phase.options, "count", 1)
     if users < 1:
         raise UsageError(f"pattern users: count must be at least 1, got {users}")
     think_s = _number("users", phase.options, "think", 0)

@@ -9,7 +9,7 @@ input's name has "mask" and 0 where it has "type"; BYTES are short words. `--val
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import prod
@@ -25,7 +25,7 @@ from gateway.wire.tensors import tensor_to_bytes
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import check_bytes, check_size, range_of, shape_of, values_of
 from loadtest.load.target import Address
-from loadtest.load.v2_json import OF_TENSORS, listed, parameters_of, tensors_of
+from loadtest.load.v2_json import OF_TENSORS, brief, checked, listed, named, parameters_of, tensors_of, text_of
 from loadtest.results import LoadSpec
 
 _VARIETY: Final = 64  # different synthetic requests
@@ -50,20 +50,35 @@ class Extras:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
         """From a request's JSON, whose tensors have been read. Raises: ValueError."""
-        fields = {name: value for name, value in document.items() if name not in ("inputs", "expected")}
+        if document.get("id") is not None:
+            text_of(document["id"], "id")
+        fields = _beside(document, ("inputs", "expected"))
+        if "outputs" in fields:
+            outputs = [checked(output, "outputs", ("name",)) for output in listed(document, "outputs")]
+            fields["outputs"] = [_beside(output, (), f"{named(output, 'outputs')}: ") for output in outputs]
         of_inputs = {
-            str(tensor["name"]): {name: value for name, value in tensor.items() if name not in OF_TENSORS}
-            for tensor in document["inputs"]
+            tensor["name"]: _beside(tensor, OF_TENSORS, f"{named(tensor, 'inputs')}: ") for tensor in document["inputs"]
         }
-        if any("binary_data_size" in parameters_of(tensor, "inputs") for tensor in document["inputs"]):
+        if any("binary_data_size" in own.get("parameters", {}) for own in of_inputs.values()):
             raise ValueError("an input has both its data and a binary_data_size")
-        try:
-            key = orjson.dumps([{**fields, "id": None}, of_inputs], option=orjson.OPT_SORT_KEYS)
-        except orjson.JSONEncodeError as exc:
-            raise ValueError(f"no protocol can carry what it says beside its tensors: {exc}") from exc
+        key = orjson.dumps([{**fields, "id": None}, of_inputs], option=orjson.OPT_SORT_KEYS)
         return cls(fields, of_inputs, key)
 
 
+def _beside(holder: Mapping[str, Any], own: Collection[str], where: str = "") -> dict[str, Any]:
+    """What a request or a tensor says beside its own fields; a known one that is null is none. Raises: ValueError."""
+    parameters_of(holder, where)
+    told = {name: value for name, value in holder.items() if name not in own and not (value is None and name in _MAY_BE_NULL)}
+    for name, value in told.items():
+        try:
+            orjson.dumps({name: value})
+            json.dumps(value, allow_nan=False)  # of which orjson makes null
+        except (orjson.JSONEncodeError, ValueError) as exc:
+            raise ValueError(f"{where}{name} {brief(value)}: expected what JSON can say: {exc}") from exc
+    return told
+
+
+_MAY_BE_NULL: Final = ("id", "parameters", "outputs")
 _NO_EXTRAS: Final = Extras()
 
 
@@ -181,7 +196,7 @@ def _tell(message: Any, fields: Mapping[str, Any], known: Sequence[str]) -> None
                     _tell(message.outputs.add(), output, ("name", "parameters"))
             else:
                 setattr(message, name, value)
-    except (ValueError, TypeError, AttributeError) as exc:
+    except ValueError as exc:
         raise UsageError(f"cannot be said over gRPC: {exc}") from exc
 
 
@@ -223,7 +238,7 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
             made.append(_http(spec, address, model, body, {"Content-Type": kind}))
         elif is_json:
             (request,) = _read(path)
-            if spec.protocol == "rest-json" and request.expected is None:
+            if spec.protocol == "rest-json" and b'"expected"' not in body:
                 made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
             else:
                 made += _encoded(spec, address, model, [request])
@@ -369,7 +384,7 @@ def _request(text: bytes, source: str) -> Request:
     try:
         document = _json(text)
         inputs, datatypes = tensors_of(document, "inputs")
-        expected = tensors_of(document["expected"], "outputs")[0] if "expected" in document else None
+        expected = tensors_of(document["expected"], "outputs")[0] if document.get("expected") is not None else None
         extras = Extras.of(document)
     except ValueError as exc:
         raise UsageError(f"payload {source}: not a v2 inference request: {exc}") from exc
@@ -434,6 +449,9 @@ def encode_body(
         own = {"name": name, "datatype": datatypes[name], "shape": list(array.shape), "data": data}
         tensors.append({**of.get(name, {}), **own})
     document = {**extras.fields, "inputs": tensors}
+    if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+        # As words, which JSON lacks and v2 servers know; orjson would make null of them.
+        return json.dumps(document, default=np.ndarray.tolist).encode(), {"Content-Type": "application/json"}
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY), {"Content-Type": "application/json"}
 
 
@@ -444,9 +462,7 @@ def infer_path(spec: LoadSpec, address: Address, model: str) -> str:
 
 def _http(spec: LoadSpec, address: Address, model: str, body: bytes, headers: dict[str, str]) -> bytes:
     path = infer_path(spec, address, model)
-    fields = headers | address.headers(spec)
-    if all(name.lower() != "host" for name in fields):
-        fields = {"Host": address.authority, **fields}
+    fields = address.headers(spec, {"Host": address.authority, **headers})
     lines = [
         f"POST {path} HTTP/1.1",
         *(f"{name}: {value}" for name, value in fields.items()),

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
 
@@ -79,11 +80,11 @@ class Address:
         """Without its path."""
         return f"http{'s' * self.tls}://{self.place}"
 
-    def headers(self, spec: LoadSpec) -> dict[str, str]:
-        """What every request says, the key included; the spec's own come first."""
-        own = {name.lower() for name, _ in spec.headers}
-        shown = {name: value for name, value in self.shown.headers.items() if name.lower() not in own}
-        return shown | dict(spec.headers)
+    def headers(self, spec: LoadSpec, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """What a request says: what it has of its own, and what all say, the key included; the spec's replace others."""
+        asked = {name.lower() for name, _ in spec.headers}
+        made = {name: value for name, value in {**own, **self.shown.headers}.items() if name.lower() not in asked}
+        return made | dict(spec.headers)
 
     def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:
         """The same of a gRPC call."""

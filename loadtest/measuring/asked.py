@@ -1,5 +1,6 @@
 """What a run is asked: refused before anything is sent, if it makes no sense or nothing would come of it."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from loadtest.load.signing import check_signed
 from loadtest.measuring import connections
 from loadtest.results import LoadSpec
 
+_FRAMING: Final = ("content-length", "transfer-encoding")
 _LENGTH: Final = LoadSpec.__dataclass_fields__["length"].default
 
 
@@ -29,6 +31,11 @@ def check(spec: LoadSpec) -> None:
     for name, text in spec.headers:
         if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
             raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
+        if name.lower() in _FRAMING:
+            raise UsageError(f"--header {name!r}: it says how long a request is, which is known: leave it out")
+    repeated = [name for name, count in Counter(name.lower() for name, _ in spec.headers).items() if count > 1]
+    if repeated:
+        raise UsageError(f"--header {repeated[0]!r}: given more than once: expected once, with all its values")
     if spec.sigv4:
         check_signed(spec)
 
@@ -51,6 +58,8 @@ def check_used(spec: LoadSpec, options: Collection[str], *, until_decided: bool)
         raise UsageError(f"{option}: requests of --payload are sent as they are: leave one of them out")
     if spec.content_type and not (spec.payloads and spec.protocol == "invocations"):
         raise UsageError(f"--content-type {spec.content_type}: it is of --payload by --protocol invocations alone")
+    if spec.content_type and any(name.lower() == "content-type" for name, _ in spec.headers):
+        raise UsageError(f"--content-type {spec.content_type}: --header has one of its own: leave one of them out")
 
 
 def check_shapes(spec: LoadSpec, inputs: Sequence[Mapping[str, Any]]) -> None:

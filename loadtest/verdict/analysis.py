@@ -143,7 +143,7 @@ def summarise(
         objectives=judged,
         verdict=None if reasons else found,
         requests_needed=_most_needed([objective.requests_needed for objective in judged]) if judged else None,
-        blocks=_blocks(spec, schedule, grid, evaluable, warmup_block, marked),
+        blocks=_blocks(spec, schedule, grid, ended.elapsed_ns, evaluable, warmup_block, marked),
         generator=generator,
         server=_split(spent, _mean_ms(service)),
         valid=not reasons,
@@ -246,10 +246,18 @@ def _generator(spec: LoadSpec, inside: LoggedRequests, reports: Sequence[SenderR
 
 
 def _blocks(
-    spec: LoadSpec, schedule: Schedule, grid: Grid, evaluable: LoggedRequests, warmup_block: int, marked: np.ndarray
+    spec: LoadSpec,
+    schedule: Schedule,
+    grid: Grid,
+    elapsed_ns: int,
+    evaluable: LoggedRequests,
+    warmup_block: int,
+    marked: np.ndarray,
 ) -> tuple[Block, ...]:
     edges = np.searchsorted(evaluable.block, np.arange(grid.blocks + 1))
-    asked = np.diff(np.searchsorted(schedule.intended_ns, np.arange(grid.blocks + 1) * grid.block_ns)).tolist()
+    bounds_ns = np.minimum(np.arange(grid.blocks + 1) * grid.block_ns, max(elapsed_ns, 1))
+    durations_s = (np.diff(bounds_ns) / 1e9).tolist()
+    asked = np.diff(np.searchsorted(schedule.intended_ns, bounds_ns)).tolist()
     latency_edges_ns = np.array(latency_edges_ms(spec.slo)) * 1e6
     met, ok, latency = decision.met(spec.slo, evaluable.requests()), evaluable.ok, evaluable.latency
     failed, ended = evaluable.failed, evaluable.ended
@@ -262,7 +270,7 @@ def _blocks(
             Block(
                 index=index,
                 start_s=index * grid.block_ns / 1e9,
-                duration_s=grid.block_ns / 1e9,
+                duration_s=durations_s[index],
                 requests=len(ok[part]),
                 met=int(np.count_nonzero(met[part])),
                 failed=int(np.count_nonzero(failed[part])),

@@ -253,7 +253,7 @@ def markdown(comparison: Comparison, base: RunResult, new: RunResult) -> str:
         "",
         f"{_code(_title(base))} → {_code(_title(new))}, {way}",
         "",
-        "| metric | base | new | change | 95 % interval | verdict |",
+        "| metric | base | new | change of blocks | 95 % interval | verdict |",
         "|---|---|---|---|---|---|",
     ]
     lines += [f"| {' | '.join(cells(metric))} |" for metric in comparison.metrics]

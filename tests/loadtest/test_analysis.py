@@ -14,7 +14,8 @@ from loadtest.load.target import ServerStatistics
 from loadtest.load.worker import SenderReport
 from loadtest.results import LoadSpec, RunResult, SloSpec
 from loadtest.verdict.analysis import Ended, decided, summarise
-from loadtest.verdict.blocks import Grid
+from loadtest.verdict.blocks import Grid, suffice
+from loadtest.verdict.comparison import compare
 from loadtest.verdict.stalls import Recording, Side
 
 MS = 1_000_000
@@ -218,6 +219,19 @@ def test_a_run_that_ended_early_counts_until_then() -> None:
     found = run(until_s=10.0, status={999: PENDING})
     assert (found.partial, found.window_s, len(found.blocks)) == (True, 10, 10)
     assert (found.requests, found.excluded, found.sent_rps, found.asked_rps) == (999, 1, 100, 100)
+
+
+@pytest.mark.parametrize("users", [0, 4])
+def test_the_last_block_of_a_run_that_ended_early_ends_with_it(users: int) -> None:
+    spec = replace(SPEC, pattern="users:count=4" if users else "poisson")
+    whole, early = run(spec=spec, users=users), run(spec=spec, until_s=22.25, users=users)
+    *before, last = early.blocks
+    assert {block.duration_s for block in (*before, *whole.blocks)} == {1}
+    assert (last.start_s, last.duration_s, last.requests, last.asked) == (22, 0.25, 25, 0 if users else 25)
+    assert suffice(early.blocks, replace(SPEC, rate_rps=200))
+    if users:
+        (answered,) = (metric for metric in compare(whole, early).metrics if metric.name == "answered (1/s)")
+        assert (answered.change, answered.verdict) == (pytest.approx(0), "same")
 
 
 def test_a_run_that_ended_before_its_first_request_was_due_says_so() -> None:

@@ -221,6 +221,11 @@ def test_what_is_wrong_in_an_answer_is_named(outputs: object, words: str) -> Non
         decode_answer(json.dumps({"outputs": outputs}).encode(), None)
 
 
+def test_null_among_floats_of_an_answer_is_nan() -> None:
+    output = {"name": "y", "datatype": "FP32", "shape": [2], "data": [None, 1]}
+    assert np.array_equal(decode_answer(json.dumps({"outputs": [output]}).encode(), None)["y"], [np.nan, 1], equal_nan=True)
+
+
 def test_binary_data_shorter_than_its_shape_is_refused() -> None:
     head = json.dumps(
         {"outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}]}

@@ -32,6 +32,10 @@ def asked(*options: str) -> LoadSpec:
         (["--pattern", "constant:rate=5,duration=9", "--duration", "5"], "--duration 5: the pattern constant"),
         (["--payload", "a.json", "--values", "x=1:2"], "--values x=1:2: requests of --payload"),
         (["--payload", "a.json", "--length", "64"], "--length 64: requests of --payload"),
+        (
+            ["--payload", "a.csv", "--content-type", "a/b", "--header", "content-type:c/d", "--protocol", "invocations"],
+            "--content-type a/b: --header has one of its own",
+        ),
         (["--payload", "a.json", "--content-type", "text/csv"], "--content-type text/csv: it is of --payload by --protocol"),
     ],
 )

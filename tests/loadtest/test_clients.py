@@ -382,6 +382,27 @@ def test_an_answer_that_cannot_be_read_fails_its_request_alone(fields: list[tupl
     run(scenario)
 
 
+def test_an_interim_answer_is_followed_by_the_real_one() -> None:
+    class Hints(Peer):
+        made = staticmethod(lambda transport: transport.write(SETTINGS))
+
+        def data_received(self, data: bytes) -> None:
+            if b"grpc" in data:  # the request
+                early = b"\0\7:status\x03103"
+                self.transport.write(frame(1, 4, 1, early) + headers(1, (b"grpc-status", b"0")))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Hints) as port:
+            client = client_of("grpc", port, sent)
+            await client.open(1)
+            client.send(0)
+            assert await sent.until(1) == [(0, OK)]
+            await client.close()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x46"])
 def test_a_port_of_tls_that_is_asked_without_is_told(answer: bytes) -> None:
     class Locked(Peer):
@@ -532,7 +553,20 @@ def test_an_answer_may_end_with_the_connection_where_it_says_no_other_end(answer
         (b"text/event-stream", [b'event: error\r\ndata:{"error":\r\ndata: {"code":7}}\r\n\r\n: the end\r\n\r\n'], '{"code":7}'),
         (b"text/event-stream", [b'data: {"y":1}\n\n' * 2000, b'data: {"error":""}\n\n'], ""),
         (b"text/event-stream", [b'data: {"error":"as an output"}\n\n', b'data: {"y":1}\n\n'], None),
-        (b"text/event-stream", [b'data: {"error":"as an output","y":1}\n\n'], None),
+        (b"Text/Event-Stream", [b'data: {"error":"it broke"}\n\n'], "it broke"),
+        (b"text/event-stream", [b'data: {"error":{"code":7}}\n\n', b"data: [DONE]\n\n"], '{"code":7}'),
+        (b"text/event-stream", [b'data: {"error":"it broke","error_type":"generation"}\n\n'], "it broke"),
+        (b"text/event-stream", [b'data: {"model_name":"m","error":"it broke"}\r\n\r\n', b"data: [DONE]\r\n\r\n"], "it broke"),
+        (b"text/event-stream", [b'data: {"error":"' + b"a" * 40_000 + b'"}\n\n'], "a" * 300),
+        (
+            b"text/event-stream",
+            [b'data: 1\r\n\r\ndata: {"error":{"a":"', b"b" * 20_000 + b'","c":{"d":"', b"b" * 20_000 + b'"}}}\r\n\r\n'],
+            '{"error":{"a":"' + "b" * 240,
+        ),
+        (b"text/event-stream", [b'data: {"error":"a"}\n\ndata: {"y":"', b"b" * 40_000, b'"}\n\n'], None),
+        (b"text/event-stream", [b'data: {"error":0.5,"y":1}\n\n'], None),
+        (b"text/event-stream", [b'data: {"error":null}\n\n'], None),
+        (b"text/event-stream", [b'data: {"y":1}\n\n', b"data: [DONE]\n\n"], None),
         (b"text/event-stream", [b"data: [DONE]\n\n"], None),
         (b"text/event-stream", [b'data: "' + b"a" * 40_000 + b'"\n\n'], None),
         (b"text/plain", [b'data: {"error":"it broke"}\n\n'], None),

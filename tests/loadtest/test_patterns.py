@@ -143,6 +143,8 @@ def test_payload_choice_does_not_depend_on_arrivals() -> None:
         ("users:duration=1e300", "duration=1e\\+300, expected above 0 s, and 86400 at most"),
         ("diurnal:low=2", "low"),
         ("users:count=0", "count"),
+        ("users:count=2.9", "pattern users: count=2.9, expected a whole number"),
+        ("stairs:steps=2.7", "pattern stairs: steps=2.7, expected a whole number"),
         ("users;poisson", "closed loop"),
         ("trace", "file="),
         ("trace:file=/nowhere.csv", "cannot be read"),

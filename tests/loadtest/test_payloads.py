@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.process.credentials import Credentials
 from loadtest.errors import UsageError
 from loadtest.load.payloads import Request, distinct, from_files, grpc_requests, http_requests, joined, read_requests, synthetic
 from loadtest.load.target import Address
@@ -61,6 +62,16 @@ def test_a_host_that_is_asked_for_is_the_only_one() -> None:
     head = request.split(b"\r\n\r\n", 1)[0].lower()
     assert head.count(b"\r\nhost:") == 1
     assert b"\r\nhost: other\r\n" in head
+
+
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary"])
+def test_a_header_that_is_asked_for_replaces_ours_however_it_is_written(protocol: Any) -> None:
+    spec = replace(SPEC, protocol=protocol, headers=(("content-TYPE", "text/csv"), ("AUTHORIZATION", "mine")))
+    address = replace(Address.of(spec), shown=Credentials(api_key="theirs"))
+    head = http_requests(spec, address, "m", synthetic(spec, INPUTS)[:1])[0].split(b"\r\n\r\n", 1)[0]
+    assert [line for line in head.split(b"\r\n") if line.lower().startswith((b"content-type", b"authorization"))] == [
+        b"content-TYPE: text/csv", b"AUTHORIZATION: mine",
+    ]  # fmt: skip
 
 
 def test_json_requests_are_v2() -> None:
@@ -140,8 +151,6 @@ def test_what_a_request_says_beside_its_tensors_is_sent_in_every_protocol(tmp_pa
         ({"parameters": {"k": 1 << 64}}, "line 1: not a v2 inference request: .*64"),
         ({"parameters": {"binary_data_output": True}}, "'binary_data_output' is of REST's binary form"),
         ({"outputs": [{"name": "y", "data": []}]}, "'data' is none of name, parameters"),
-        ({"outputs": 1}, "over gRPC"),
-        ({"id": 7}, "over gRPC"),
     ],
 )
 def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str, Any], words: str) -> None:
@@ -149,6 +158,56 @@ def test_what_a_protocol_cannot_carry_is_refused(tmp_path: Path, more: dict[str,
     path.write_text(json.dumps(ASKED | more))
     with pytest.raises(UsageError, match=words):
         from_files(replace(SPEC, payloads=(str(path),), protocol="grpc"), Address.of(SPEC), "m")
+
+
+@pytest.mark.parametrize("rows", ["1", "2"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"parameters": [1]}, r"parameters \[1\]: expected an object"),
+        ({"parameters": "ab"}, "parameters 'ab': expected an object"),
+        ({"parameters": {"k": "\ud800"}}, r"parameters \{'k': '\\ud800'\}: expected what JSON can say: .*surrogates"),
+        (
+            {"parameters": {"k": -(1 << 70)}},
+            r"parameters \{'k': -1180591620\d+\}: expected what JSON can say: .*64-bit",
+        ),
+        ({"parameters": {"k": float("nan")}}, r"parameters \{'k': nan\}: expected what JSON can say: "),
+        ({"outputs": "y"}, "outputs: 'y': expected a list of tensors"),
+        ({"outputs": [5]}, "outputs: 5: expected an object with name"),
+        ({"outputs": [{"name": 5}]}, "outputs: name 5: expected text of whole characters"),
+        ({"outputs": [{"name": "y", "parameters": 1}]}, "outputs 'y': parameters 1: expected an object"),
+        ({"id": 7}, "id 7: expected text of whole characters"),
+        ({"id": "\ud800"}, r"id '\\ud800': expected text of whole characters"),
+    ],
+)
+def test_what_stands_beside_the_tensors_is_checked_as_it_is_read(
+    tmp_path: Path, more: dict[str, Any], words: str, protocol: Any, rows: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(ASKED | more))
+    spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows=rows)
+    with pytest.raises(UsageError, match=f"line 1: not a v2 inference request: {words}"):
+        from_files(spec, Address.of(SPEC), "m")
+
+
+@pytest.mark.parametrize("rows", ["1", "2"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, rows: str) -> None:
+    made = []
+    for name, nothing in (("null", {"id": None, "parameters": None, "outputs": None}), ("none", {})):
+        path = tmp_path / f"{name}.jsonl"
+        inputs = [
+            {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]} | {key: None for key in nothing if key[0] == "p"}
+        ]
+        path.write_text(json.dumps({"inputs": inputs} | nothing))
+        spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows=rows)
+        made.append(from_files(spec, Address.of(SPEC), "m"))
+    assert made[0] == made[1]
+    output = {"inputs": [], "outputs": [{"name": "y", "parameters": None}]}
+    path.write_text(json.dumps(output))
+    (asked,) = read_requests([str(path)])
+    assert asked.extras.fields == {"outputs": [{"name": "y"}]}
 
 
 def test_requests_that_ask_for_other_things_are_neither_joined_nor_the_same(tmp_path: Path) -> None:
@@ -225,6 +284,13 @@ def test_an_expected_answer_is_not_sent(tmp_path: Path) -> None:
     assert b"expected" not in from_files(spec, Address.of(spec), "m")[0]
 
 
+def test_an_expected_answer_that_is_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(json.loads(line(1)) | {"expected": None}))
+    assert read_requests([str(path)])[0].expected is None
+    assert b"expected" not in from_files(replace(SPEC, payloads=(str(path),)), Address.of(SPEC), "m")[0]
+
+
 def test_a_request_that_comes_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join([line(1, 2), line(3), line(1, 2)]))
@@ -292,7 +358,31 @@ def tensor(**more: Any) -> str:
         (tensor(datatype="BYTES", data=["a", 1]), r"inputs 'x': data \['a', 1\]: expected BYTES: 1 is no text"),
         (tensor(shape=[1, 16]), r"inputs 'x': shape \[1, 16\]: expected a shape of 2 values, as many as data has"),
         (tensor(shape="2"), "inputs 'x': shape '2': expected a shape of 2 values"),
+        (tensor(shape=[-1, 2]), r"inputs 'x': shape \[-1, 2\]: expected a shape of 2 values"),
+        (tensor(shape=[True, 2]), r"inputs 'x': shape \[True, 2\]: expected a shape of 2 values"),
+        (tensor(shape=2), "inputs 'x': shape 2: expected a shape of 2 values"),
+        (tensor(data=[1.5, 2]), r"inputs 'x': data \[1\.5, 2\]: expected UINT8: 1\.5 is no whole number"),
+        (tensor(data=[[2], [1.0]]), r"inputs 'x': data \[\[2\], \[1\.0\]\]: expected UINT8: 1\.0 is no whole number"),
+        (tensor(data=["12", 2]), r"inputs 'x': data \['12', 2\]: expected UINT8: '12' is no whole number"),
+        (tensor(data=[True, 1]), r"inputs 'x': data \[True, 1\]: expected UINT8: True is no whole number"),
+        (tensor(data=[[1], [2, 3]]), r"inputs 'x': data \[\[1\], \[2, 3\]\]: expected UINT8: \[1\] is no whole number"),
+        (tensor(data=1, shape=[]), "inputs 'x': data 1: expected UINT8: it is no list"),
+        (tensor(datatype="BOOL", data=["false", 0]), r"inputs 'x': data .*: expected BOOL: 'false' is no true or false"),
+        (tensor(datatype="BOOL", data=[True, 0]), r"inputs 'x': data .*: expected BOOL: 0 is no true or false"),
+        (tensor(datatype="FP32", data=["1", 2]), r"inputs 'x': data .*: expected FP32: '1' is no number"),
+        (tensor(datatype="FP32", data=[None, 2]), r"inputs 'x': data .*: expected FP32: None is no number"),
+        (tensor(datatype="BF16", data=[True, 2]), r"inputs 'x': data .*: expected BF16: True is no number"),
+        (tensor(datatype="FP32", data=[1e300, 2]), r"inputs 'x': data \[1e\+300, 2\]: expected FP32: overflow"),
+        (tensor(datatype="BF16", data=[1e300, 2]), r"inputs 'x': data \[1e\+300, 2\]: expected BF16: overflow"),
+        (tensor(datatype="FP64", data=[10**400, 2]), r"inputs 'x': data .*: expected FP64: int too large"),
+        (
+            '{"inputs": [' + ", ".join([json.dumps(json.loads(tensor())["inputs"][0])] * 2) + "]}",
+            "inputs 'x': expected one of each name, got two",
+        ),
         (tensor(parameters=3), "inputs 'x': parameters 3: expected an object"),
+        (tensor(parameters={"k": "\udc00"}), r"inputs 'x': parameters \{'k': '\\udc00'\}: expected what JSON can say"),
+        (tensor(name=5), "inputs: name 5: expected text of whole characters"),
+        (tensor(name="\ud800"), r"inputs: name '\\ud800': expected text of whole characters"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -300,6 +390,27 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, message: 
     path.write_text(f"{line(1)}\n{text}\n")
     with pytest.raises(UsageError, match=message):
         read_requests([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("BOOL", [True, False]), ("UINT64", [(1 << 64) - 1, 0]), ("INT64", [-(1 << 63), 1]), ("FP32", [1, 0.5]),
+        ("BF16", [-2, 1.0]), ("FP16", [65504, float("-inf")]), ("FP64", [1e300, 3]), ("BYTES", ["a", ""]),
+    ],
+)  # fmt: skip
+def test_elements_are_read_as_they_are_written(tmp_path: Path, datatype: str, data: list[Any]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(tensor(datatype=datatype, data=data))
+    (request,) = read_requests([str(path)])
+    assert [each.decode() if isinstance(each, bytes) else each for each in request.inputs["x"].tolist()] == data
+
+
+def test_nan_and_infinity_are_sent_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(tensor(datatype="FP32", data=[float("nan"), float("-inf")]))
+    (made,) = from_files(replace(SPEC, payloads=(str(path),)), Address.of(SPEC), "m")
+    assert b'"data": [NaN, -Infinity]' in body(made)
 
 
 def test_an_empty_file_is_told(tmp_path: Path) -> None:

@@ -239,8 +239,8 @@ async def _search(
 
 
 def asked_with(arguments: argparse.Namespace) -> list[str]:
-    """The options that asked this question here; the budget's minutes are for who goes on."""
-    kept = ("out", "target_rps", "max_usd", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
+    """The options that asked this question here; the budget is for who goes on."""
+    kept = ("out", "target_rps", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
     given = ((name, getattr(arguments, name)) for name in kept)
     return [part for name, value in given if value is not None for part in (f"--{name.replace('_', '-')}", str(value))]
 

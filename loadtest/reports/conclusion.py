@@ -36,7 +36,7 @@ from loadtest.reports.recommendation import (
 from loadtest.reports.states import RecommendationState
 from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
 from loadtest.search.curves import FrontPoint, cliff, curve, front
-from loadtest.search.events import Agreed, Measured, Question
+from loadtest.search.events import UNREACHED, Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
@@ -150,7 +150,10 @@ def build(
         refused=spec.refused,
     )
     if state == "not proven":
-        words, command = headline.needed(found, outcome.needed_seconds, asked_with)
+        left_usd = math.inf if question.max_usd is None else question.max_usd - outcome.usd
+        more_usd = outcome.needed_usd if outcome.needed_usd > left_usd else 0.0
+        max_usd = spec.budget.usd if paid else None
+        words, command = headline.needed(found, outcome.needed_seconds, asked_with, more_usd=more_usd, max_usd=max_usd)
         found = replace(found, needed=words, command=command)
     return replace(found, answer=headline.answer(found))
 
@@ -160,12 +163,13 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
         possible = ((s.entrant, max(s.claimed_rps, s.likely_rps)) for s in outcome.standings if not s.broken)
-        if not carried and not limited and not question.carries(possible):
+        open_ = limited or any(standing.unreached for standing in outcome.standings)
+        if not carried and not open_ and not question.carries(possible):
             return "no candidate"
         return "proven" if carried and by_name[outcome.winner].peak_rps else "not proven"
     if limited or (outcome.floor is not None and not outcome.floor.valid) or _incomparable(outcome):
         return "invalid"
-    hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
+    hopeful = (s for s in outcome.standings if s.unreached or (s.predicted_rps and not s.broken))
     undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
     kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
     return "not proven" if undecided or kept else "no candidate"
@@ -173,7 +177,8 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
 
 def _incomparable(outcome: SearchOutcome) -> bool:
     """No candidate's answers could be compared: nothing is known of any."""
-    compared = [standing.agreement for standing in outcome.standings if standing.agreement is not None]
+    agreements = (standing.agreement for standing in outcome.standings)
+    compared = [agreed for agreed in agreements if agreed is not None and not agreed.failure.endswith(UNREACHED)]
     return bool(compared) and all(agreed.agreement is None for agreed in compared)
 
 

@@ -15,6 +15,7 @@ SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it ca
 TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 NOT_STARTED = "did not start"  # how failures begin of what was never up
+UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
 
 
 @dataclass(frozen=True, slots=True)

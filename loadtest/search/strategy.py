@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
+    UNREACHED,
     Agree,
     Agreed,
     Entrant,
@@ -163,7 +164,7 @@ class _Search:
         if entrant.name not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not known.affords(LEAST_SECONDS, entrant):
-                return Agreed(entrant.name, failure="was not compared: the budget did not reach it")
+                return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
             yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
         return known.agreed[entrant.name]
 
@@ -189,7 +190,7 @@ class _Search:
                     per_hour += asked.usd_per_hour
                 else:
                     for standing in members:
-                        standing.out = "the budget did not reach it"
+                        standing.out = UNREACHED
             if together:
                 yield from self._ask_all(together)
 
@@ -253,7 +254,7 @@ class _Search:
         ranked = known.ranked()
         winner = ranked[0] if ranked else None
         verified = self._verified(winner) if winner else None
-        needed_s = self._needed_seconds(winner)
+        needed = self._needed(winner)
         hoped = hoped_fleet(known)
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
@@ -270,7 +271,8 @@ class _Search:
             seconds=known.spent.seconds,
             usd=known.spent.usd,
             notes=tuple(self._notes),
-            needed_seconds=needed_s,
+            needed_seconds=sum(seconds for _, seconds in needed) or None,
+            needed_usd=sum(entrant.usd_per_hour * seconds / 3600 for entrant, seconds in needed),
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
         )
@@ -293,14 +295,25 @@ class _Search:
             return f"its fleet for {rate(target_rps)} is predicted to cost {dearer:.3g} times the best one's"
         return "the budget ended before it was tried"
 
-    def _needed_seconds(self, winner: Standing | None) -> float | None:
-        """How much longer a proof takes, with its start and the check behind it; None if there is none to be had."""
+    def _needed(self, winner: Standing | None) -> list[tuple[Entrant, float]]:
+        """What a proof takes: who is to be up, and for how long, starts included. First the profiles that the budget did not
+        reach, then a proof and the check behind it. Empty if there is none to be had.
+        """
         known = self._known
         if winner is not None and winner.peak_rps and known.is_carried(known.contenders):
-            return None
+            return []
+        by_sessions = sorted((s.entrant for s in known.standings.values() if s.unreached), key=lambda each: each.sessions)
+        unreached = {entrant.group: entrant for entrant in by_sessions}.values()
         unproven = [standing for standing in known.contenders if not standing.peak_rps]
         nearest = winner if winner in unproven else min(unproven, key=known.cost, default=None)
-        if nearest is None or not nearest.estimated_rps:
-            return None
-        proof_s = PROOF * known.decisive_seconds(SURE * nearest.estimated_rps)
-        return proof_s + 2 * (known.start_s + verify_seconds(self._question))
+        if nearest is not None and nearest.estimated_rps:
+            proven, rps = nearest.entrant, SURE * nearest.estimated_rps
+        elif unreached:
+            proven, rps = min(unreached, key=lambda entrant: entrant.usd_per_hour), math.inf
+        else:
+            return []
+        profile_s = known.start_s + profile_seconds(self._question, max(1, len(unreached)))
+        proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(self._question))
+        if unreached and self._reference:  # nobody new is compared in the rest of a budget
+            proof_s = max(proof_s, (1 / AGREE_MOST - 1) * known.spent.seconds)
+        return [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]

@@ -99,11 +99,11 @@ def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, 
 
 
 def test_what_asked_a_question_asks_it_again() -> None:
-    options = ["--target-rps", "500", "--max-usd", "2.5", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
+    options = ["--target-rps", "500", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
     options += ["--key", "k.pem", "--api-key-file", "own key", "--out", "some where", "--openmetrics", "runs.om"]
     begins = [["recommend", "spec.yaml", *more] for more in ([], options)]
     for argv in begins:
-        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--fresh"])
+        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--max-usd", "2.5", "--fresh"])
         again = parser().parse_args(["recommend", "spec.yaml", *asked_with(asked)])
         assert vars(again) == vars(parser().parse_args(argv))
 

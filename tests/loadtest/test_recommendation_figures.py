@@ -19,7 +19,7 @@ from loadtest.reports import forms
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
-from loadtest.search.events import Agreed, Measured, Predicted, Profiled, Timing
+from loadtest.search.events import UNREACHED, Agreed, Measured, Predicted, Profiled, Timing
 from loadtest.search.standing import SearchOutcome, Standing
 from tests.loadtest.examples import NOW, example_spec
 
@@ -205,6 +205,39 @@ def test_without_a_winner_it_depends_on_what_is_known() -> None:
     assert told(dead).state == "no candidate"
     undecided = {**missed, ONE: [run(ONE, 100, "undecided", 0.98)]}
     assert told(undecided).state == "not proven"
+
+
+def test_whom_the_budget_did_not_reach_leaves_the_answer_open() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE)}
+    unreached: dict[str, Any] = {"predicted": {FOUR: 0.0}, "outs": {FOUR: UNREACHED}}
+    assert told(missed, **unreached).state == "not proven"
+    few = example_spec(target_rps=5000, candidates=[{**example_spec_document(), "max_count": 2}])
+    found = told(BRACKETS, ONE, TWO, spec=few, predicted={THREE: 0.0, FOUR: 0.0}, outs={FOUR: UNREACHED}, needed_seconds=70.0)
+    assert (found.state, found.winner, found.needed) == ("not proven", ONE, "needs about 2 more minutes")
+    assert found.notes[-1].startswith("as many instances as can be had carry 560/s of 5,000/s")
+    proven = told(BRACKETS, ONE, TWO, **unreached)
+    assert proven.answer.startswith("PROVEN: A is the cheapest that was found: ")
+    assert "is the chance that none of those that the budget reached costs less than A" in proven.answer
+    # Not even the reference's answers: no machine is to blame.
+    silent = {name: Agreed(name, failure=f"was not compared: {UNREACHED}") for name in (ONE, TWO, THREE, FOUR)}
+    outs = {name: agreed.failure for name, agreed in silent.items()}
+    assert told({}, predicted=dict.fromkeys(outs, 0.0), agreed=silent, outs=outs).state == "not proven"
+
+
+def test_what_a_proof_takes_is_told_in_time_and_where_it_lacks_in_money() -> None:
+    held: dict[str, Any] = {"runs": {ONE: [run(ONE, 400, "undecided")]}, "winner": ONE, "needed_seconds": 130.0}
+    spec = example_spec(budget={"minutes": 800, "usd": 2.0})
+    enough = told(**held, needed_usd=0.5, spec=spec, paid=True)
+    assert enough.needed == "needs about 3 more minutes"
+    assert enough.command == "loadtest recommend example.yaml --resume --budget-minutes 3 --max-usd 2"
+    more = told(**held, needed_usd=1.801, spec=spec, paid=True, usd=1.9)
+    assert more.needed == "needs about 3 more minutes and $1.80"
+    assert more.command.endswith("--max-usd 2")  # they are spent anew
+    assert told(**held, needed_usd=2.801, spec=spec, paid=True).command.endswith("--max-usd 2.81")
+    assert told(**held, seconds=0.0).command == "loadtest recommend example.yaml --budget-minutes 3"  # nothing to go on from
+    untold = told(**{**held, "needed_seconds": None}, spec=spec)
+    assert untold.command == "loadtest recommend example.yaml --budget-minutes 1440"  # more is refused
+    assert told(**{**held, "needed_seconds": 1e6}).command.endswith("--budget-minutes 1440")
 
 
 def test_a_floor_that_could_not_be_measured_or_that_kept_the_slo_is_no_miss() -> None:

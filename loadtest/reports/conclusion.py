@@ -34,14 +34,14 @@ from loadtest.reports.recommendation import (
     held_points,
 )
 from loadtest.reports.states import RecommendationState
-from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
+from loadtest.search.budget import LEAST_SECONDS
 from loadtest.search.curves import FrontPoint, cliff, curve, front
 from loadtest.search.events import UNREACHED, Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import clock, differences, letters, percent, rate, usd
+from loadtest.wording import clock, differences, letters, percent, rate
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
 SPARE_SHARE = 0.05  # of the budget: what is left over without a word
@@ -324,25 +324,15 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
         return []
     ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
+    if outcome.lacking:
+        return [f"{ended}: {'; '.join(outcome.lacking)}"]
     tried = [standing for standing in outcome.standings if standing.estimated_rps and not standing.broken]
     if not tried:
         return [f"{ended}: no candidate was left that could be measured"]
     if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
-        told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
-        return [f"{ended}: {told}, and no other could change the answer in that time"]
-    longest_ms = max(question.limit_ms, question.longest_ms)
-    start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
-    run_s = start_s + min(decisive_seconds(longest_ms, standing.estimated_rps) for standing in tried)
-    if question.max_usd is not None:
-        cheapest = min(standing.entrant.usd_per_hour for standing in tried)
-        if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:
-            return [f"{ended}: the rest of {usd(question.max_usd)} does not pay for another run"]
+        return [f"{ended}: the last {MOST_INVALID} runs of {vain} were INVALID, and no other could change the answer"]
     if any(standing.tries >= MOST_VAIN and not standing.peak_rps for standing in tried) and not outcome.winner:
         return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
-    if left_s < max(outcome.needed_seconds or 0.0, run_s + 2 * verify_seconds(question)):
-        return [f"{ended}: that is too short for a run that could change the answer, and for the check of the winner behind it"]
-    if outcome.hoped is not None:
-        return [f"{ended}: what is left of time and money does not do for a run that could prove a cheaper fleet"]
     return [f"{ended}: nothing was left to try that could change the answer"]
 
 

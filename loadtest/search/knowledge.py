@@ -1,8 +1,10 @@
 """What a search knows by now: where each entrant stands, what it costs, and how much of the budget is left."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from loadtest.search.budget import decisive_seconds, verify_seconds
 from loadtest.search.events import (
@@ -149,6 +151,12 @@ class Knowledge:
         return len(standing.invalid_runs) >= MOST_INVALID
 
     # What is left.
+
+    def with_budget(self, seconds: float, max_usd: float | None) -> "Knowledge":
+        """The same, had there been so much in all."""
+        other = copy.copy(self)
+        other.question = replace(self.question, seconds=seconds, max_usd=max_usd)
+        return other
 
     def left_seconds(self) -> float:
         return max(0.0, self.question.seconds - self.spent.seconds)

@@ -173,6 +173,8 @@ class SearchOutcome:
     reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
     hoped: a fleet for the target rate that would cost less than the proven one, at rates that time or money did not suffice to
     prove; None if there is none.
+    lacking: what was not measured for want of time or money, in words behind how long the search ended before its budget; empty
+    if nothing was left that could change the answer.
     """
 
     standings: tuple[Standing, ...]
@@ -188,6 +190,7 @@ class SearchOutcome:
     needed_usd: float = 0.0
     reference: str = ""
     hoped: Fleet | None = None
+    lacking: tuple[str, ...] = ()
 
 
 def misses(agreed: Agreed, min_agreement: float | None) -> str:

@@ -31,8 +31,9 @@ from loadtest.search.events import (
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import counted, rate
+from loadtest.wording import counted, percent, rate, usd
 
+BOUNDLESS = 1e9  # seconds: more than all that could be measured takes
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
 Asked = Experiment | Volley
@@ -61,6 +62,8 @@ class _Search:
         self._question = known.question
         self._reference = known.question.reference
         self._notes: list[str] = []
+        self._unreached: dict[str, list[str]] = {}  # why, in words -> of whom nothing is known
+        self._lacking: tuple[str, ...] = ()
 
     def run(self) -> Generator[Asked, Answered, SearchOutcome]:
         yield from self._agree()
@@ -72,6 +75,7 @@ class _Search:
         while load := next_load(self._known):
             yield from self._ask(load)
             yield from self._predict()
+        self._lacking = self._what_lacks()
         if ranked := self._known.ranked():
             if ranked[0].peak_rps:
                 yield from self._verify(ranked[0])
@@ -164,6 +168,9 @@ class _Search:
         if entrant.name not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not known.affords(LEAST_SECONDS, entrant):
+                half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
+                lacks = half if spent else self._too_little(LEAST_SECONDS, "a comparison of the answers of")
+                self._unreached.setdefault(lacks, []).append(entrant.name)
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
             yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
         return known.agreed[entrant.name]
@@ -182,15 +189,20 @@ class _Search:
             together: list[Profile] = []
             per_hour = 0.0
             for group in list(left)[:parallel]:
-                members = left.pop(group)
+                members = left[group]
                 asked = widest(standing.entrant for standing in members)
                 rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
                     together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
+                elif together:
+                    continue  # the money may do for it alone
                 else:
+                    lacks = self._too_little(seconds + known.start_s, "a profile of")
+                    self._unreached.setdefault(lacks, []).extend(standing.entrant.name for standing in members)
                     for standing in members:
                         standing.out = UNREACHED
+                del left[group]
             if together:
                 yield from self._ask_all(together)
 
@@ -249,6 +261,27 @@ class _Search:
 
     # What it comes to.
 
+    def _too_little(self, seconds: float, for_what: str) -> str:
+        if seconds > self._known.left_seconds():
+            return f"that is too short for {for_what}"
+        return f"{self._money_short()} {for_what}"
+
+    def _what_lacks(self) -> tuple[str, ...]:
+        """As in SearchOutcome; when all loads are done but the check of the winner."""
+        if self._unreached:
+            return tuple(f"{lacks} {', '.join(names)}" for lacks, names in self._unreached.items())
+        known, asked = self._known, self._question
+        for seconds, max_usd in ((asked.seconds, None), (BOUNDLESS, asked.max_usd), (BOUNDLESS, None)):
+            if load := next_load(known.with_budget(seconds, max_usd)):
+                run = f"a run of {load.entrant} at {rate(load.rps)}"
+                check = ", and for the check of the winner behind it" * (known.reserved_seconds() > 0)
+                short = (f"that is too short for {run}{check}",) if seconds != asked.seconds else ()
+                return short if max_usd == asked.max_usd else (*short, f"{self._money_short()} {run}")
+        return ()
+
+    def _money_short(self) -> str:
+        return f"the rest of {usd(self._question.max_usd or 0.0)} does not pay for"
+
     def _outcome(self) -> SearchOutcome:
         known = self._known
         ranked = known.ranked()
@@ -275,6 +308,7 @@ class _Search:
             needed_usd=sum(entrant.usd_per_hour * seconds / 3600 for entrant, seconds in needed),
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
+            lacking=self._lacking,
         )
 
     def _why_not(self, standing: Standing, winner: Standing | None) -> str:

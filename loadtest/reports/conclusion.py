@@ -70,8 +70,8 @@ def build(
     ]
     fleet = question.fleet((standing.entrant, standing.claimed_rps) for standing in sure)
     alone = question.fleet([(winner.entrant, winner.claimed_rps)]) if winner else None
-    if fleet and alone and math.isclose(alone.usd_per_hour, fleet.usd_per_hour):
-        fleet = alone  # no mix where it saves nothing
+    if fleet and alone and (len(fleet.counts) == 1 or math.isclose(alone.usd_per_hour, fleet.usd_per_hour)):
+        fleet = alone  # no mix where it saves nothing, and no other kind than the winner's
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
     short = _short(question, sure) if spec.target_rps and options and fleet is None else ""

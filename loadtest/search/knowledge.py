@@ -114,8 +114,12 @@ class Knowledge:
         return [standing for standing in self.standings.values() if not standing.out]
 
     def ranked(self) -> list[Standing]:
-        """Those whose SLO held at some rate, cheapest first at the rates claimed for them."""
-        return sorted((standing for standing in self.contenders if standing.claimed_rps), key=self.claimed_cost)
+        """Those whose SLO held at some rate, cheapest first at the rates claimed for them. A proven, cheaper rate always wins;
+        beside one, what only held in the sample wins if it is much cheaper.
+        """
+        claimed = [standing for standing in self.contenders if standing.claimed_rps]
+        held = UNPROVEN if self.claims(claimed) else 1.0
+        return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
 
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
@@ -126,8 +130,8 @@ class Knowledge:
         return self.question.cost(standing.entrant, standing.estimated_rps)
 
     def claimed_cost(self, standing: Standing) -> float:
-        """A proven, cheaper rate always wins; one that only held in the sample wins if it is much cheaper."""
-        return self.question.cost(standing.entrant, standing.peak_rps or UNPROVEN * standing.held_rps)
+        """At its proven rate."""
+        return self.question.cost(standing.entrant, standing.peak_rps)
 
     def leading_rps(self, standing: Standing, shortlist: Sequence[Standing]) -> float:
         """The rate from which it is cheaper than the cheapest claim; 0, if there is none."""

@@ -406,6 +406,15 @@ def test_a_mix_that_costs_less_than_the_winner_alone_is_the_answer() -> None:
     assert alike.fleet.counts == {ONE: 3}
 
 
+def test_a_fleet_of_one_kind_is_of_the_winners() -> None:
+    # Beside the proven rate of TWO, what held counts for 0.8: four of ONE cost less than five of THREE. At their whole rates,
+    # four of THREE would cost less.
+    seen = {ONE: [run(ONE, 447, "undecided")], TWO: [run(TWO, 100)], THREE: [run(THREE, 365, "undecided")]}
+    found = told(seen, ONE, THREE, spec=example_spec(target_rps=1000))
+    assert found.fleet is not None
+    assert (found.fleet.counts, found.configuration_of) == ({ONE: 4}, ONE)
+
+
 @functools.cache
 def mixed() -> Recommendation:
     """One alone costs 1.40 USD/h for 700/s; a TWO and a "4", of which one each can be had, 1.25 together."""

@@ -592,6 +592,15 @@ def test_without_a_winner_the_nearest_tells_what_it_would_take() -> None:
     assert [standing.out for standing in untried.standings] == ["the budget ended before it was tried"] * 2
 
 
+def test_where_nothing_is_proven_what_held_is_compared_as_it_is() -> None:
+    asked = asking(0.0892, 0.0798, target_rps=1000.0)
+    # Loaded to 70 %, four of either; at 0.8 of these rates it would be four, and five.
+    events = known(asked, 5, (460.0, 380.0), run("c0", 447), run("c1", 365))
+    outcome = asked_next(asked, events)
+    assert isinstance(outcome, SearchOutcome)
+    assert (outcome.winner, outcome.runner_up) == ("c1", "c0")
+
+
 def test_a_rate_is_told_without_an_exponent() -> None:
     asked = asking(1.0, 1.0)
     failed = [run("c1", 19_218, "fail", MISSED, purpose) for purpose in ("round", "peak")]

@@ -38,7 +38,7 @@ from loadtest.search.budget import LEAST_SECONDS
 from loadtest.search.curves import FrontPoint, cliff, curve, front
 from loadtest.search.events import UNREACHED, Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
-from loadtest.search.next_load import MOST_VAIN
+from loadtest.search.next_load import MOST_VAIN, PRECISION
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 from loadtest.wording import clock, differences, letters, percent, rate
@@ -72,6 +72,9 @@ def build(
     alone = question.fleet([(winner.entrant, winner.claimed_rps)]) if winner else None
     if fleet and alone and (len(fleet.counts) == 1 or math.isclose(alone.usd_per_hour, fleet.usd_per_hour)):
         fleet = alone  # no mix where it saves nothing, and no other kind than the winner's
+    hoped = outcome.hoped
+    if fleet is None or (hoped and hoped.usd_per_hour > fleet.usd_per_hour / PRECISION):
+        hoped = None  # beside a fleet of rates that only held, it may be none
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
     short = _short(question, sure) if spec.target_rps and options and fleet is None else ""
@@ -126,7 +129,7 @@ def build(
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(lead.claimed_rps) if lead else None,
         fleet=fleet,
         fleets=_fleets(options, question.headroom),
-        hoped_fleet=outcome.hoped if fleet is not None else None,
+        hoped_fleet=hoped,
         candidates=reports,
         InferenceRecommendations=tuple(
             _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)

@@ -483,6 +483,17 @@ def test_a_mix_that_was_not_proven_is_named_beside_the_answer() -> None:
     assert found.hoped_fleet == hoped
 
 
+def test_a_mix_that_costs_no_less_than_the_fleet_is_not_named() -> None:
+    # What held of ONE makes a cheaper fleet than the proven rate of TWO, which the hoped one was to undercut.
+    seen = {ONE: [run(ONE, 400, "undecided")], TWO: [run(TWO, 100)]}
+    for price, named in ((9.0, False), (1.95, False), (1.9, True)):
+        hoped = Fleet({THREE: 9}, price * USD, 1440.0, 500.0, 0.7, {THREE: 1.0})
+        found = told(seen, ONE, TWO, spec=example_spec(target_rps=500), hoped=hoped)
+        assert found.fleet is not None
+        assert found.fleet.usd_per_hour == 2 * USD
+        assert (found.hoped_fleet is not None, " less is what 9 " in found.answer) == (named, named)
+
+
 def test_nothing_is_proven_of_a_fleet_while_too_little_of_it_is() -> None:
     few = {**example_spec_document(), "max_count": 2}
     found = told({ONE: [run(ONE, 400)]}, ONE, spec=example_spec(target_rps=900, candidates=[few]), needed_seconds=70.0)

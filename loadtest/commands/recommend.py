@@ -159,7 +159,8 @@ def _today() -> datetime.date:
 def _question(spec: "SearchSpec", launcher: "Launcher") -> "Question":
     from loadtest.lab.recommender import question_of
 
-    return question_of(spec, paid=launcher.paid, parallel=launcher.parallel, start_s=launcher.start_s)
+    question = question_of(spec, paid=launcher.paid, parallel=launcher.parallel, start_s=launcher.start_s)
+    return replace(question, beside_usd_per_hour=launcher.beside_usd_per_hour)
 
 
 def _removed(launcher: "Launcher") -> str:

@@ -169,7 +169,8 @@ class Knowledge:
         """For so long the rest of the money pays; infinite, if none is spent. besides: what runs at the same time."""
         if self.question.max_usd is None:
             return math.inf
-        return (self.question.max_usd - self.spent.usd) / (entrant.usd_per_hour + besides_usd_per_hour) * 3600
+        per_hour = entrant.usd_per_hour + besides_usd_per_hour + self.question.beside_usd_per_hour
+        return (self.question.max_usd - self.spent.usd) / per_hour * 3600
 
     def affords(self, seconds: float, entrant: Entrant, *, besides_usd_per_hour: float = 0.0) -> bool:
         return seconds <= min(self.left_seconds(), self.payable_seconds(entrant, besides_usd_per_hour=besides_usd_per_hour))

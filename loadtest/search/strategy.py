@@ -305,7 +305,7 @@ class _Search:
             usd=known.spent.usd,
             notes=tuple(self._notes),
             needed_seconds=sum(seconds for _, seconds in needed) or None,
-            needed_usd=sum(entrant.usd_per_hour * seconds / 3600 for entrant, seconds in needed),
+            needed_usd=sum((each.usd_per_hour + self._question.beside_usd_per_hour) * s / 3600 for each, s in needed),
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
             lacking=self._lacking,

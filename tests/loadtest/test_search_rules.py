@@ -507,6 +507,8 @@ def test_a_load_is_as_long_as_money_lasts() -> None:
     events = known(asked, 1800.0, (500.0,), run("c0", 200, "undecided", valid=False, seconds=10.0))
     assert load(asked, events).seconds == pytest.approx(30)
     paid = replace(asked, max_usd=0.28)  # 18 s are left
+    beside = replace(asked, beside_usd_per_hour=12.0)  # of the 0.30 USD that are left
+    assert load(beside, events).seconds == pytest.approx(22.5)
     found = load(paid, [Profiled("g0", (Timing(1, 1, 5.0),), 0.5, 10.0, start_s=START_S), Predicted("c0", 500.0)])
     assert found.seconds == pytest.approx(13)  # behind its start
 

@@ -40,8 +40,9 @@ class PlannedAgreementTest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load; of those, finalists up to
-    their peak. max_usd: the most it can cost; None: nothing is paid for. beside_usd_per_hour: of it, a load generator's part;
+    """profiles: shared by the candidates, of profile_seconds each. loaded: how many see real load at first; of those,
+    finalists up to their peak. It may be more, up to all: where these turn out dearer than others, or too few of them can be
+    had. max_usd: the most it can cost; None: nothing is paid for. beside_usd_per_hour: of it, a load generator's part;
     0: it is this machine. refused: will not be started.
     """
 
@@ -134,10 +135,12 @@ def show(plan: Plan, console: "Console") -> None:
             f"{against if against == EXPECTED else f'those of {against}'}: for seconds on a quiet machine, at most "
             f"{plan.comparison.seconds:.0f} s each, and {plan.comparison.share:.0%} of the time in all."
         )
+    more = ", and others where these turn out dearer, or too few of them can be had" * (plan.finalists < len(plan.candidates))
     console.print(
         f"{counted(len(plan.candidates), 'candidate')} {'has' if len(plan.candidates) == 1 else 'share'} "
         f"{counted(plan.profiles, 'profile')} of {plan.profile_seconds:.0f} s; up to "
-        f"{plan.loaded} see real load, {plan.finalists} up to their peak. A start takes about {plan.start_seconds:.0f} s. "
+        f"{plan.loaded} see real load at first, {plan.finalists} up to their peak{more}. "
+        f"A start takes about {plan.start_seconds:.0f} s. "
         f"All in all {plan.minutes:g} minutes, {OVERLOAD:g} and {SAFE:g} times the winner's peak included."
     )
     if plan.beside_usd_per_hour:

@@ -159,7 +159,8 @@ def _today() -> datetime.date:
 def _question(spec: "SearchSpec", launcher: "Launcher") -> "Question":
     from loadtest.lab.recommender import question_of
 
-    return question_of(spec, paid=launcher.paid, parallel=launcher.parallel, start_s=launcher.start_s)
+    question = question_of(spec, paid=launcher.paid, parallel=launcher.parallel, start_s=launcher.start_s)
+    return replace(question, beside_usd_per_hour=launcher.beside_usd_per_hour)
 
 
 def _removed(launcher: "Launcher") -> str:
@@ -239,8 +240,8 @@ async def _search(
 
 
 def asked_with(arguments: argparse.Namespace) -> list[str]:
-    """The options that asked this question here; the budget's minutes are for who goes on."""
-    kept = ("out", "target_rps", "max_usd", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
+    """The options that asked this question here; the budget is for who goes on."""
+    kept = ("out", "target_rps", "instances", "openmetrics", "ca", "cert", "key", "api_key_file")
     given = ((name, getattr(arguments, name)) for name in kept)
     return [part for name, value in given if value is not None for part in (f"--{name.replace('_', '-')}", str(value))]
 

@@ -96,7 +96,7 @@ class Journal:
 def fingerprint(question: Question) -> str:
     """Equal for equal questions, whatever their budgets, and however many instances can be had."""
     entrants = tuple(replace(entrant, max_count=None, pool="") for entrant in question.entrants)
-    asked = replace(question, entrants=entrants, seconds=0.0, max_usd=None, parallel=1, start_s=0.0)
+    asked = replace(question, entrants=entrants, seconds=0.0, max_usd=None, parallel=1, start_s=0.0, beside_usd_per_hour=0.0)
     return hashlib.sha256(msgspec.json.encode(asked)).hexdigest()[:16]
 
 

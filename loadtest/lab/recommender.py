@@ -16,7 +16,6 @@ import psutil
 
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
-from gateway.documents.whole_file import write_whole
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import LoadtestError
 from loadtest.lab.answers import compared, spread
@@ -25,6 +24,7 @@ from loadtest.lab.here import Here, Measure
 from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway
 from loadtest.lab.launchers.url import instance_type_of
 from loadtest.lab.profiling import ProfileFailed, slowdown
+from loadtest.lab.runs_folder import keep
 from loadtest.lab.up import UpCandidates
 from loadtest.load.payloads import distinct, length_of, read_requests
 from loadtest.measuring.progress import Progress
@@ -32,7 +32,7 @@ from loadtest.measuring.reference import ReferenceKernel
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.spec import SearchSpec
-from loadtest.results import LoadSpec, RunResult, to_json
+from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import (
     EXPECTED,
     NOT_STARTED,
@@ -139,6 +139,7 @@ class Lab:
         self._kernel = ReferenceKernel()
         self._profiles: dict[str, Profiled] = {}
         self._slowdown: dict[str, float] = {}
+        self._results: dict[str, RunResult] = {}  # of runs that have ended, until they are kept
         self._answers: dict[str, list[Tensors | None]] = {}  # of the reference, by its name
         self._up = UpCandidates(launcher)
         self._earlier_usd = 0.0
@@ -198,6 +199,9 @@ class Lab:
         except (StartFailed, TakenAway, TimeoutError) as exc:
             event = self._failed(experiment, exc)
         event = replace(event, seconds=time.monotonic() - began_s)
+        result = self._results.pop(experiment.entrant, None)
+        if isinstance(event, Measured) and self._runs is not None:
+            keep(self._runs, self._count, result)  # numbered as runs end: several may be under way
         self.remember(event)
         return event
 
@@ -410,7 +414,7 @@ class Lab:
                 alarm.cancel()
         usage = running.usage()
         result, batches = loaded.result, loaded.batches
-        self._keep(result)
+        self._results[experiment.entrant] = result
         profiled = self._profiles.get(candidate.group, Profiled(candidate.group))
         verdict = result.verdict or "undecided"
         if verdict == "pass" and experiment.purpose == "peak" and not suffice(result.blocks, wanted):
@@ -466,11 +470,6 @@ class Lab:
             values=payload.values,
             pad=self._spec.pad,
         )
-
-    def _keep(self, result: RunResult) -> None:
-        if self._runs is not None:
-            self._runs.mkdir(parents=True, exist_ok=True)
-            write_whole(self._runs / f"{self._count:03}.json", to_json(result))
 
 
 def _statistics(running: RunningCandidate) -> str:

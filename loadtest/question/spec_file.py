@@ -20,6 +20,7 @@ from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import MOST_SIZE
 from loadtest.results import Protocol
+from loadtest.search.budget import MOST_MINUTES
 
 
 class _Section(BaseModel):
@@ -147,7 +148,7 @@ class CandidateSpec(_Section):
 class BudgetSpec(_Section):
     """minutes: of measuring, starts included. usd: the most that paid candidates may cost; None: nothing paid is started."""
 
-    minutes: float = Field(default=45.0, gt=0, le=24 * 60)
+    minutes: float = Field(default=45.0, gt=0, le=MOST_MINUTES)
     usd: float | None = Field(default=None, ge=0)
 
 

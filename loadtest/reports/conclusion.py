@@ -34,14 +34,14 @@ from loadtest.reports.recommendation import (
     held_points,
 )
 from loadtest.reports.states import RecommendationState
-from loadtest.search.budget import LEAST_SECONDS, decisive_seconds, verify_seconds
+from loadtest.search.budget import LEAST_SECONDS
 from loadtest.search.curves import FrontPoint, cliff, curve, front
-from loadtest.search.events import Agreed, Measured, Question
+from loadtest.search.events import UNREACHED, Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
-from loadtest.search.next_load import MOST_VAIN
+from loadtest.search.next_load import MOST_VAIN, PRECISION
 from loadtest.search.ranking import rank
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import clock, differences, letters, percent, rate, usd
+from loadtest.wording import clock, differences, letters, percent, rate
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
 SPARE_SHARE = 0.05  # of the budget: what is left over without a word
@@ -70,8 +70,11 @@ def build(
     ]
     fleet = question.fleet((standing.entrant, standing.claimed_rps) for standing in sure)
     alone = question.fleet([(winner.entrant, winner.claimed_rps)]) if winner else None
-    if fleet and alone and math.isclose(alone.usd_per_hour, fleet.usd_per_hour):
-        fleet = alone  # no mix where it saves nothing
+    if fleet and alone and (len(fleet.counts) == 1 or math.isclose(alone.usd_per_hour, fleet.usd_per_hour)):
+        fleet = alone  # no mix where it saves nothing, and no other kind than the winner's
+    hoped = outcome.hoped
+    if fleet is None or (hoped and hoped.usd_per_hour > fleet.usd_per_hour / PRECISION):
+        hoped = None  # beside a fleet of rates that only held, it may be none
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
     short = _short(question, sure) if spec.target_rps and options and fleet is None else ""
@@ -126,7 +129,7 @@ def build(
         autoscaling_invocations_per_minute=autoscaling_invocations_per_minute(lead.claimed_rps) if lead else None,
         fleet=fleet,
         fleets=_fleets(options, question.headroom),
-        hoped_fleet=outcome.hoped if fleet is not None else None,
+        hoped_fleet=hoped,
         candidates=reports,
         InferenceRecommendations=tuple(
             _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)
@@ -150,7 +153,10 @@ def build(
         refused=spec.refused,
     )
     if state == "not proven":
-        words, command = headline.needed(found, outcome.needed_seconds, asked_with)
+        left_usd = math.inf if question.max_usd is None else question.max_usd - outcome.usd
+        more_usd = outcome.needed_usd if outcome.needed_usd > left_usd else 0.0
+        max_usd = spec.budget.usd if paid else None
+        words, command = headline.needed(found, outcome.needed_seconds, asked_with, more_usd=more_usd, max_usd=max_usd)
         found = replace(found, needed=words, command=command)
     return replace(found, answer=headline.answer(found))
 
@@ -160,12 +166,13 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
     by_name = {standing.entrant.name: standing for standing in outcome.standings}
     if outcome.winner is not None:
         possible = ((s.entrant, max(s.claimed_rps, s.likely_rps)) for s in outcome.standings if not s.broken)
-        if not carried and not limited and not question.carries(possible):
+        open_ = limited or any(standing.unreached for standing in outcome.standings)
+        if not carried and not open_ and not question.carries(possible):
             return "no candidate"
         return "proven" if carried and by_name[outcome.winner].peak_rps else "not proven"
     if limited or (outcome.floor is not None and not outcome.floor.valid) or _incomparable(outcome):
         return "invalid"
-    hopeful = (standing for standing in outcome.standings if standing.predicted_rps and not standing.broken)
+    hopeful = (s for s in outcome.standings if s.unreached or (s.predicted_rps and not s.broken))
     undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
     kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
     return "not proven" if undecided or kept else "no candidate"
@@ -173,7 +180,8 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
 
 def _incomparable(outcome: SearchOutcome) -> bool:
     """No candidate's answers could be compared: nothing is known of any."""
-    compared = [standing.agreement for standing in outcome.standings if standing.agreement is not None]
+    agreements = (standing.agreement for standing in outcome.standings)
+    compared = [agreed for agreed in agreements if agreed is not None and not agreed.failure.endswith(UNREACHED)]
     return bool(compared) and all(agreed.agreement is None for agreed in compared)
 
 
@@ -319,25 +327,15 @@ def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
     if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
         return []
     ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
+    if outcome.lacking:
+        return [f"{ended}: {'; '.join(outcome.lacking)}"]
     tried = [standing for standing in outcome.standings if standing.estimated_rps and not standing.broken]
     if not tried:
         return [f"{ended}: no candidate was left that could be measured"]
     if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
-        told = f"the last {MOST_INVALID} runs of {vain} were INVALID"
-        return [f"{ended}: {told}, and no other could change the answer in that time"]
-    longest_ms = max(question.limit_ms, question.longest_ms)
-    start_s = max((run.start_s for standing in tried for run in standing.runs), default=0.0)
-    run_s = start_s + min(decisive_seconds(longest_ms, standing.estimated_rps) for standing in tried)
-    if question.max_usd is not None:
-        cheapest = min(standing.entrant.usd_per_hour for standing in tried)
-        if (question.max_usd - outcome.usd) / cheapest * 3600 < run_s:
-            return [f"{ended}: the rest of {usd(question.max_usd)} does not pay for another run"]
+        return [f"{ended}: the last {MOST_INVALID} runs of {vain} were INVALID, and no other could change the answer"]
     if any(standing.tries >= MOST_VAIN and not standing.peak_rps for standing in tried) and not outcome.winner:
         return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
-    if left_s < max(outcome.needed_seconds or 0.0, run_s + 2 * verify_seconds(question)):
-        return [f"{ended}: that is too short for a run that could change the answer, and for the check of the winner behind it"]
-    if outcome.hoped is not None:
-        return [f"{ended}: what is left of time and money does not do for a run that could prove a cheaper fleet"]
     return [f"{ended}: nothing was left to try that could change the answer"]
 
 

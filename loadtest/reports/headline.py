@@ -11,7 +11,8 @@ from gateway.documents.reader import STANDARD_INPUT, STANDARD_INPUT_NAME
 from loadtest.prices.costs import HOURS_PER_MONTH, replicas_for
 from loadtest.reports.recommendation import CandidateReport, PriceReport, Recommendation
 from loadtest.reports.states import SIGNALS
-from loadtest.search.events import NOT_STARTED
+from loadtest.search.budget import MOST_MINUTES
+from loadtest.search.events import NOT_STARTED, UNREACHED
 from loadtest.search.standing import agreement_text
 from loadtest.wording import chance, clock, minutes, ms, percent, rate, slo_in_words, usd
 
@@ -87,22 +88,34 @@ def _standing(found: Recommendation) -> str:
         return "is as cheap as any, within what was measured"
     if found.hoped_fleet is not None:
         return "is the cheapest that was proven"
-    sure = (found.probability_cheapest or 0.0) >= SURE
+    sure = (found.probability_cheapest or 0.0) >= SURE and not _unreached(found)
     return "is the cheapest" if sure else "is the cheapest that was found"
 
 
-def needed(found: Recommendation, seconds: float | None, options: Sequence[str]) -> tuple[str, str]:
+def _unreached(found: Recommendation) -> bool:
+    """Whether nothing is known of one of them, for want of time or money."""
+    return any(candidate.out.endswith(UNREACHED) for candidate in found.candidates)
+
+
+def needed(
+    found: Recommendation, seconds: float | None, options: Sequence[str], *, more_usd: float = 0.0, max_usd: float | None = None
+) -> tuple[str, str]:
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told. options: of the
-    command, beside its budget's minutes.
+    command, beside its budget. more_usd: of money on top, where what is left does not do. max_usd: what one command may spend;
+    None: nothing is paid for.
     """
     piped = found.source == STANDARD_INPUT_NAME
     command = shlex.join(("loadtest", "recommend", STANDARD_INPUT if piped else found.source, *options))
     again = "this spec on standard input again"
+    # It is spent anew by whoever goes on.
+    money = "" if max_usd is None else f" --max-usd {max(max_usd, math.ceil(100 * more_usd) / 100):g}"
     if seconds is None:
         enough = f"{minutes(found.seconds_budget)} of measuring did not suffice" + f"; with {again}" * piped
-        return enough, f"{command} --budget-minutes {2 * found.seconds_budget / 60:g}"
-    more = f"needs about {minutes(seconds, 'more ')}" + f", and {again}" * piped
-    return more, f"{command} --resume --budget-minutes {max(1, math.ceil(seconds / 60))}"
+        return enough, f"{command} --budget-minutes {min(2 * found.seconds_budget / 60, MOST_MINUTES):g}{money}"
+    about = "at least" if _unreached(found) else "about"  # who is not known yet may be slow
+    more = f"needs {about} {minutes(seconds, 'more ')}" + f" and {usd(more_usd)}" * bool(more_usd) + f", and {again}" * piped
+    resume = " --resume" if found.seconds_spent else ""  # else there is nothing to go on from
+    return more, f"{command}{resume} --budget-minutes {min(max(1, math.ceil(seconds / 60)), MOST_MINUTES)}{money}"
 
 
 def facts(found: Recommendation) -> list[Fact]:
@@ -252,13 +265,9 @@ def _of_rest(found: Recommendation, winner: CandidateReport) -> list[Fact]:
             flip = f"an hour of {winner.letter} is where {letter} becomes the cheaper"
             told.append(Fact("flip_usd_per_hour", usd(found.flip_usd_per_hour), flip))
     if found.probability_cheapest is not None:
-        told.append(
-            Fact(
-                "probability_cheapest",
-                chance(found.probability_cheapest),
-                f"is the chance that none{' alone' if found.target_rps is not None else ''} costs less than {winner.letter}",
-            )
-        )
+        none = f"none{' of those that the budget reached' * _unreached(found)}{' alone' * (found.target_rps is not None)}"
+        label = f"is the chance that {none} costs less than {winner.letter}"
+        told.append(Fact("probability_cheapest", chance(found.probability_cheapest), label))
     return told
 
 

@@ -2,6 +2,7 @@
 
 from loadtest.search.events import Question
 
+MOST_MINUTES = 24 * 60  # a budget
 LEAST_SECONDS = 4.0  # a shorter run tells nothing
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive trial: 20 blocks of at least 10 SLOs and 200 requests
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up

@@ -15,6 +15,7 @@ SEARCHING = ("round", "peak")  # runs that seek the peak; what comes after it ca
 TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than any other, and still in order
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 NOT_STARTED = "did not start"  # how failures begin of what was never up
+UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Question:
     stand_ins: entrants that take its place, in this order, where it cannot be asked.
     min_agreement: what an entrant must reach to be measured any further; None: agreement is reported, but never required.
     parallel: how many entrants may be up at once. start_s: what a start of a paid one usually takes, until one was seen.
+    beside_usd_per_hour: what is paid while any is up, such as a load generator.
     subject: a digest of what else a measured rate depends on: payload, model, configurations, all objectives.
     """
 
@@ -59,6 +61,7 @@ class Question:
     stand_ins: tuple[str, ...] = ()
     parallel: int = 1
     start_s: float = 0.0
+    beside_usd_per_hour: float = 0.0
     longest_ms: float = 0.0
     subject: str = ""
 

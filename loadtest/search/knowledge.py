@@ -1,8 +1,10 @@
 """What a search knows by now: where each entrant stands, what it costs, and how much of the budget is left."""
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from loadtest.search.budget import decisive_seconds, verify_seconds
 from loadtest.search.events import (
@@ -112,8 +114,12 @@ class Knowledge:
         return [standing for standing in self.standings.values() if not standing.out]
 
     def ranked(self) -> list[Standing]:
-        """Those whose SLO held at some rate, cheapest first at the rates claimed for them."""
-        return sorted((standing for standing in self.contenders if standing.claimed_rps), key=self.claimed_cost)
+        """Those whose SLO held at some rate, cheapest first at the rates claimed for them. A proven, cheaper rate always wins;
+        beside one, what only held in the sample wins if it is much cheaper.
+        """
+        claimed = [standing for standing in self.contenders if standing.claimed_rps]
+        held = UNPROVEN if self.claims(claimed) else 1.0
+        return sorted(claimed, key=lambda each: self.question.cost(each.entrant, each.peak_rps or held * each.held_rps))
 
     def claims(self, shortlist: Sequence[Standing]) -> list[Standing]:
         """Those with a proven rate, the cheapest at that first."""
@@ -124,8 +130,8 @@ class Knowledge:
         return self.question.cost(standing.entrant, standing.estimated_rps)
 
     def claimed_cost(self, standing: Standing) -> float:
-        """A proven, cheaper rate always wins; one that only held in the sample wins if it is much cheaper."""
-        return self.question.cost(standing.entrant, standing.peak_rps or UNPROVEN * standing.held_rps)
+        """At its proven rate."""
+        return self.question.cost(standing.entrant, standing.peak_rps)
 
     def leading_rps(self, standing: Standing, shortlist: Sequence[Standing]) -> float:
         """The rate from which it is cheaper than the cheapest claim; 0, if there is none."""
@@ -150,6 +156,12 @@ class Knowledge:
 
     # What is left.
 
+    def with_budget(self, seconds: float, max_usd: float | None) -> "Knowledge":
+        """The same, had there been so much in all."""
+        other = copy.copy(self)
+        other.question = replace(self.question, seconds=seconds, max_usd=max_usd)
+        return other
+
     def left_seconds(self) -> float:
         return max(0.0, self.question.seconds - self.spent.seconds)
 
@@ -157,7 +169,8 @@ class Knowledge:
         """For so long the rest of the money pays; infinite, if none is spent. besides: what runs at the same time."""
         if self.question.max_usd is None:
             return math.inf
-        return (self.question.max_usd - self.spent.usd) / (entrant.usd_per_hour + besides_usd_per_hour) * 3600
+        per_hour = entrant.usd_per_hour + besides_usd_per_hour + self.question.beside_usd_per_hour
+        return (self.question.max_usd - self.spent.usd) / per_hour * 3600
 
     def affords(self, seconds: float, entrant: Entrant, *, besides_usd_per_hour: float = 0.0) -> bool:
         return seconds <= min(self.left_seconds(), self.payable_seconds(entrant, besides_usd_per_hour=besides_usd_per_hour))

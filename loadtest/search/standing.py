@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from loadtest.prices.fleet import Fleet
-from loadtest.search.events import SEARCHING, Agreed, Entrant, Measured, Predicted, Profiled
+from loadtest.search.events import SEARCHING, UNREACHED, Agreed, Entrant, Measured, Predicted, Profiled
 from loadtest.verdict.statistics import falling
 
 NEAR_LIMIT = 0.9  # of the SLO's limit: a server whose p99 comes so near, and holds it, is at its peak
@@ -68,6 +68,11 @@ class Standing:
     def broken(self) -> bool:
         """It did not start, or died while its peak was sought."""
         return any(run.failure for run in self.runs if run.purpose in SEARCHING)
+
+    @property
+    def unreached(self) -> bool:
+        """Time or money ended before anything was known of it: it may carry any rate."""
+        return self.out.endswith(UNREACHED)
 
     @property
     def trials(self) -> list[Measured]:
@@ -163,10 +168,13 @@ class SearchOutcome:
     """standings: in the order of the entrants. winner, runner_up: entrants' names. verified: None if there was no time to.
 
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.
-    needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near.
+    needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near. needed_usd: what that
+    costs of machines that are paid for.
     reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
     hoped: a fleet for the target rate that would cost less than the proven one, at rates that time or money did not suffice to
     prove; None if there is none.
+    lacking: what was not measured for want of time or money, in words behind how long the search ended before its budget; empty
+    if nothing was left that could change the answer.
     """
 
     standings: tuple[Standing, ...]
@@ -179,8 +187,10 @@ class SearchOutcome:
     usd: float
     notes: tuple[str, ...]
     needed_seconds: float | None = None
+    needed_usd: float = 0.0
     reference: str = ""
     hoped: Fleet | None = None
+    lacking: tuple[str, ...] = ()
 
 
 def misses(agreed: Agreed, min_agreement: float | None) -> str:

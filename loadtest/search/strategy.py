@@ -14,6 +14,7 @@ from collections.abc import Generator, Sequence
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
+    UNREACHED,
     Agree,
     Agreed,
     Entrant,
@@ -30,8 +31,9 @@ from loadtest.search.events import (
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import counted, rate
+from loadtest.wording import counted, percent, rate, usd
 
+BOUNDLESS = 1e9  # seconds: more than all that could be measured takes
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
 
 Asked = Experiment | Volley
@@ -60,6 +62,8 @@ class _Search:
         self._question = known.question
         self._reference = known.question.reference
         self._notes: list[str] = []
+        self._unreached: dict[str, list[str]] = {}  # why, in words -> of whom nothing is known
+        self._lacking: tuple[str, ...] = ()
 
     def run(self) -> Generator[Asked, Answered, SearchOutcome]:
         yield from self._agree()
@@ -71,6 +75,7 @@ class _Search:
         while load := next_load(self._known):
             yield from self._ask(load)
             yield from self._predict()
+        self._lacking = self._what_lacks()
         if ranked := self._known.ranked():
             if ranked[0].peak_rps:
                 yield from self._verify(ranked[0])
@@ -163,7 +168,10 @@ class _Search:
         if entrant.name not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not known.affords(LEAST_SECONDS, entrant):
-                return Agreed(entrant.name, failure="was not compared: the budget did not reach it")
+                half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
+                lacks = half if spent else self._too_little(LEAST_SECONDS, "a comparison of the answers of")
+                self._unreached.setdefault(lacks, []).append(entrant.name)
+                return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
             yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
         return known.agreed[entrant.name]
 
@@ -181,15 +189,20 @@ class _Search:
             together: list[Profile] = []
             per_hour = 0.0
             for group in list(left)[:parallel]:
-                members = left.pop(group)
+                members = left[group]
                 asked = widest(standing.entrant for standing in members)
                 rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
                     together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
+                elif together:
+                    continue  # the money may do for it alone
                 else:
+                    lacks = self._too_little(seconds + known.start_s, "a profile of")
+                    self._unreached.setdefault(lacks, []).extend(standing.entrant.name for standing in members)
                     for standing in members:
-                        standing.out = "the budget did not reach it"
+                        standing.out = UNREACHED
+                del left[group]
             if together:
                 yield from self._ask_all(together)
 
@@ -248,12 +261,33 @@ class _Search:
 
     # What it comes to.
 
+    def _too_little(self, seconds: float, for_what: str) -> str:
+        if seconds > self._known.left_seconds():
+            return f"that is too short for {for_what}"
+        return f"{self._money_short()} {for_what}"
+
+    def _what_lacks(self) -> tuple[str, ...]:
+        """As in SearchOutcome; when all loads are done but the check of the winner."""
+        if self._unreached:
+            return tuple(f"{lacks} {', '.join(names)}" for lacks, names in self._unreached.items())
+        known, asked = self._known, self._question
+        for seconds, max_usd in ((asked.seconds, None), (BOUNDLESS, asked.max_usd), (BOUNDLESS, None)):
+            if load := next_load(known.with_budget(seconds, max_usd)):
+                run = f"a run of {load.entrant} at {rate(load.rps)}"
+                check = ", and for the check of the winner behind it" * (known.reserved_seconds() > 0)
+                short = (f"that is too short for {run}{check}",) if seconds != asked.seconds else ()
+                return short if max_usd == asked.max_usd else (*short, f"{self._money_short()} {run}")
+        return ()
+
+    def _money_short(self) -> str:
+        return f"the rest of {usd(self._question.max_usd or 0.0)} does not pay for"
+
     def _outcome(self) -> SearchOutcome:
         known = self._known
         ranked = known.ranked()
         winner = ranked[0] if ranked else None
         verified = self._verified(winner) if winner else None
-        needed_s = self._needed_seconds(winner)
+        needed = self._needed(winner)
         hoped = hoped_fleet(known)
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
@@ -270,9 +304,11 @@ class _Search:
             seconds=known.spent.seconds,
             usd=known.spent.usd,
             notes=tuple(self._notes),
-            needed_seconds=needed_s,
+            needed_seconds=sum(seconds for _, seconds in needed) or None,
+            needed_usd=sum((each.usd_per_hour + self._question.beside_usd_per_hour) * s / 3600 for each, s in needed),
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
+            lacking=self._lacking,
         )
 
     def _why_not(self, standing: Standing, winner: Standing | None) -> str:
@@ -293,14 +329,25 @@ class _Search:
             return f"its fleet for {rate(target_rps)} is predicted to cost {dearer:.3g} times the best one's"
         return "the budget ended before it was tried"
 
-    def _needed_seconds(self, winner: Standing | None) -> float | None:
-        """How much longer a proof takes, with its start and the check behind it; None if there is none to be had."""
+    def _needed(self, winner: Standing | None) -> list[tuple[Entrant, float]]:
+        """What a proof takes: who is to be up, and for how long, starts included. First the profiles that the budget did not
+        reach, then a proof and the check behind it. Empty if there is none to be had.
+        """
         known = self._known
         if winner is not None and winner.peak_rps and known.is_carried(known.contenders):
-            return None
+            return []
+        by_sessions = sorted((s.entrant for s in known.standings.values() if s.unreached), key=lambda each: each.sessions)
+        unreached = {entrant.group: entrant for entrant in by_sessions}.values()
         unproven = [standing for standing in known.contenders if not standing.peak_rps]
         nearest = winner if winner in unproven else min(unproven, key=known.cost, default=None)
-        if nearest is None or not nearest.estimated_rps:
-            return None
-        proof_s = PROOF * known.decisive_seconds(SURE * nearest.estimated_rps)
-        return proof_s + 2 * (known.start_s + verify_seconds(self._question))
+        if nearest is not None and nearest.estimated_rps:
+            proven, rps = nearest.entrant, SURE * nearest.estimated_rps
+        elif unreached:
+            proven, rps = min(unreached, key=lambda entrant: entrant.usd_per_hour), math.inf
+        else:
+            return []
+        profile_s = known.start_s + profile_seconds(self._question, max(1, len(unreached)))
+        proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(self._question))
+        if unreached and self._reference:  # nobody new is compared in the rest of a budget
+            proof_s = max(proof_s, (1 / AGREE_MOST - 1) * known.spent.seconds)
+        return [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]

@@ -71,9 +71,12 @@ def test_a_plan_names_candidates_prices_and_time_and_starts_nothing(tmp_path: Pa
     assert main(["plan", write(tmp_path), "--budget-minutes", "12"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "c8g.large synthetic (sessions 2)" in told
-    assert "4 candidates share 2 profiles" in told
+    assert "4 candidates share 2 profiles of 30 s; up to 4 see real load at first, 2 up to their peak, and others where" in told
     assert "12 minutes" in told
     assert "Costs nothing" in told
+    one = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic", "fixed_ms": 4}}]
+    assert main(["plan", write(tmp_path, candidates=one)]) == 0
+    assert "up to 1 see real load at first, 1 up to their peak. A start" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow
@@ -99,11 +102,11 @@ def test_a_plan_tells_of_the_comparison_of_answers_and_its_time(tmp_path: Path, 
 
 
 def test_what_asked_a_question_asks_it_again() -> None:
-    options = ["--target-rps", "500", "--max-usd", "2.5", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
+    options = ["--target-rps", "500", "--instances", "my types.yaml", "--ca", "ca.pem", "--cert", "c.pem"]
     options += ["--key", "k.pem", "--api-key-file", "own key", "--out", "some where", "--openmetrics", "runs.om"]
     begins = [["recommend", "spec.yaml", *more] for more in ([], options)]
     for argv in begins:
-        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--fresh"])
+        asked = parser().parse_args([*argv, "--budget-minutes", "5", "--max-usd", "2.5", "--fresh"])
         again = parser().parse_args(["recommend", "spec.yaml", *asked_with(asked)])
         assert vars(again) == vars(parser().parse_args(argv))
 

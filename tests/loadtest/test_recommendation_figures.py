@@ -19,7 +19,7 @@ from loadtest.reports import forms
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
-from loadtest.search.events import Agreed, Measured, Predicted, Profiled, Timing
+from loadtest.search.events import UNREACHED, Agreed, Measured, Predicted, Profiled, Timing
 from loadtest.search.standing import SearchOutcome, Standing
 from tests.loadtest.examples import NOW, example_spec
 
@@ -207,6 +207,39 @@ def test_without_a_winner_it_depends_on_what_is_known() -> None:
     assert told(undecided).state == "not proven"
 
 
+def test_whom_the_budget_did_not_reach_leaves_the_answer_open() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE)}
+    unreached: dict[str, Any] = {"predicted": {FOUR: 0.0}, "outs": {FOUR: UNREACHED}}
+    assert told(missed, **unreached).state == "not proven"
+    few = example_spec(target_rps=5000, candidates=[{**example_spec_document(), "max_count": 2}])
+    found = told(BRACKETS, ONE, TWO, spec=few, predicted={THREE: 0.0, FOUR: 0.0}, outs={FOUR: UNREACHED}, needed_seconds=70.0)
+    assert (found.state, found.winner, found.needed) == ("not proven", ONE, "needs at least 2 more minutes")
+    assert found.notes[-1].startswith("as many instances as can be had carry 560/s of 5,000/s")
+    proven = told(BRACKETS, ONE, TWO, **unreached)
+    assert proven.answer.startswith("PROVEN: A is the cheapest that was found: ")
+    assert "is the chance that none of those that the budget reached costs less than A" in proven.answer
+    # Not even the reference's answers: no machine is to blame.
+    silent = {name: Agreed(name, failure=f"was not compared: {UNREACHED}") for name in (ONE, TWO, THREE, FOUR)}
+    outs = {name: agreed.failure for name, agreed in silent.items()}
+    assert told({}, predicted=dict.fromkeys(outs, 0.0), agreed=silent, outs=outs).state == "not proven"
+
+
+def test_what_a_proof_takes_is_told_in_time_and_where_it_lacks_in_money() -> None:
+    held: dict[str, Any] = {"runs": {ONE: [run(ONE, 400, "undecided")]}, "winner": ONE, "needed_seconds": 130.0}
+    spec = example_spec(budget={"minutes": 800, "usd": 2.0})
+    enough = told(**held, needed_usd=0.5, spec=spec, paid=True)
+    assert enough.needed == "needs about 3 more minutes"
+    assert enough.command == "loadtest recommend example.yaml --resume --budget-minutes 3 --max-usd 2"
+    more = told(**held, needed_usd=1.801, spec=spec, paid=True, usd=1.9)
+    assert more.needed == "needs about 3 more minutes and $1.80"
+    assert more.command.endswith("--max-usd 2")  # they are spent anew
+    assert told(**held, needed_usd=2.801, spec=spec, paid=True).command.endswith("--max-usd 2.81")
+    assert told(**held, seconds=0.0).command == "loadtest recommend example.yaml --budget-minutes 3"  # nothing to go on from
+    untold = told(**{**held, "needed_seconds": None}, spec=spec)
+    assert untold.command == "loadtest recommend example.yaml --budget-minutes 1440"  # more is refused
+    assert told(**{**held, "needed_seconds": 1e6}).command.endswith("--budget-minutes 1440")
+
+
 def test_a_floor_that_could_not_be_measured_or_that_kept_the_slo_is_no_miss() -> None:
     missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
     floor = run(ONE, 13.0, "fail", MISSED, purpose="floor")
@@ -373,6 +406,15 @@ def test_a_mix_that_costs_less_than_the_winner_alone_is_the_answer() -> None:
     assert alike.fleet.counts == {ONE: 3}
 
 
+def test_a_fleet_of_one_kind_is_of_the_winners() -> None:
+    # Beside the proven rate of TWO, what held counts for 0.8: four of ONE cost less than five of THREE. At their whole rates,
+    # four of THREE would cost less.
+    seen = {ONE: [run(ONE, 447, "undecided")], TWO: [run(TWO, 100)], THREE: [run(THREE, 365, "undecided")]}
+    found = told(seen, ONE, THREE, spec=example_spec(target_rps=1000))
+    assert found.fleet is not None
+    assert (found.fleet.counts, found.configuration_of) == ({ONE: 4}, ONE)
+
+
 @functools.cache
 def mixed() -> Recommendation:
     """One alone costs 1.40 USD/h for 700/s; a TWO and a "4", of which one each can be had, 1.25 together."""
@@ -439,6 +481,17 @@ def test_a_mix_that_was_not_proven_is_named_beside_the_answer() -> None:
     assert f"; 25 % less is what 1 × A + 1 × {three} may cost, at rates that are not all proven; " in found.answer
     assert "is the chance that none alone costs less than A" in found.answer
     assert found.hoped_fleet == hoped
+
+
+def test_a_mix_that_costs_no_less_than_the_fleet_is_not_named() -> None:
+    # What held of ONE makes a cheaper fleet than the proven rate of TWO, which the hoped one was to undercut.
+    seen = {ONE: [run(ONE, 400, "undecided")], TWO: [run(TWO, 100)]}
+    for price, named in ((9.0, False), (1.95, False), (1.9, True)):
+        hoped = Fleet({THREE: 9}, price * USD, 1440.0, 500.0, 0.7, {THREE: 1.0})
+        found = told(seen, ONE, TWO, spec=example_spec(target_rps=500), hoped=hoped)
+        assert found.fleet is not None
+        assert found.fleet.usd_per_hour == 2 * USD
+        assert (found.hoped_fleet is not None, " less is what 9 " in found.answer) == (named, named)
 
 
 def test_nothing_is_proven_of_a_fleet_while_too_little_of_it_is() -> None:

@@ -19,7 +19,7 @@ from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
-from loadtest.results import LoadSpec, RunResult
+from loadtest.results import LoadSpec, RunResult, read_run
 from loadtest.search.budget import decisive_seconds
 from loadtest.search.events import Load, Measured, Profile, Profiled
 from loadtest.search.knowledge import Knowledge
@@ -197,6 +197,16 @@ def answer(lab: Lab, experiment: Any) -> Any:
             await lab.close()
 
     return asyncio.run(main())
+
+
+def test_a_run_without_a_result_leaves_none_of_an_earlier_search(spec: SearchSpec, tmp_path: Path) -> None:
+    launcher, kept = FakeLauncher(), tmp_path / "runs" / "000.json"
+    one, two = (candidate.name for candidate in spec.candidates)
+    answer(Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent), Load(one, 100.0, 4.0, "peak"))
+    assert read_run(kept).spec.label == one
+    launcher.broken.add(two)
+    answer(Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent), Load(two, 100.0, 4.0, "peak"))
+    assert not kept.exists()
 
 
 def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> None:

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
-from loadtest.search.events import Event, Experiment, Load, Profile, Profiled
+import pytest
+
+from loadtest.search.events import Entrant, Event, Experiment, Load, Profile, Profiled
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
+from tests.loadtest.test_search_answers import resumed
 
 
 def test_money_ends_a_search_that_has_time_left() -> None:
@@ -15,6 +18,40 @@ def test_money_ends_a_search_that_has_time_left() -> None:
         assert limited.usd <= share * whole.usd
         assert limited.usd > 0.5 * share * whole.usd  # it is spent, not feared
         assert limited.seconds < 0.8 * whole.seconds
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 1.8}, {"seconds": 12.0}, {"max_usd": 0.05}], ids=str)
+def test_whom_the_budget_did_not_reach_is_proven_with_what_is_said_to_be_needed(limits: dict[str, float]) -> None:
+    few, dear = entrants(0.1, 8.0)
+    asked = replace(question((replace(few, max_count=1), dear), target_rps=1000.0), **limits)  # type: ignore[arg-type]
+    lab = SimulatedLab(asked, {"c0": Truth(100.0), "c1": Truth(16000.0)})
+    first = resumed(asked, lab)
+    assert first.standings[1].unreached
+    assert first.needed_seconds is not None
+    more_usd = None if asked.max_usd is None else first.usd + first.needed_usd
+    second = resumed(replace(asked, seconds=first.seconds + first.needed_seconds, max_usd=more_usd), lab)
+    assert second.winner == "c1"
+    assert second.standings[1].peak_rps > 0
+    assert (second.needed_seconds, second.needed_usd) == (None, 0.0)
+
+
+def lacking(candidates: tuple[Entrant, ...], truths: dict[str, Truth], **limits: float) -> tuple[str, ...]:
+    asked = replace(question(candidates), **limits)  # type: ignore[arg-type]
+    return resumed(asked, SimulatedLab(asked, truths)).lacking
+
+
+def test_what_was_not_measured_for_want_of_time_or_money_is_named() -> None:
+    cheap, dear = entrants(0.1, 8.0)
+    truths = {"c0": Truth(100.0), "c1": Truth(16000.0)}
+    assert lacking((cheap, dear), truths) == ()
+    assert lacking((cheap, dear), truths, max_usd=0.05) == ("the rest of $0.0500 does not pay for a profile of c1",)
+    assert lacking((cheap, dear), truths, seconds=12.0) == ("that is too short for a profile of c1",)
+    check = ", and for the check of the winner behind it"
+    assert lacking((cheap,), truths, seconds=130.0) == (f"that is too short for a run of c0 at 89.4/s{check}",)
+    assert lacking((dear,), truths, max_usd=0.08) == ("the rest of $0.0800 does not pay for a run of c1 at 12,800/s",)
+    short, poor = lacking((dear,), truths, max_usd=0.06, seconds=40.0)
+    assert short == f"that is too short for a run of c1 at 13,534/s{check}"
+    assert poor == "the rest of $0.0600 does not pay for a run of c1 at 13,534/s"
 
 
 class Unprofilable(SimulatedLab):

@@ -507,6 +507,8 @@ def test_a_load_is_as_long_as_money_lasts() -> None:
     events = known(asked, 1800.0, (500.0,), run("c0", 200, "undecided", valid=False, seconds=10.0))
     assert load(asked, events).seconds == pytest.approx(30)
     paid = replace(asked, max_usd=0.28)  # 18 s are left
+    beside = replace(asked, beside_usd_per_hour=12.0)  # of the 0.30 USD that are left
+    assert load(beside, events).seconds == pytest.approx(22.5)
     found = load(paid, [Profiled("g0", (Timing(1, 1, 5.0),), 0.5, 10.0, start_s=START_S), Predicted("c0", 500.0)])
     assert found.seconds == pytest.approx(13)  # behind its start
 
@@ -590,6 +592,15 @@ def test_without_a_winner_the_nearest_tells_what_it_would_take() -> None:
     # Blocks are of 5 s, ten limits.
     assert untried.needed_seconds == pytest.approx(3 * 125 + 2 * (5 + 15))
     assert [standing.out for standing in untried.standings] == ["the budget ended before it was tried"] * 2
+
+
+def test_where_nothing_is_proven_what_held_is_compared_as_it_is() -> None:
+    asked = asking(0.0892, 0.0798, target_rps=1000.0)
+    # Loaded to 70 %, four of either; at 0.8 of these rates it would be four, and five.
+    events = known(asked, 5, (460.0, 380.0), run("c0", 447), run("c1", 365))
+    outcome = asked_next(asked, events)
+    assert isinstance(outcome, SearchOutcome)
+    assert (outcome.winner, outcome.runner_up) == ("c1", "c0")
 
 
 def test_a_rate_is_told_without_an_exponent() -> None:

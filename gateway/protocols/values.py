@@ -13,6 +13,7 @@ import numpy as np
 from backends.base import TensorSpec, words_of
 from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument
+from gateway.protocols.json_data import lists_from_json
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.tensors import check_count
 from gateway.types import ParameterValue
@@ -93,12 +94,15 @@ def _of_lists(name: str, value: object, expected: TensorSpec | None) -> tuple[di
         raise InvalidArgument(f"input '{name}': data: lists nested too deep") from None
     shape = _shape(plain)
     datatype = expected.datatype if expected is not None else ""  # of a name that is none, nothing more is looked at
+    data = plain if isinstance(plain, list) else [plain]
+    if datatype in WITHOUT_JSON:
+        lists_from_json(name, datatype, data, max(1, len(shape)), halves=True)  # as what reads the JSON of the others
     if datatype in WITHOUT_JSON or (datatype == "BYTES" and any(isinstance(leaf, bytes) for leaf in _leaves(plain))):
         flat = list(_leaves(plain))
         check_count(name, datatype, shape, len(flat))
         raw = tensor_to_bytes(_packed(name, datatype, flat))
         return _binary(name, datatype, shape, raw), raw
-    return {"name": name, "datatype": datatype, "shape": shape, "data": plain if isinstance(plain, list) else [plain]}, b""
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}, b""
 
 
 def _binary(name: str, datatype: str, shape: Iterable[int], raw: Buffer) -> dict[str, Any]:
@@ -112,10 +116,7 @@ def _packed(name: str, datatype: str, flat: list[Any]) -> np.ndarray:
         elements = np.empty(len(flat), object)
         elements[:] = flat
         return elements
-    try:
-        exact = np.asarray(flat, np.float64)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
+    exact = np.asarray(flat, np.float64)
     with np.errstate(over="ignore"):
         array = exact.astype(NUMPY[datatype])
     lost = np.flatnonzero(np.isfinite(exact) & ~np.isfinite(array))

@@ -71,8 +71,24 @@ def test_half_precision_is_taken_from_lists_and_given() -> None:
             model.predict({"x": [[1, 1_000_000]]})
         with pytest.raises(InvalidArgument, match="got 3 elements, expected 4 for FP16"):
             model.predict({"x": [[1, 2], [3]]})
-        with pytest.raises(InvalidArgument, match="input 'x': data: expected FP16 elements"):
-            model.predict({"x": [["a", 2]]})
+
+
+@pytest.mark.parametrize("strange", [None, "1", b"2", True])
+def test_lists_of_half_precision_hold_what_those_of_others_do(strange: Any, model: gateway.LoadedModel) -> None:
+    """Which JSON cannot: those of FP32 are."""
+    told = []
+    with gateway.load(half) as halves:
+        for each in (halves, model):
+            with pytest.raises(InvalidArgument) as raised:
+                each.predict({"x": [[1, strange]]})
+            told.append(str(raised.value))
+        with pytest.raises(InvalidArgument, match=r"expected FP16 \[-1, 2\], got FP16 \[\]"):
+            halves.predict({"x": 1.0})
+        with pytest.raises(InvalidArgument, match="input 'x': data: expected FP16 elements: Number out of range"):
+            halves.predict({"x": [[1, 10**400]]})
+    assert told[0].startswith("input 'x': data: expected FP16 elements, got ")
+    if strange != b"2":  # which JSON has not
+        assert told[0] == told[1].replace("FP32", "FP16")
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,16 @@ def request_body(
     return b"".join([text, *tail]), len(text)
 
 
+def has_plain(dtype: np.dtype) -> bool:
+    """Whether Python's own values hold the same: of times in nanoseconds they are integers."""
+    return dtype.kind in "SU" or dtype.newbyteorder("=") in NUMPY.values()
+
+
+def kind_of(value: object) -> str:
+    """The type of a value, or the dtype of one of numpy's."""
+    return str(value.dtype) if isinstance(value, np.ndarray | np.generic) else type(value).__name__
+
+
 def _array(name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
@@ -138,10 +148,13 @@ def _plain(name: str, value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
+        if value.dtype == object:
+            return _plain(name, value.tolist())
+        if has_plain(value.dtype):
+            return value.tolist()
     if not isinstance(value, _LEAVES):
         raise InvalidArgument(
-            f"input '{name}': got {type(value).__name__}, expected an array, or lists of numbers, true or false, text or bytes"
+            f"input '{name}': got {kind_of(value)}, expected an array, or lists of numbers, true or false, text or bytes"
         )
     return value
 

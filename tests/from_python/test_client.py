@@ -70,12 +70,14 @@ def test_json_holds_nan_and_infinity_as_a_client_over_the_wire_writes_them(clien
     [
         ({"content": "{}"}, "content: got str, expected bytes"),
         ({"json": {1}}, "json: got set: expected what JSON can hold, and numpy arrays"),
+        ({"json": np.array(["2020-01-01"], "M8[ns]")}, "json: got datetime64[ns]: expected what JSON can hold"),
+        ({"json": [np.longdouble(1)]}, f"json: got {np.dtype(np.longdouble)}: expected what JSON can hold"),
         ({"headers": [("a", "b")]}, "headers: got list, expected a dict of text by name"),
         ({"headers": {"a": "b\r\nc: d"}}, "a header, or the method, holds the end of a line"),
         ({"path": None}, "path: got NoneType, expected text"),
         ({"method": 3}, "method: got int, expected text"),
     ],
-    ids=["content", "json", "headers", "line", "path", "method"],
+    ids=["content", "json", "times", "long double", "headers", "line", "path", "method"],
 )
 def test_what_makes_no_request_is_refused_with_its_name(client: gateway.TestClient, fault: dict[str, Any], words: str) -> None:
     with pytest.raises(gateway.ConfigError, match=f"^{re.escape(words)}"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -89,6 +91,30 @@ def test_lists_of_half_precision_hold_what_those_of_others_do(strange: Any, mode
     assert told[0].startswith("input 'x': data: expected FP16 elements, got ")
     if strange != b"2":  # which JSON has not
         assert told[0] == told[1].replace("FP32", "FP16")
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        (np.datetime64("2020-01-01", "ns"), "datetime64[ns]"),
+        (np.datetime64("NaT", "ns"), "datetime64[ns]"),
+        (np.datetime64("2020-01-01", "us"), "datetime64[us]"),
+        (np.timedelta64(5, "ns"), "timedelta64[ns]"),
+        (np.array(["2020-01-01"], "M8[ns]"), "datetime64[ns]"),
+        (np.array([np.timedelta64(5, "ns")], object), "timedelta64[ns]"),
+        (np.complex128(5), "complex128"),
+        (np.longdouble(5), str(np.dtype(np.longdouble))),
+    ],
+    ids=str,
+)
+def test_an_element_of_numpys_that_python_has_not_is_refused(element: Any, words: str, model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match=f"^input 'x': got {re.escape(words)}, expected an array, or lists of numbers"):
+        model.predict({"x": [[element, 1]]})
+
+
+def test_elements_of_numpys_that_python_has_are_taken(model: gateway.LoadedModel) -> None:
+    for one in (np.int8(1), np.uint64(1), np.float16(1), np.array(1, ">f4"), ml_dtypes.bfloat16(1), np.array(1, object)):
+        assert model.predict({"x": [[one, 2]]})["output"].tolist() == [[2, 4]]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,10 @@ def test_elements_of_numpys_that_python_has_are_taken(model: gateway.LoadedModel
         ({"x": 3.0}, r"expected FP32 \[-1, 2\], got FP32 \[\]"),
         ({"x": [["a", "b"]]}, r"input 'x': data: expected FP32 elements, got text at data\[0\]\[0\]"),
         ({"x": {"a": 1}}, "input 'x': got dict, expected an array, or lists of numbers"),
+        ({"x": [[1, 10**5000]]}, "input 'x': element 1 is an integer of 16610 bits, expected FP32"),
+        ({"x": [[1, b"2"]]}, "input 'x': element 1 is bytes, expected FP32"),
+        ({"y": [[1, b"2"]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
+        ({b"x": [[1, 2]]}, "inputs: got a name of bytes, expected text"),
         ({"y": [[1, 2]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
         ({}, "expected 1 inputs but got 0 inputs for model 'double': missing 'x'; the smallest request: "),
         ({"x": [[[[[[1, 2]]]]]]}, r"got FP32 \[1, 1, 1, 1, 1, 2\]"),
@@ -171,8 +175,6 @@ def test_what_the_model_raises_is_told_and_the_next_call_is_answered(model: gate
 def test_parameters_are_the_protocols(model: gateway.LoadedModel) -> None:
     with pytest.raises(InvalidArgument, match="parameter 'priority': got -1"):
         model.predict({"x": [[1, 2]]}, parameters={"priority": -1})
-    with pytest.raises(InvalidArgument, match="parameters: Object of type object is not JSON serializable"):
-        model.predict({"x": [[1, 2]]}, parameters={"own": object()})  # type: ignore[dict-item]  # the mistake
     with pytest.raises(InvalidArgument, match="unexpected inference output 'outptu'"):
         model.predict({"x": [[1, 2]]}, outputs=["outptu"])
 
@@ -371,6 +373,22 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
     assert gateway_threads() == before
 
 
+CIRCULAR: list[Any] = []
+CIRCULAR.append(CIRCULAR)
+
+
+def test_parameters_may_be_numpys(model: gateway.LoadedModel) -> None:
+    given: dict[str, Any] = {
+        "timeout": np.int64(20_000_000),
+        "own": np.float32(1),
+        "flag": np.bool_(True),
+        "text": np.str_("a"),
+    }
+    assert model.predict({"x": [[1, 2]]}, parameters=given)["output"].tolist() == [[2, 4]]
+    with pytest.raises(InvalidArgument, match="parameter 'priority': got -1"):
+        model.predict({"x": [[1, 2]]}, parameters={"priority": np.int8(-1)})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -378,8 +396,13 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
         ({"outputs": 5}, "outputs: got int, expected a list of names"),
         ({"parameters": [1]}, "parameters: got list, expected a dict"),
         ({"parameters": "x"}, "parameters: got str, expected a dict"),
+        ({"outputs": [object()]}, "outputs: got object in the list, expected names"),
+        ({"parameters": {(1, 2): 3}}, "parameters: got a name of tuple, expected text"),
+        ({"parameters": {"own": object()}}, "parameter 'own': got object, expected true or false, a number or text"),
+        ({"parameters": {"own": CIRCULAR}}, "parameter 'own': got list, expected true or false, a number or text"),
+        ({"parameters": {"own": np.complex64(1)}}, "parameter 'own': got complex64, expected true or false"),
+        ({"parameters": {"timeout": 10**5000}}, "parameter 'timeout': got an integer of 16610 bits, expected true or false"),
     ],
-    ids=str,
 )
 def test_an_argument_of_the_wrong_kind_is_told_by_its_name(
     options: dict[str, Any], words: str, model: gateway.LoadedModel

@@ -114,6 +114,8 @@ def _check_leaves(entry: dict[str, Any]) -> None:
 
 
 def _array(name: str, value: object) -> np.ndarray:
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise InvalidArgument(f"input '{name}': elements are masked, expected values in their place, as by `.filled(0)`")
     try:
         return np.asarray(value)
     except Exception as exc:  # whatever another library's `__array__` raises, as of a tensor that needs a gradient

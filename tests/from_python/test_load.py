@@ -1,7 +1,9 @@
 """`gateway.load`: a model called as a function, in this process."""
 
 import asyncio
+import copy
 import gc
+import pickle
 import re
 import threading
 import time
@@ -158,6 +160,24 @@ def test_what_gives_no_array_is_refused(model: gateway.LoadedModel) -> None:
     words = r"input 'x': got NeedsGradient, which gives no array: RuntimeError: Can't call numpy\(\) on Tensor"
     with pytest.raises(InvalidArgument, match=words):
         model.predict({"x": NeedsGradient()})  # type: ignore[dict-item]
+
+
+def test_an_array_with_masked_elements_is_refused(model: gateway.LoadedModel) -> None:
+    masked = np.ma.masked_array(np.ones((1, 2), np.float32), mask=[[False, True]])
+    with pytest.raises(
+        InvalidArgument, match=r"input 'x': elements are masked, expected values in their place, as by `.filled"
+    ):
+        model.predict({"x": masked})
+    with pytest.raises(InvalidArgument, match=r"expected FP32 elements, got null at data\[0\]\[1\]"):
+        model.predict({"x": list(masked)})
+    for whole in (masked.filled(2), np.ma.masked_array(masked.data)):
+        assert model.predict({"x": whole})["output"][0, 0] == 2
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loaded_model_says_that_it_cannot_be_copied(copied: Any, model: gateway.LoadedModel) -> None:
+    with pytest.raises(TypeError, match=r"a loaded model cannot be copied or pickled: call `gateway\.load` where it is used"):
+        copied(model)
 
 
 def test_text_that_is_none_is_refused() -> None:

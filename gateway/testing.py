@@ -85,7 +85,7 @@ class TestClient:
         return Response(method, self._hosted.run(exchange(self._rest, sent)))
 
     def close(self) -> None:
-        """Free the models. A second call does nothing."""
+        """Answer what is in flight, within server.drain_timeout_s, and free the models. A second call does nothing."""
         self._hosted.close()
 
     def __enter__(self) -> Self:

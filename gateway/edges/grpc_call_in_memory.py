@@ -278,7 +278,7 @@ class StreamExchange:
         self._expiry: asyncio.TimerHandle | None = None
 
     async def begin(self, timeout: float | None) -> None:  # noqa: ASYNC109 (grpc's word)
-        self._server.open(self.stream)
+        self._server.open_alone(self.stream)
         if timeout is not None:
             self._expiry = self._loop.call_later(timeout, self.end, deadline_exceeded())
 
@@ -312,6 +312,7 @@ class StreamExchange:
         return True
 
     def _leave(self) -> None:
+        self._server.left(self.stream)
         self.stream.receiver.reset()
         if self._expiry is not None:
             self._expiry.cancel()

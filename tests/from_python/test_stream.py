@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
@@ -208,6 +209,49 @@ def test_a_stream_that_is_dropped_before_it_is_read_frees_the_session(stub: Any)
     del answers
     assert Tokens.stopped.wait(PATIENCE_S)
     assert [told(message) for message in stub.ModelStreamInfer(iter([request(2)]), timeout=PATIENCE_S)] == ["0", "1"]
+
+
+def test_what_a_stream_has_asked_is_answered_while_the_client_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    client = gateway.TestClient(letters_of)
+    text = pb.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(b"a" * 100)
+    asked = pb.ModelInferRequest(model_name="letters_of", inputs=[text])
+    answers = service_pb2_grpc.GRPCInferenceServiceStub(client.channel).ModelStreamInfer(iter([asked]))
+    next(answers)
+    watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+    next(watch)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    with pytest.raises(grpc.RpcError):  # the drain has begun
+        list(watch)
+    assert [(answer.error_message, answer.infer_response.raw_output_contents[0][4:]) for answer in answers] == [("", b"a")] * 99
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert "drain_timeout_s" not in caplog.text
+
+
+@pytest.mark.slow
+def test_streams_that_do_not_end_are_cut_off_at_the_end_of_the_drain() -> None:
+    opened = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        opened.wait()
+        yield from ()
+
+    backend = {"kind": "python", "model": "tests.from_python.models:Tokens"}
+    config = {"server": {"drain_timeout_s": 0.4}, "models": [{"name": "Tokens", "max_rows": 1, "backends": [backend]}]}
+    with gateway.TestClient(config) as client:
+        answers = service_pb2_grpc.GRPCInferenceServiceStub(client.channel).ModelStreamInfer(iter([request(0)]))
+        assert told(next(answers)) == "0"
+        idle = client.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(nothing())
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s > 0.2  # it was waited for
+    *parts, last = (told(message) for message in answers)
+    assert (set(parts), last) == ({"0"}, "the server is shutting down, and had no time left for this")
+    with pytest.raises(grpc.RpcError) as raised:
+        next(idle)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    opened.set()
 
 
 @pytest.fixture(scope="module", params=["in memory", "on the wire"])

@@ -14,6 +14,7 @@ from gateway.edges.rest_in_memory import Response, exchange, request_bytes
 from gateway.errors import ConfigError
 from gateway.from_python.hosted import Hosted, Source, configuration, without_listeners
 from gateway.ingress import Ingress
+from gateway.protocols.values import has_plain, kind_of
 
 
 class TestClient:
@@ -84,7 +85,7 @@ class TestClient:
         return Response(method, self._hosted.run(exchange(self._rest, sent)))
 
     def close(self) -> None:
-        """Free the models. A second call does nothing."""
+        """Answer what is in flight, within server.drain_timeout_s, and free the models. A second call does nothing."""
         self._hosted.close()
 
     def __enter__(self) -> Self:
@@ -99,6 +100,6 @@ async def _listeners(ingress: Ingress) -> tuple[HttpServer, GrpcServer]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic) and (value.dtype == object or has_plain(value.dtype)):
         return value.tolist()
-    raise TypeError(f"got {type(value).__name__}")
+    raise TypeError(f"got {kind_of(value)}")

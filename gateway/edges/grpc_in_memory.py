@@ -4,27 +4,26 @@ What lies beneath a call, HTTP/2's frames and windows, is left out: a call begin
 """
 
 import asyncio
-import contextlib
-import queue
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import unquote
 
 import grpc
-import hpack
 
+from gateway.edges.grpc_call_in_memory import (
+    GrpcError,
+    InMemoryCall,
+    InMemoryFuture,
+    InMemoryStream,
+    StreamExchange,
+    StreamInMemory,
+    deadline_exceeded,
+)
 from gateway.edges.grpc_server import GrpcServer
 from gateway.wire.http2_headers import Headers
-from gateway.wire.http2_receiver import NOBODY, Receiver
-from gateway.wire.tensors import Buffer
 
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-_OF_THE_CALL: Final = (b":status", b"content-type", b"grpc-status", b"grpc-message")
 _LONGEST_MS: Final = 99_999_999  # eight digits
-_UNREAD: Final = 8  # messages of a call that its caller has not taken, before what sends them waits
 
 T = TypeVar("T")
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -41,89 +40,6 @@ class Host(Protocol):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The same, and wait for its end."""
-
-
-class InMemoryCall:
-    """A call that has ended, with what grpc's own calls tell of it."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailing_metadata: tuple[Any, ...] = ()) -> None:
-        self._code = code
-        self._details = details
-        self._trailing_metadata = trailing_metadata
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> tuple[Any, ...]:
-        """Pairs of name and value."""
-        return self._trailing_metadata
-
-
-class GrpcError(InMemoryCall, grpc.RpcError):
-    """One that failed."""
-
-    def __str__(self) -> str:
-        return f"{self._code.name}: {self._details}"
-
-
-class _StreamInMemory:
-    """One call's stream: `grpc_call.CallStream`. What comes is handed on: messages, then the fields of the answer's end.
-
-    Its window is of _UNREAD messages.
-    """
-
-    def __init__(self, headers: Headers, on_message: Callable[[bytes], None], on_end: Callable[[Headers], None]) -> None:
-        self.headers = headers
-        self.receiver: Receiver = NOBODY
-        self._unread = 0
-        self._on_message = on_message
-        self._on_end = on_end
-
-    @property
-    def backlog(self) -> bool:
-        return self._unread > _UNREAD
-
-    def read(self) -> None:
-        """The caller has taken a message."""
-        held = self.backlog
-        self._unread -= 1
-        if held and not self.backlog:
-            self.receiver.drained()
-
-    def send_headers(self, block: bytes, *, end: bool = False) -> None:
-        if end:
-            self.finish(block)
-
-    def send_data(self, data: bytes) -> None:
-        self._unread += 1
-        self._on_message(data[5:])  # always one whole message, uncompressed
-
-    def try_send_whole(self, block: bytes, data: bytes, trailers: bytes) -> bool:
-        return False
-
-    def send_parts(self, parts: list[Buffer]) -> None:
-        self.send_data(b"".join(parts))
-
-    def finish(self, trailers: bytes) -> None:
-        self._on_end(dict(hpack.Decoder().decode(trailers, raw=True)))
-
-    def end(self) -> None:
-        self._on_end({})
-
-    def credit(self, size: int) -> None: ...
-
-    def end_turn(self) -> None: ...
-
-    def reserve(self, size: int, again: Callable[[], None]) -> bool:
-        return True
-
-    def settle(self, reserved: int, size: int) -> bool:
-        return True
-
-    def give_back(self, size: int) -> None: ...
 
 
 class InMemoryChannel(grpc.Channel):
@@ -200,13 +116,9 @@ class _UnaryUnary(_Calls):
         """The answer, and its call. Raises: likewise."""
         return self._host.run(self._answer(request, **options))
 
-    def future(self, request: Any, **options: Any) -> "Future[Any]":
+    def future(self, request: Any, timeout: float | None = None, **options: Any) -> InMemoryFuture:
         """Begins it; what comes of it is the future's result or exception. Cancelling the future cancels the call."""
-
-        async def answer() -> Any:
-            return (await self._answer(request, **options))[0]
-
-        return self._host.submit(answer())
+        return InMemoryFuture(self._host.submit(self._answer(request, timeout, **options)), timeout)
 
     async def _answer(
         self,
@@ -215,20 +127,21 @@ class _UnaryUnary(_Calls):
         metadata: Metadata | None = None,
         **_: Any,
     ) -> tuple[Any, InMemoryCall]:
-        messages, end = await _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
-        call = _ended_well(end)
+        messages, call = await _asked(self._server, self._headers(timeout, metadata), self._frame(request), timeout)
+        if isinstance(call, GrpcError):
+            raise call
         return self._deserialize(messages[0]), call
 
 
-async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: float | None) -> tuple[list[bytes], Headers]:
+async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: float | None) -> tuple[list[bytes], InMemoryCall]:
     messages: list[bytes] = []
-    ended: asyncio.Future[Headers] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[InMemoryCall] = asyncio.get_running_loop().create_future()
 
-    def end(fields: Headers) -> None:
+    def end(call: InMemoryCall) -> None:
         if not ended.done():
-            ended.set_result(fields)
+            ended.set_result(call)
 
-    stream = _StreamInMemory(headers, messages.append, end)
+    stream = StreamInMemory(headers, messages.append, end)
     server.open(stream)
     stream.receiver.take(frame, True)
     try:
@@ -236,7 +149,7 @@ async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: fl
             return messages, await ended
     except TimeoutError:
         stream.receiver.reset()
-        raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+        raise deadline_exceeded() from None
     except asyncio.CancelledError:
         stream.receiver.reset()
         raise
@@ -245,74 +158,10 @@ async def _asked(server: GrpcServer, headers: Headers, frame: bytes, limit_s: fl
 class _StreamStream(_Calls):
     def __call__(
         self, requests: Iterable[Any], timeout: float | None = None, metadata: Metadata | None = None, **_: Any
-    ) -> Iterator[Any]:
-        """Requests are read in a thread, as grpc does, until the call is over.
-
-        Raises: GrpcError, after the answers that came before it.
-        """
-        arrived: queue.SimpleQueue[bytes | Headers | BaseException] = queue.SimpleQueue()
-        until_s = None if timeout is None else time.monotonic() + timeout
-        stream = _StreamInMemory(self._headers(timeout, metadata), arrived.put, arrived.put)
-        over = threading.Event()
-
-        async def begin() -> None:
-            self._server.open(stream)
-
-        def feed() -> None:
-            try:
-                for request in requests:
-                    if over.is_set():
-                        return
-                    self._soon(stream.receiver.take, self._frame(request), False)
-            except BaseException as exc:  # the caller's own
-                self._soon(stream.receiver.reset)
-                arrived.put(exc)
-            else:
-                self._soon(stream.receiver.take, b"", True)
-
-        self._host.run(begin())
-        threading.Thread(target=feed, daemon=True).start()
-        return self._answers(stream, arrived, until_s, over)
-
-    def _answers(
-        self,
-        stream: _StreamInMemory,
-        arrived: "queue.SimpleQueue[bytes | Headers | BaseException]",
-        until_s: float | None,
-        over: threading.Event,
-    ) -> Iterator[Any]:
-        ended = False
-        try:
-            while True:
-                try:
-                    item = arrived.get(timeout=None if until_s is None else max(0.0, until_s - time.monotonic()))
-                except queue.Empty:
-                    raise GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
-                if isinstance(item, bytes):
-                    self._soon(stream.read)
-                    yield self._deserialize(item)
-                    continue
-                ended = True
-                if isinstance(item, BaseException):
-                    raise item
-                _ended_well(item)
-                return
-        finally:
-            over.set()
-            if not ended:  # the caller has seen enough
-                self._soon(stream.receiver.reset)
-
-    def _soon(self, function: Callable[..., object], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
-            self._host.loop.call_soon_threadsafe(function, *arguments)
-
-
-def _ended_well(end: Headers) -> InMemoryCall:
-    """The call that ended so. Raises: GrpcError, if it failed."""
-    code = _CODES.get(int(end.get(b"grpc-status", b"2")), grpc.StatusCode.UNKNOWN)
-    others = tuple((name.decode(), value.decode()) for name, value in end.items() if name not in _OF_THE_CALL)
-    kind = InMemoryCall if code is grpc.StatusCode.OK else GrpcError
-    call = kind(code, unquote(end.get(b"grpc-message", b"").decode()), others)
-    if isinstance(call, GrpcError):
-        raise call
-    return call
+    ) -> InMemoryStream:
+        """Requests are read in a thread, as grpc does, until the call is over."""
+        exchange = StreamExchange(self._host.loop, self._server, self._headers(timeout, metadata))
+        call = InMemoryStream(self._host, exchange, self._deserialize, timeout)
+        self._host.run(exchange.begin(timeout))
+        threading.Thread(target=exchange.feed, args=(requests, self._frame), daemon=True).start()
+        return call

@@ -76,6 +76,7 @@ class GrpcServer:
         self._turns = turns or LongTurns()
         self._repository = repository
         self._connections: set[Http2Connection] = set()
+        self._alone: set[CallStream] = set()
         self._all_closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: set[InferStream] = set()
@@ -132,16 +133,22 @@ class GrpcServer:
         for connection in list(self._connections):
             connection.drain()
         await self._closed_within(end - last_words_s(timeout_s) - time.monotonic())
-        if self._connections:
+        if self._in_use:
             give_up()
             for connection in list(self._connections):
                 connection.cut_off()
+            for alone in list(self._alone):
+                alone.receiver.cut_off()
             await self._closed_within(end - time.monotonic())
             for connection in list(self._connections):
                 connection.abort()
 
+    @property
+    def _in_use(self) -> bool:
+        return bool(self._connections or self._alone)
+
     async def _closed_within(self, seconds: float) -> None:
-        if self._connections:
+        if self._in_use:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_closed.wait(), seconds)
 
@@ -158,7 +165,19 @@ class GrpcServer:
 
     def _closed(self, connection: Http2Connection) -> None:
         self._connections.discard(connection)
-        if not self._connections:
+        if not self._in_use:
+            self._all_closed.set()
+
+    def open_alone(self, stream: CallStream) -> None:
+        """Serve a call that is on no connection; until it is `left`, a drain waits for it."""
+        self._alone.add(stream)
+        self._all_closed.clear()
+        self.open(stream)
+
+    def left(self, stream: CallStream) -> None:
+        """It is over."""
+        self._alone.discard(stream)
+        if not self._in_use:
             self._all_closed.set()
 
     def _table(self) -> dict[bytes, Callable[[GrpcCall], None]]:

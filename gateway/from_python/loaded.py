@@ -51,6 +51,9 @@ class LoadedModel:
         self._codec = RestCodec(one.name, one.version, spec, one.ragged, config.server.limits.json_depth)
         self._streams: weakref.WeakSet[_Parts] = weakref.WeakSet()
 
+    def __reduce__(self) -> str:
+        raise TypeError("a loaded model cannot be copied or pickled: call `gateway.load` where it is used")
+
     def __repr__(self) -> str:
         return f"<LoadedModel {self.name!r} version {self.version}>"
 

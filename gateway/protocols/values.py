@@ -12,13 +12,15 @@ import numpy as np
 
 from backends.base import TensorSpec, words_of
 from backends.datatypes import NUMPY, datatype_of
-from gateway.errors import InvalidArgument
+from gateway.errors import InvalidArgument, shortened
+from gateway.protocols.json_data import lists_from_json
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.tensors import check_count
 from gateway.types import ParameterValue
 from gateway.wire.tensors import Buffer, tensor_to_bytes
 
 _LEAVES: Final = (bool, int, float, str, bytes, type(None))
+_MOST_BITS: Final = 1024  # of an integer: no number is longer, and Python writes none of some thousand digits
 
 
 def request_body(
@@ -45,6 +47,8 @@ def request_body(
     entries: list[dict[str, Any]] = []
     tail: list[Buffer] = []
     for name, value in given.items():
+        if not isinstance(name, str):
+            raise InvalidArgument(f"inputs: got a name of {type(name).__name__}, expected text")
         expected = inputs.get(name)
         if hasattr(value, "__array__"):
             entry, raw = _of_array(name, _array(name, value), expected)
@@ -53,20 +57,65 @@ def request_body(
         entries.append(entry)
         tail.append(raw)
     head: dict[str, Any] = {"inputs": entries}
-    if outputs:
-        head["outputs"] = [
-            {"name": name, "parameters": {"binary_data": True}} if name in binary else {"name": name} for name in outputs
-        ]
+    asked: list[dict[str, Any]] = []
+    for name in outputs:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"outputs: got {type(name).__name__} in the list, expected names")
+        asked.append({"name": name, "parameters": {"binary_data": True}} if name in binary else {"name": name})
+    if asked:
+        head["outputs"] = asked
     if parameters:
-        head["parameters"] = dict(parameters)
+        head["parameters"] = {_parameter_name(key): _parameter(key, value) for key, value in parameters.items()}
     try:
         text = json.dumps(head).encode()
-    except TypeError as exc:
-        raise InvalidArgument(f"parameters: {exc}: expected true or false, numbers or text") from exc
+    except (TypeError, ValueError):
+        for entry in entries:
+            _check_leaves(entry)
+        raise
     return b"".join([text, *tail]), len(text)
 
 
+def has_plain(dtype: np.dtype) -> bool:
+    """Whether Python's own values hold the same: of times in nanoseconds they are integers."""
+    return dtype.kind in "SU" or dtype.newbyteorder("=") in NUMPY.values()
+
+
+def kind_of(value: object) -> str:
+    """The type of a value, or the dtype of one of numpy's."""
+    return str(value.dtype) if isinstance(value, np.ndarray | np.generic) else type(value).__name__
+
+
+def _parameter_name(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidArgument(f"parameters: got a name of {type(key).__name__}, expected text")
+    return key
+
+
+def _parameter(key: str, value: object) -> ParameterValue:
+    if isinstance(value, np.generic) and has_plain(value.dtype):
+        value = value.item()
+    if not isinstance(value, bool | int | float | str):
+        got = type(value).__name__
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        got = f"an integer of {value.bit_length()} bits"
+    else:
+        return value
+    raise InvalidArgument(f"parameter '{shortened(key)}': got {got}, expected true or false, a number or text")
+
+
+def _check_leaves(entry: dict[str, Any]) -> None:
+    """Name the element that JSON cannot hold. Raises: InvalidArgument, if there is one."""
+    for index, leaf in enumerate(_leaves(entry.get("data", []))):
+        got = "bytes" if isinstance(leaf, bytes) else ""
+        if isinstance(leaf, int) and leaf.bit_length() > _MOST_BITS:
+            got = f"an integer of {leaf.bit_length()} bits"
+        if got:
+            raise InvalidArgument(f"input '{entry['name']}': element {index} is {got}, expected {entry['datatype']}")
+
+
 def _array(name: str, value: object) -> np.ndarray:
+    if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray) and value.mask.any():
+        raise InvalidArgument(f"input '{name}': elements are masked, expected values in their place, as by `.filled(0)`")
     try:
         return np.asarray(value)
     except Exception as exc:  # whatever another library's `__array__` raises, as of a tensor that needs a gradient
@@ -92,13 +141,18 @@ def _of_lists(name: str, value: object, expected: TensorSpec | None) -> tuple[di
     except RecursionError:
         raise InvalidArgument(f"input '{name}': data: lists nested too deep") from None
     shape = _shape(plain)
-    datatype = expected.datatype if expected is not None else ""  # of a name that is none, nothing more is looked at
+    if expected is None:  # of a name that is none, nothing more is looked at
+        return {"name": name, "datatype": "", "shape": shape, "data": []}, b""
+    datatype = expected.datatype
+    data = plain if isinstance(plain, list) else [plain]
+    if datatype in WITHOUT_JSON:
+        lists_from_json(name, datatype, data, max(1, len(shape)), halves=True)  # as what reads the JSON of the others
     if datatype in WITHOUT_JSON or (datatype == "BYTES" and any(isinstance(leaf, bytes) for leaf in _leaves(plain))):
         flat = list(_leaves(plain))
         check_count(name, datatype, shape, len(flat))
         raw = tensor_to_bytes(_packed(name, datatype, flat))
         return _binary(name, datatype, shape, raw), raw
-    return {"name": name, "datatype": datatype, "shape": shape, "data": plain if isinstance(plain, list) else [plain]}, b""
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}, b""
 
 
 def _binary(name: str, datatype: str, shape: Iterable[int], raw: Buffer) -> dict[str, Any]:
@@ -112,10 +166,7 @@ def _packed(name: str, datatype: str, flat: list[Any]) -> np.ndarray:
         elements = np.empty(len(flat), object)
         elements[:] = flat
         return elements
-    try:
-        exact = np.asarray(flat, np.float64)
-    except (TypeError, ValueError, OverflowError) as exc:
-        raise InvalidArgument(f"input '{name}': data: expected {datatype} elements: {exc}") from exc
+    exact = np.asarray(flat, np.float64)
     with np.errstate(over="ignore"):
         array = exact.astype(NUMPY[datatype])
     lost = np.flatnonzero(np.isfinite(exact) & ~np.isfinite(array))
@@ -137,10 +188,13 @@ def _plain(name: str, value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
+        if value.dtype == object:
+            return _plain(name, value.tolist())
+        if has_plain(value.dtype):
+            return value.tolist()
     if not isinstance(value, _LEAVES):
         raise InvalidArgument(
-            f"input '{name}': got {type(value).__name__}, expected an array, or lists of numbers, true or false, text or bytes"
+            f"input '{name}': got {kind_of(value)}, expected an array, or lists of numbers, true or false, text or bytes"
         )
     return value
 

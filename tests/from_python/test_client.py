@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 import gateway
 from gateway.errors import NotReady
-from tests.from_python.models import double
+from tests.from_python.models import Gate, double
 from tests.grpc_server.serving import infer_request
 
 CONFIG: dict[str, Any] = {
@@ -70,12 +70,14 @@ def test_json_holds_nan_and_infinity_as_a_client_over_the_wire_writes_them(clien
     [
         ({"content": "{}"}, "content: got str, expected bytes"),
         ({"json": {1}}, "json: got set: expected what JSON can hold, and numpy arrays"),
+        ({"json": np.array(["2020-01-01"], "M8[ns]")}, "json: got datetime64[ns]: expected what JSON can hold"),
+        ({"json": [np.longdouble(1)]}, f"json: got {np.dtype(np.longdouble)}: expected what JSON can hold"),
         ({"headers": [("a", "b")]}, "headers: got list, expected a dict of text by name"),
         ({"headers": {"a": "b\r\nc: d"}}, "a header, or the method, holds the end of a line"),
         ({"path": None}, "path: got NoneType, expected text"),
         ({"method": 3}, "method: got int, expected text"),
     ],
-    ids=["content", "json", "headers", "line", "path", "method"],
+    ids=["content", "json", "times", "long double", "headers", "line", "path", "method"],
 )
 def test_what_makes_no_request_is_refused_with_its_name(client: gateway.TestClient, fault: dict[str, Any], words: str) -> None:
     with pytest.raises(gateway.ConfigError, match=f"^{re.escape(words)}"):
@@ -179,6 +181,23 @@ def test_a_stub_gives_the_call_with_the_answer_and_futures(stub: Any) -> None:
     assert str(failed) == f"NOT_FOUND: {failed.details()}"
 
 
+def test_a_future_that_is_cancelled_says_so() -> None:
+    Gate.opened.set()
+    tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 1])
+    with gateway.TestClient(Gate) as client:
+        Gate.opened.clear()
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+        future = stub.ModelInfer.future(pb.ModelInferRequest(model_name="Gate", inputs=[tensor], raw_input_contents=[b"1234"]))
+        with pytest.raises(grpc.FutureTimeoutError):
+            future.result(0.01)
+        assert future.is_active()
+        assert future.cancel()
+        assert (future.cancelled(), future.code()) == (True, grpc.StatusCode.CANCELLED)
+        with pytest.raises(grpc.FutureCancelledError):
+            future.result(20)
+        Gate.opened.set()
+
+
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
 def test_a_method_that_is_none_is_not_implemented(client: gateway.TestClient, kind: str) -> None:
     call = getattr(client.channel, kind)("/inference.GRPCInferenceService/Nothing", lambda _: b"", lambda _: None)
@@ -261,7 +280,7 @@ def test_what_the_callers_own_requests_raise_ends_the_stream(stub: Any) -> None:
 def test_health_is_watched_until_nobody_looks(client: gateway.TestClient) -> None:
     watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-    watch.close()
+    watch.cancel()
 
 
 def test_no_port_is_opened(client: gateway.TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

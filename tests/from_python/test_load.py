@@ -1,7 +1,10 @@
 """`gateway.load`: a model called as a function, in this process."""
 
 import asyncio
+import copy
 import gc
+import pickle
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -71,8 +75,48 @@ def test_half_precision_is_taken_from_lists_and_given() -> None:
             model.predict({"x": [[1, 1_000_000]]})
         with pytest.raises(InvalidArgument, match="got 3 elements, expected 4 for FP16"):
             model.predict({"x": [[1, 2], [3]]})
-        with pytest.raises(InvalidArgument, match="input 'x': data: expected FP16 elements"):
-            model.predict({"x": [["a", 2]]})
+
+
+@pytest.mark.parametrize("strange", [None, "1", b"2", True])
+def test_lists_of_half_precision_hold_what_those_of_others_do(strange: Any, model: gateway.LoadedModel) -> None:
+    """Which JSON cannot: those of FP32 are."""
+    told = []
+    with gateway.load(half) as halves:
+        for each in (halves, model):
+            with pytest.raises(InvalidArgument) as raised:
+                each.predict({"x": [[1, strange]]})
+            told.append(str(raised.value))
+        with pytest.raises(InvalidArgument, match=r"expected FP16 \[-1, 2\], got FP16 \[\]"):
+            halves.predict({"x": 1.0})
+        with pytest.raises(InvalidArgument, match="input 'x': data: expected FP16 elements: Number out of range"):
+            halves.predict({"x": [[1, 10**400]]})
+    assert told[0].startswith("input 'x': data: expected FP16 elements, got ")
+    if strange != b"2":  # which JSON has not
+        assert told[0] == told[1].replace("FP32", "FP16")
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        (np.datetime64("2020-01-01", "ns"), "datetime64[ns]"),
+        (np.datetime64("NaT", "ns"), "datetime64[ns]"),
+        (np.datetime64("2020-01-01", "us"), "datetime64[us]"),
+        (np.timedelta64(5, "ns"), "timedelta64[ns]"),
+        (np.array(["2020-01-01"], "M8[ns]"), "datetime64[ns]"),
+        (np.array([np.timedelta64(5, "ns")], object), "timedelta64[ns]"),
+        (np.complex128(5), "complex128"),
+        (np.longdouble(5), str(np.dtype(np.longdouble))),
+    ],
+    ids=str,
+)
+def test_an_element_of_numpys_that_python_has_not_is_refused(element: Any, words: str, model: gateway.LoadedModel) -> None:
+    with pytest.raises(InvalidArgument, match=f"^input 'x': got {re.escape(words)}, expected an array, or lists of numbers"):
+        model.predict({"x": [[element, 1]]})
+
+
+def test_elements_of_numpys_that_python_has_are_taken(model: gateway.LoadedModel) -> None:
+    for one in (np.int8(1), np.uint64(1), np.float16(1), np.array(1, ">f4"), ml_dtypes.bfloat16(1), np.array(1, object)):
+        assert model.predict({"x": [[one, 2]]})["output"].tolist() == [[2, 4]]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +127,10 @@ def test_half_precision_is_taken_from_lists_and_given() -> None:
         ({"x": 3.0}, r"expected FP32 \[-1, 2\], got FP32 \[\]"),
         ({"x": [["a", "b"]]}, r"input 'x': data: expected FP32 elements, got text at data\[0\]\[0\]"),
         ({"x": {"a": 1}}, "input 'x': got dict, expected an array, or lists of numbers"),
+        ({"x": [[1, 10**5000]]}, "input 'x': element 1 is an integer of 16610 bits, expected FP32"),
+        ({"x": [[1, b"2"]]}, "input 'x': element 1 is bytes, expected FP32"),
+        ({"y": [[1, b"2"]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
+        ({b"x": [[1, 2]]}, "inputs: got a name of bytes, expected text"),
         ({"y": [[1, 2]]}, "unexpected inference input 'y' for model 'double'; its inputs: 'x'"),
         ({}, "expected 1 inputs but got 0 inputs for model 'double': missing 'x'; the smallest request: "),
         ({"x": [[[[[[1, 2]]]]]]}, r"got FP32 \[1, 1, 1, 1, 1, 2\]"),
@@ -114,6 +162,24 @@ def test_what_gives_no_array_is_refused(model: gateway.LoadedModel) -> None:
         model.predict({"x": NeedsGradient()})  # type: ignore[dict-item]
 
 
+def test_an_array_with_masked_elements_is_refused(model: gateway.LoadedModel) -> None:
+    masked = np.ma.masked_array(np.ones((1, 2), np.float32), mask=[[False, True]])
+    with pytest.raises(
+        InvalidArgument, match=r"input 'x': elements are masked, expected values in their place, as by `.filled"
+    ):
+        model.predict({"x": masked})
+    with pytest.raises(InvalidArgument, match=r"expected FP32 elements, got null at data\[0\]\[1\]"):
+        model.predict({"x": list(masked)})
+    for whole in (masked.filled(2), np.ma.masked_array(masked.data)):
+        assert model.predict({"x": whole})["output"][0, 0] == 2
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_loaded_model_says_that_it_cannot_be_copied(copied: Any, model: gateway.LoadedModel) -> None:
+    with pytest.raises(TypeError, match=r"a loaded model cannot be copied or pickled: call `gateway\.load` where it is used"):
+        copied(model)
+
+
 def test_text_that_is_none_is_refused() -> None:
     with gateway.load(Letters) as letters, pytest.raises(InvalidArgument, match="element 0 is of int, expected bytes or str"):
         letters.predict({"text": np.array([[5]], object)})
@@ -129,8 +195,6 @@ def test_what_the_model_raises_is_told_and_the_next_call_is_answered(model: gate
 def test_parameters_are_the_protocols(model: gateway.LoadedModel) -> None:
     with pytest.raises(InvalidArgument, match="parameter 'priority': got -1"):
         model.predict({"x": [[1, 2]]}, parameters={"priority": -1})
-    with pytest.raises(InvalidArgument, match="parameters: Object of type object is not JSON serializable"):
-        model.predict({"x": [[1, 2]]}, parameters={"own": object()})  # type: ignore[dict-item]  # the mistake
     with pytest.raises(InvalidArgument, match="unexpected inference output 'outptu'"):
         model.predict({"x": [[1, 2]]}, outputs=["outptu"])
 
@@ -329,6 +393,22 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
     assert gateway_threads() == before
 
 
+CIRCULAR: list[Any] = []
+CIRCULAR.append(CIRCULAR)
+
+
+def test_parameters_may_be_numpys(model: gateway.LoadedModel) -> None:
+    given: dict[str, Any] = {
+        "timeout": np.int64(20_000_000),
+        "own": np.float32(1),
+        "flag": np.bool_(True),
+        "text": np.str_("a"),
+    }
+    assert model.predict({"x": [[1, 2]]}, parameters=given)["output"].tolist() == [[2, 4]]
+    with pytest.raises(InvalidArgument, match="parameter 'priority': got -1"):
+        model.predict({"x": [[1, 2]]}, parameters={"priority": np.int8(-1)})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -336,8 +416,13 @@ def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:
         ({"outputs": 5}, "outputs: got int, expected a list of names"),
         ({"parameters": [1]}, "parameters: got list, expected a dict"),
         ({"parameters": "x"}, "parameters: got str, expected a dict"),
+        ({"outputs": [object()]}, "outputs: got object in the list, expected names"),
+        ({"parameters": {(1, 2): 3}}, "parameters: got a name of tuple, expected text"),
+        ({"parameters": {"own": object()}}, "parameter 'own': got object, expected true or false, a number or text"),
+        ({"parameters": {"own": CIRCULAR}}, "parameter 'own': got list, expected true or false, a number or text"),
+        ({"parameters": {"own": np.complex64(1)}}, "parameter 'own': got complex64, expected true or false"),
+        ({"parameters": {"timeout": 10**5000}}, "parameter 'timeout': got an integer of 16610 bits, expected true or false"),
     ],
-    ids=str,
 )
 def test_an_argument_of_the_wrong_kind_is_told_by_its_name(
     options: dict[str, Any], words: str, model: gateway.LoadedModel

@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import gateway
-from gateway.edges.grpc_in_memory import _UNREAD
+from gateway.edges.grpc_call_in_memory import _UNREAD
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from tests.from_python.models import Tokens, double, letters_of
@@ -198,8 +199,111 @@ def test_a_stub_that_reads_slowly_makes_the_model_wait(stub: Any) -> None:
     assert until_still() <= 1 + _UNREAD + 1 + PARTS_AHEAD
     assert {told(next(answers)) for _ in range(200)} == {"0"}
     assert until_still() > 200
-    answers.close()
+    answers.cancel()
     assert Tokens.stopped.wait(PATIENCE_S)
+
+
+def test_a_stream_that_is_dropped_before_it_is_read_frees_the_session(stub: Any) -> None:
+    answers = stub.ModelStreamInfer(iter([request(0)]))
+    answers.initial_metadata()  # the model has begun
+    del answers
+    assert Tokens.stopped.wait(PATIENCE_S)
+    assert [told(message) for message in stub.ModelStreamInfer(iter([request(2)]), timeout=PATIENCE_S)] == ["0", "1"]
+
+
+def test_what_a_stream_has_asked_is_answered_while_the_client_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    client = gateway.TestClient(letters_of)
+    text = pb.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(b"a" * 100)
+    asked = pb.ModelInferRequest(model_name="letters_of", inputs=[text])
+    answers = service_pb2_grpc.GRPCInferenceServiceStub(client.channel).ModelStreamInfer(iter([asked]))
+    next(answers)
+    watch = health_pb2_grpc.HealthStub(client.channel).Watch(health_pb2.HealthCheckRequest())
+    next(watch)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    with pytest.raises(grpc.RpcError):  # the drain has begun
+        list(watch)
+    assert [(answer.error_message, answer.infer_response.raw_output_contents[0][4:]) for answer in answers] == [("", b"a")] * 99
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert "drain_timeout_s" not in caplog.text
+
+
+@pytest.mark.slow
+def test_streams_that_do_not_end_are_cut_off_at_the_end_of_the_drain() -> None:
+    opened = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        opened.wait()
+        yield from ()
+
+    backend = {"kind": "python", "model": "tests.from_python.models:Tokens"}
+    config = {"server": {"drain_timeout_s": 0.4}, "models": [{"name": "Tokens", "max_rows": 1, "backends": [backend]}]}
+    with gateway.TestClient(config) as client:
+        answers = service_pb2_grpc.GRPCInferenceServiceStub(client.channel).ModelStreamInfer(iter([request(0)]))
+        assert told(next(answers)) == "0"
+        idle = client.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(nothing())
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s > 0.2  # it was waited for
+    *parts, last = (told(message) for message in answers)
+    assert (set(parts), last) == ({"0"}, "the server is shutting down, and had no time left for this")
+    with pytest.raises(grpc.RpcError) as raised:
+        next(idle)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    opened.set()
+
+
+@pytest.fixture(scope="module", params=["in memory", "on the wire"])
+def either(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A stub on the test client's channel, and one on grpc's own, whose calls are what the others are held to."""
+    if request.param == "in memory":
+        with gateway.TestClient(Tokens) as client:
+            yield service_pb2_grpc.GRPCInferenceServiceStub(client.channel)
+    else:
+        with gateway.run(Tokens) as server, grpc.insecure_channel(server.grpc_target) as channel:
+            yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def test_a_stream_tells_what_became_of_its_call(either: Any) -> None:
+    answers = either.ModelStreamInfer(iter([request(2)]), metadata=(("x-request-id", "mine"),))
+    assert dict(answers.initial_metadata()) == {"x-request-id": "mine"}
+    assert [told(message) for message in answers] == ["0", "1"]
+    assert (answers.code(), answers.details(), answers.is_active()) == (grpc.StatusCode.OK, "", False)
+    assert (tuple(answers.trailing_metadata()), answers.time_remaining()) == ((), None)
+    assert not answers.cancel()
+    assert not answers.add_callback(lambda: None)
+
+
+def test_a_stream_can_be_cancelled(either: Any) -> None:
+    ended = threading.Event()
+    answers = either.ModelStreamInfer(iter([request(0)]), timeout=PATIENCE_S)
+    assert told(next(answers)) == "0"
+    assert answers.is_active()
+    assert 0 < answers.time_remaining() <= PATIENCE_S
+    assert answers.add_callback(ended.set)
+    assert answers.cancel()
+    assert ended.wait(PATIENCE_S)
+    for _ in range(2):
+        with pytest.raises(grpc.RpcError) as raised:
+            next(answers)
+        assert raised.value.code() is grpc.StatusCode.CANCELLED
+    assert (answers.code(), answers.details()) == (grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
+    assert Tokens.stopped.wait(PATIENCE_S)
+    assert not answers.cancel()
+
+
+def test_a_future_tells_what_became_of_its_call(either: Any) -> None:
+    future = either.ModelInfer.future(pb.ModelInferRequest(model_name="no"), metadata=(("x-request-id", "mine"),))
+    assert future.code() is grpc.StatusCode.NOT_FOUND
+    assert future.details().startswith("Request for unknown model: 'no'")
+    assert (future.done(), future.running(), future.is_active(), future.cancel()) == (True, False, False, False)
+    error = future.exception(PATIENCE_S)
+    assert isinstance(error, grpc.Call)
+    for call in (future, error):
+        assert (tuple(call.initial_metadata()), dict(call.trailing_metadata())) == ((), {"x-request-id": "mine"})
+    with pytest.raises(grpc.RpcError):
+        future.result(PATIENCE_S)
 
 
 def test_a_stub_that_reads_only_at_the_end_gets_all_answers() -> None:
@@ -236,5 +340,5 @@ def test_a_stream_keeps_its_shared_worker_until_its_end() -> None:
         next(answers)
         answer = client.post("/v2/models/double/infer", json={**asked, "parameters": {"timeout": 100_000}})
         assert answer.status_code == 504, answer.text
-        answers.close()
+        answers.cancel()
         assert client.post("/v2/models/double/infer", json=asked).status_code == 200

@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 import gateway
-from gateway.edges.grpc_in_memory import GrpcError
+from gateway.edges.grpc_call_in_memory import GrpcError
 from tests.grpc_server.serving import infer_request
 from tests.tracing.collector import SERVER, Collector, Seen, collecting
 

@@ -3,10 +3,11 @@
 Pure: no clock, no I/O. Whoever drives it sends requests where `route` says, and tells how executions end.
 
 Three kinds of candidates. Regular ones share the requests by the policy. A canary gets its share of the requests, if it can
-serve them in time, and no others. A shadow gets copies only. Besides, a candidate gets one copy at a time while something is to
-be learned that no caller should pay for: whether an ejected one works again ("probe"), how fast one is that has not run yet,
-that was found idle but too slow, or that is unused for its price ("learn"); and one without a live session, while requests find
-no room elsewhere, so that whoever starts sessions sees that they are wanted ("wake").
+serve them in time (without any deadline: if no more than a usual batch is ahead), and no others. A shadow gets copies only.
+Besides, a candidate gets one copy at a time while something is to be learned that no caller should pay for: whether an ejected
+one works again ("probe"), how fast one is that has not run yet, that was found idle but too slow, or that is unused for its
+price ("learn"); and one without a live session, while requests find no room elsewhere, so that whoever starts sessions sees
+that they are wanted ("wake").
 """
 
 from collections.abc import Sequence
@@ -258,7 +259,12 @@ class Router:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)
-            if deadline_ns == NEVER or now_ns + total_ns <= deadline_ns:
+            if deadline_ns == NEVER:
+                # Else one that hangs would get its share until it fails. What starts a session is its first request.
+                takes = not forecast.workers or forecast.wait_ns + forecast.ahead_ns <= forecast.batch_ns
+            else:
+                takes = now_ns + total_ns <= deadline_ns
+            if takes:
                 candidate.credit -= 1.0
                 return Route(candidate, "canary", total_ns)
         return None

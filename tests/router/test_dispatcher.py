@@ -270,6 +270,20 @@ def test_what_waits_behind_a_stalled_batch_is_no_canarys() -> None:
     simulated((CHEAP, Kind("canary", 1.0, 0.1, 1.0, options=(("canary_share", 0.01),))), main)
 
 
+def test_without_an_slo_a_canary_that_hangs_soon_gets_no_more_requests() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[1].fault = always((FAILED[0], False, 10 * S))
+        sent = []
+        for _ in range(200):
+            sent.append(asyncio.ensure_future(fleet.send()))
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(1)
+        assert sum(not each.done() for each in sent) <= 8  # of forty that are its share
+
+    canary = Kind("canary", 2.0, 0.5, 0.1, options=(("canary_share", 0.2),))
+    simulated((CHEAP, canary), main, slo_ms=None)
+
+
 def test_what_waits_at_the_last_regular_backend_goes_to_a_canary_once_it_is_ejected() -> None:
     async def main(fleet: Fleet) -> None:
         faults = [(LOST[0], True, 20 * MS)]

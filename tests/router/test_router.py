@@ -268,6 +268,27 @@ def test_a_canary_that_is_late_or_ejected_gets_nothing() -> None:
     assert {chosen(router)[0] for _ in range(10)} == {"stable"}
 
 
+def test_without_any_deadline_a_canary_gets_nothing_once_more_than_a_batch_is_ahead_of_it() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 10, 0.01, canary_share=0.5)
+    router = router_of(stable, canary, slo_ns=None)
+    lane_of(canary).wait_ms = 10
+    assert [chosen(router)[0] for _ in range(4)] == ["stable", "canary"] * 2
+    lane_of(canary).wait_ms = 11  # as that of a batch that is overdue by so much
+    assert {chosen(router)[0] for _ in range(10)} == {"stable"}
+    lane_of(canary).wait_ms = 5
+    lane_of(canary).ahead_ms = 6
+    assert {chosen(router)[0] for _ in range(10)} == {"stable"}
+    lane_of(canary).wait_ms = lane_of(canary).ahead_ms = 0
+    assert chosen(router)[0] == "canary"
+
+
+def test_without_any_deadline_a_canary_without_a_session_gets_its_share_which_starts_one() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 10, 0.01, canary_share=0.5)
+    router = router_of(stable, canary, slo_ns=None)
+    lane_of(canary).workers = 0
+    assert [chosen(router)[0] for _ in range(4)] == ["stable", "canary"] * 2
+
+
 def test_a_shadow_gets_copies_of_its_share_only_while_it_is_idle_and_never_a_request() -> None:
     stable, shadow = candidate("stable", 1, 1.0), candidate("shadow", 1, 0.01, shadow_share=0.25)
     router = router_of(stable, shadow)

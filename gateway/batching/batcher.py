@@ -347,11 +347,11 @@ class Batcher(Untold):
                 self._own_service.curve(batch.group).observe(batch.padded_rows, batch.busy, time_ns)
         self._policy.finished(batch, now_ns, compute_ns, ok)
 
-    def forecast(self, request: InferRequest, now_ns: int, free_slots: int) -> Forecast:
-        """When the request would be done, were it added now. free_slots: batches that could start at once."""
+    def forecast(self, request: InferRequest, now_ns: int, free_slots: int, mean: bool = False) -> Forecast:
+        """When the request would be done, were it added now. free_slots: batches that could start at once. mean: of its own."""
         rows = request.rows if self._batched else 1
         state, group = self._state, self._groups.of(request)
-        told = forecast(self.service, state, group, rows, now_ns, free_slots, self._slo_ns)
+        told = forecast(self.service, state, group, rows, now_ns, free_slots, self._slo_ns, mean)
         return unless_refused(told, state, group, request, self._slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:

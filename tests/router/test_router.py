@@ -161,6 +161,19 @@ def test_the_price_of_one_that_is_unused_follows_what_is_known_of_its_speed_with
     assert other.busy_ns == pytest.approx(20 * MS, rel=0.01)  # what its lane says of any batch
 
 
+def test_the_price_of_one_that_is_unused_is_of_the_mean_as_that_of_one_that_is_used() -> None:
+    used_one, other = candidate("used", 10, 0.1), candidate("other", 20, 0.1)
+    lane_of(other).own_ms, lane_of(other).spread = 24, 3.0  # 8 on average
+    fresh = Candidate("fresh", StatedLane(30, spread=3.0), Health(Ejection()), 0.1)
+    router = router_of(used_one, other, fresh)
+    used(router, used_one, until_s=2)
+    assert fresh.alone_row_ns == 10 * MS
+    for at in range(100):
+        router.route(request(3 * SECOND + at * 100 * MS), 3 * SECOND + at * 100 * MS)
+    assert other.busy_ns == pytest.approx(8 * MS, rel=0.01)
+    assert chosen(router, 20 * SECOND) == ("other", "cheapest")
+
+
 # health
 
 

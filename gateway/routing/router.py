@@ -179,7 +179,7 @@ class Router:
         if not copied:
             candidate.used_ns = now_ns
         if not copied or not candidate.rows or candidate.shadow_share:
-            candidate.executed(rows, busy_ns)
+            candidate.executed(rows, busy_ns, streamed_ns)
         if candidate.worker_usd_per_hour:
             self._spent += candidate.worker_usd_per_hour * busy_ns
         if expected_ns and busy_ns - streamed_ns > max(_OUTLIER * expected_ns, self._late_ns):

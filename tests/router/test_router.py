@@ -174,6 +174,19 @@ def test_the_price_of_one_that_is_unused_is_of_the_mean_as_that_of_one_that_is_u
     assert chosen(router, 20 * SECOND) == ("other", "cheapest")
 
 
+def test_the_price_of_one_that_is_unused_holds_what_came_after_the_first_part_of_its_answers() -> None:
+    cheap, other = candidate("cheap", 100, 1.0), candidate("other", 4, 4.0)
+    router = router_of(cheap, other)
+    lane_of(cheap).own_ms, lane_of(other).own_ms = 4, 5  # to the first part, as a lane forecasts it
+    for _ in range(100):
+        router.executed(other, 1, 100 * MS, 4 * MS, 0, streamed_ns=96 * MS)
+    for at in range(100):
+        router.route(request(3 * SECOND + at * 100 * MS), 3 * SECOND + at * 100 * MS)
+        router.executed(cheap, 1, 100 * MS, 4 * MS, 3 * SECOND + at * 100 * MS, streamed_ns=96 * MS)
+    assert other.busy_ns == pytest.approx(101 * MS, rel=0.01)
+    assert chosen(router, 13 * SECOND) == ("cheap", "cheapest")
+
+
 # health
 
 

@@ -905,6 +905,21 @@ def test_what_no_other_backend_takes_waits_for_the_next_session(
     simulated((CHEAP, DEAR), main, slo_ms=None)
 
 
+def test_under_overload_what_is_of_a_higher_class_is_in_time() -> None:
+    async def main(fleet: Fleet) -> None:
+        sent = []
+        for at in range(2000):  # 800/s, a quarter of it of the higher class, where about 140/s can be served
+            sent.append(asyncio.ensure_future(fleet.send(priority=1 if at % 16 == 0 else 3)))
+            await asyncio.sleep(1 / 800)
+        outcomes = [type(outcome) for outcome in await asyncio.gather(*sent)]
+        high, low = outcomes[::16], [each for at, each in enumerate(outcomes) if at % 16]
+        assert high.count(InferResponse) > 0.95 * len(high)
+        assert low.count(InferResponse) < 0.3 * len(low)
+
+    slow = Kind("slow", 20.0, 10.0, 0.5)
+    simulated((slow, slow), main, slo_ms=200)
+
+
 def test_a_request_that_moves_makes_room_among_lower_classes() -> None:
     async def main(fleet: Fleet) -> None:
         await full(fleet)

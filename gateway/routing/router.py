@@ -250,7 +250,8 @@ class Router:
         others = [other for other in self._serving if other is not candidate]
         fit = [other for other in others if other.lane.available and not other.health.ejected]
         ejected = sum(other.health.ejected for other in others)
-        return bool(fit) and ejected + 1 <= max(1.0, self._ejection.max_share * len(self._serving))
+        most = self._ejection.max_share
+        return bool(fit and most) and ejected + 1 <= max(1.0, most * len(self._serving))
 
     def _canary(self, request: InferRequest, now_ns: int, deadline_ns: int) -> Route | None:
         # Each counts each request, also one that another takes: shares are of all requests.

@@ -238,6 +238,13 @@ def test_no_more_than_the_share_is_ejected() -> None:
     assert [router.failed(each, 0, hung=True) for each in several] == [True, True, False, False]
 
 
+def test_with_a_share_of_none_nobody_is_ejected() -> None:
+    one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
+    router = router_of(one, other, max_share=0.0)
+    assert not router.failed(one, 0, hung=True)
+    assert chosen(router) == ("one", "cheapest")
+
+
 def test_with_all_others_gone_the_ejected_serve_again() -> None:
     one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
     router = router_of(one, other)

@@ -67,6 +67,7 @@ models:
       - kind: triton  # ! add `url: …`
         model: m
   - name: hinted
+    routing: {ejection: {pause_s: 10}}  # ! above max_pause_s, 8
     inputs: [{name: x, datatype: FP64, shape: [-1, 5]}]  # ! expected FP32, as in the code ! expected [-1, 4], as in the code
     outputs: [{name: output, datatype: FP32, shape: [-1, 4]}]
     backends:  # ! every backend is a canary or a shadow

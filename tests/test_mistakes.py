@@ -202,6 +202,22 @@ def test_check_loads_a_model_as_serve_does_with_its_largest_batch(folder: Path) 
     assert "set max_rows: 1" in fault["message"]
 
 
+def test_check_loads_all_backends_of_a_model_to_tell_which_is_unlike_the_others(folder: Path) -> None:
+    (folder / "one.py").write_text(ONE_ROW.replace("BODY", "return {'y': inputs['x']}"))
+    (folder / "other.py").write_text(
+        ONE_ROW.replace("BODY", "return {'y': inputs['x']}").replace('"FP32", (-1, 4))]', '"FP64", (-1, 4))]', 1)
+    )
+    (folder / "parts.py").write_text(ONE_ROW.replace("BODY", "yield {'y': inputs['x']}"))
+    names = ("one", "one", "other", "parts")
+    kinds = [f"{{kind: python, name: b{at}, model: '{name}.py:Model'}}" for at, name in enumerate(names)]
+    text = f"models: [{{name: m, max_rows: 8, backends: [{', '.join(kinds)}]}}]"
+    unlike, decoupled = told(Mistake("", text, "", (), arguments=("--load",)), folder)["faults"]
+    assert unlike["path"] == "models[0].backends[2]"
+    assert "backend b2 is unlike m:1/b0: input x is FP64 [-1, 4] here, FP32 [-1, 4] there: all backends" in unlike["message"]
+    assert decoupled["path"] == "models[0].backends[3]"
+    assert "backend b3 is decoupled (it answers in parts), and m:1/b0 is not" in decoupled["message"]
+
+
 def test_check_says_last_which_models_failed_when_they_were_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "raises.py").write_text(ONE_ROW.replace("BODY", "raise ValueError('no')"))
     (folder / "gateway.yaml").write_text(one("model: raises.py:Model", kind="python"))

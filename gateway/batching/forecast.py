@@ -23,8 +23,8 @@ CAP: Final = 0.55
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """In nanoseconds. See the module.
 
-    own_ns: what nine in ten take at most, so that a backend whose times scatter gets less to do. batch_ns: of a
-    batch at the cap. workers: alive, busy or not; 0: nothing runs until one comes, which is not in wait_ns.
+    own_ns: what nine in ten take at most, so that a backend whose times scatter gets less to do; or the mean, if that was asked
+    for. batch_ns: of a batch at the cap. workers: alive, busy or not; 0: nothing runs until one comes, which is not in wait_ns.
     known: whether the model's speed has been seen; if not, only wait_ns means something.
     """
 
@@ -41,31 +41,46 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 def forecast(
-    service: ServiceModel, state: State, group: Hashable, rows: int, now_ns: int, free_slots: int, slo_ns: int | None
+    service: ServiceModel,
+    state: State,
+    group: Hashable,
+    rows: int,
+    now_ns: int,
+    free_slots: int,
+    slo_ns: int | None,
+    mean: bool = False,
+    key: int | None = None,
 ) -> Forecast:
-    """For a request of so many rows in a group. free_slots: batches that could start now."""
+    """For a request of so many rows in a group. free_slots: batches that could start now. mean: see `Forecast`.
+
+    key: its virtual deadline, where it may pass some of what waits; None: it stands last in line.
+    """
     running = state.in_flight
     workers = len(running) + free_slots
     curve = _curve(service, group)
     if curve is None:
         return Forecast(first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
-    shape = curve.shape
+    shape, spread = curve.shape, 1.0 if mean else curve.spread
     if free_slots and not state.rows:
         level = curve.level(len(running) + 1)
         cap = _cap(curve, level, slo_ns)
         if rows <= curve.sizes[cap]:
-            return Forecast(0.0, 0.0, shape[curve.at(rows)] * level * curve.spread, shape[cap] * level, workers, True)
+            return Forecast(0.0, 0.0, shape[curve.at(rows)] * level * spread, shape[cap] * level, workers, True)
     else:
         level = curve.level(max(1, workers))
         cap = _cap(curve, level, slo_ns)
     batch_ns, cap_rows = shape[cap] * level, curve.sizes[cap]
     queue = state.queues.get(group)
-    total = rows + (queue.rows if queue is not None else 0)
+    total = rows
+    if queue is not None:
+        total += queue.rows if key is None else queue.rows_before(key)
     batches = (total - 1) // cap_rows
     free = [0.0] * free_slots + sorted(_residual_ns(service, batch, now_ns) for batch in running) or [0.0]
     rounds, place = divmod(batches, len(free))
-    ahead_ns = free[place] - free[0] + rounds * batch_ns + _others_ns(service, state, group, level, slo_ns) / len(free)
-    own_ns = shape[curve.at(total - batches * cap_rows)] * level * curve.spread
+    ahead_ns = free[place] - free[0] + rounds * batch_ns
+    if len(state.queues) > 1:
+        ahead_ns += _others_ns(service, state, group, level, slo_ns, key) / len(free)
+    own_ns = shape[curve.at(total - batches * cap_rows)] * level * spread
     return Forecast(free[0], ahead_ns, own_ns, batch_ns, workers, True)
 
 
@@ -107,15 +122,16 @@ def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
     return abs(batch.closed_ns + expected_ns - now_ns)
 
 
-def _others_ns(service: ServiceModel, state: State, group: Hashable, level: float, slo_ns: int | None) -> float:
-    """Worker time of what waits in other queues."""
-    if len(state.queues) == 1:
-        return 0.0
+def _others_ns(
+    service: ServiceModel, state: State, group: Hashable, level: float, slo_ns: int | None, key: int | None
+) -> float:
+    """Worker time of what waits in other queues. key: as `forecast` has it."""
     time_ns = 0.0
     for queue in state.queues.values():
         if queue.rows and queue.group != group:
             curve = _curve(service, queue.group)
             if curve is not None:
                 cap = _cap(curve, level, slo_ns)
-                time_ns += queue.rows * curve.shape[cap] * level / curve.sizes[cap]
+                rows = queue.rows if key is None else queue.rows_before(key)
+                time_ns += rows * curve.shape[cap] * level / curve.sizes[cap]
     return time_ns

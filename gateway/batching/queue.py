@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -244,6 +244,14 @@ class Queue:
                 yield entry
         if not found:
             self._lowest = priority
+
+    def rows_before(self, key: int) -> int:
+        """Rows of those that one with this virtual deadline would stand behind."""
+        entries = self.entries
+        if not entries or entries[-1][0] <= key:
+            return self.rows
+        first = bisect_left(entries, (key + 1,))
+        return first if self.rows == len(entries) else sum([entry[3] for entry in islice(entries, first)])
 
     def expired(self, now_ns: int) -> list[Entry]:
         """Take out those whose deadline has passed."""

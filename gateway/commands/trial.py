@@ -12,7 +12,7 @@ from gateway.clock import LoopClock
 from gateway.config import Backend, Config, ModelSection, Routing
 from gateway.documents.faults import Fault
 from gateway.documents.reader import Document
-from gateway.engine.lane_opener import LaneOpener, close_all
+from gateway.engine.lane_opener import LaneOpener, check_alike, close_all
 from gateway.engine.metrics import Metrics
 from gateway.engine.workers import WorkerPool
 from gateway.errors import GatewayError
@@ -29,7 +29,7 @@ class Tried(NamedTuple):
 
 
 async def tried(document: Document, config: Config) -> Tried:
-    """Load each backend by itself, in this process, and run it."""
+    """Load each backend by itself, in this process, and run it. Those of one model are to have the same inputs and outputs."""
     clock = LoopClock(asyncio.get_running_loop())
     metrics = Metrics()
 
@@ -39,6 +39,7 @@ async def tried(document: Document, config: Config) -> Tried:
     faults = []
     failing: list[str] = []
     for index, model in enumerate(config.models):
+        first: tuple[ModelSpec, str] | None = None  # of its backends that is loaded, and its name
         for number, backend in enumerate(model.backends):
             alone = backend.model_copy(update={"placement": "embedded", "sessions": 1, "shadow_share": None})
             whole = model.batching.model_copy(update={"probe_s": _PROBE_S})
@@ -46,9 +47,12 @@ async def tried(document: Document, config: Config) -> Tried:
             opener = LaneOpener(pool, metrics=metrics, clock=clock, probe_failed=partial(failing.append, model.name))
             try:
                 opened = await opener.open(only)
+                lane = opened.lanes[0]
+                await close_all(opened.lanes)
+                if first is not None:
+                    check_alike(lane.spec, backend.label, *first)
+                first = first or (lane.spec, lane.name)
             except GatewayError as exc:
                 words = exc.message.removeprefix(f"{model.name}:{model.version}/{backend.label}: ")
                 faults.append(document.fault(("models", index, "backends", number), words, remedy=_REMEDY))
-            else:
-                await close_all(opened.lanes)
     return Tried(tuple(faults), tuple(dict.fromkeys(failing)))

@@ -119,7 +119,14 @@ class Ejection(Strict):
     failed_share: float = Field(default=0.5, gt=0, le=1)  # of the last 20 executions
     pause_s: Seconds = 1.0  # doubles with every ejection in a row
     max_pause_s: Seconds = 8.0
-    max_share: float = Field(default=0.75, ge=0, le=1)  # of a model's backends; the last one is never ejected
+    max_share: float = Field(default=0.75, ge=0, le=1)  # of a model's backends, but one at least; 0: none; never the last one
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (self._out_of_order(),)
+
+    def _out_of_order(self) -> Iterator[Unfit]:
+        if self.pause_s > self.max_pause_s:
+            yield Unfit(f"above max_pause_s, {self.max_pause_s:g}", remedy="raise that, or lower this", at=("pause_s",))
 
 
 class Routing(Strict):

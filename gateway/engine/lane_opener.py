@@ -8,11 +8,12 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from backends.base import ModelSpec
+from backends.base import ModelSpec, TensorSpec
 from gateway.batching.fairness import SharedWorkers
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.clock import Clock
@@ -24,7 +25,7 @@ from gateway.engine.probes import probe
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
-from gateway.errors import BackendFailed, ConfigError, GatewayError
+from gateway.errors import BackendFailed, ConfigError, GatewayError, shortened
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
 CallSoon = Callable[[Callable[[], None]], object]
@@ -63,6 +64,37 @@ def _check_lengths(model: ModelSection, spec: ModelSpec) -> None:
         for unfit in model.unfit_lengths(key, tensors):
             value = shown(getattr(model.ragged, key)[unfit.at[-1]])
             raise ConfigError(str(Fault("", path_of(unfit.at), value, unfit.found, unfit.expected, unfit.remedy)))
+
+
+def check_alike(spec: ModelSpec, label: str, other: ModelSpec, name: str) -> None:
+    """Hold a backend against another of its model: the same tensors, in any order. name: of the other.
+
+    Raises: ConfigError, naming what differs.
+    """
+    if spec.decoupled != other.decoupled:
+        one, whole = (label, name) if spec.decoupled else (name, label)
+        raise ConfigError(f"backend {one} is decoupled (it answers in parts), and {whole} is not")
+    differing = [
+        f"{what} {tensor} is {_shown(ours.get(tensor))} here, {_shown(theirs.get(tensor))} there"
+        for what, ours, theirs in (
+            ("input", spec.input_by_name, other.input_by_name),
+            ("output", spec.output_by_name, other.output_by_name),
+        )
+        for tensor in {**ours, **theirs}
+        if ours.get(tensor) != theirs.get(tensor)
+    ]
+    if differing:
+        raise ConfigError(
+            f"backend {label} is unlike {name}: {'; '.join(differing)}: all backends of a model have the same inputs and "
+            "outputs: correct one, or make it a model of its own"
+        )
+
+
+def _shown(tensor: TensorSpec | None) -> str:
+    if tensor is None:
+        return "missing"
+    labels = f" with labels {', '.join(tensor.labels)}" if tensor.labels else ""
+    return f"{'optional ' if tensor.optional else ''}{tensor.datatype} {list(tensor.shape)}{shortened(labels)}"
 
 
 def _without_use(model: ModelSection) -> str:
@@ -172,19 +204,19 @@ class LaneOpener:
             except (GatewayError, asyncio.CancelledError):
                 opened = None  # it has closed what it had opened
                 raise
-            if beside is not None and spec.decoupled != beside.spec.decoupled:
-                one, other = (backend.label, beside.name) if spec.decoupled else (beside.name, backend.label)
-                raise ConfigError(f"backend {one} is decoupled (it answers in parts), and {other} is not")
-            if beside is not None and (spec.inputs, spec.outputs) != (beside.spec.inputs, beside.spec.outputs):
-                raise ConfigError(
-                    f"backend {backend.label} has inputs {spec.inputs} and outputs {spec.outputs}, "
-                    f"but {beside.name} has {beside.spec.inputs} and {beside.spec.outputs}"
-                )
+            order: tuple[str, ...] = ()  # of the outputs, if it has them in another
+            if beside is not None:
+                check_alike(spec, backend.label, beside.spec, beside.name)
+                if spec.outputs != beside.spec.outputs:
+                    order = tuple(tensor.name for tensor in beside.spec.outputs)
+                spec = replace(spec, inputs=beside.spec.inputs, outputs=beside.spec.outputs)
             _check_lengths(model, spec)
             idle = _without_use(model) if spec.decoupled else ""
             if idle:
                 log.warning("%s: the model is decoupled: it runs one request at a time, and %s says nothing to it", name, idle)
             opened = lane = self._lane(name, model, backend, runner, spec)
+            if order:
+                lane.runs.answer_in(order)
             self._restore(lane)
             well = await probe(
                 runner,

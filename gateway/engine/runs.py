@@ -110,6 +110,8 @@ class Runs:
         self._name = name
         self._spec = spec
         self._open_outputs = tuple(each.name for each in spec.outputs if len(each.shape) > 1 and each.shape[1] == -1)
+        self._order: tuple[str, ...] = ()
+        self._on_part = requests.part_made if spec.decoupled else None
         self._batcher = batcher
         self.runner = runner
         self._metrics = metrics
@@ -144,6 +146,18 @@ class Runs:
         if not self._step_due:
             self._call_soon(self.step)
             self._step_due = True
+
+    def answer_in(self, order: tuple[str, ...]) -> None:
+        """Give outputs in this order, by their names: the runner has another."""
+        self._order = order
+        if self._on_part is not None:
+            self._on_part = self._part_made
+
+    def _part_made(self, batch: Batch, outputs: Tensors) -> None:
+        self._requests.part_made(batch, self._in_order(outputs))
+
+    def _in_order(self, outputs: Tensors) -> Tensors:
+        return type(outputs)((name, outputs[name]) for name in self._order)  # the last part stays one
 
     def stop_timers(self) -> None:
         for timer in (self._timer, self._overdue_timer, self._answer_timer):
@@ -205,7 +219,7 @@ class Runs:
         try:
             if self._have_traces:
                 batch_begun(batch, self._spec.reads_parameters)
-            self.runner.start(batch, self._ended, self._requests.part_made if self._spec.decoupled else None)
+            self.runner.start(batch, self._ended, self._on_part)
         except BaseException:
             log.exception("%s: a batch could not be started", self._name)
             error = InternalError(f"{self._name}: internal error while a batch was started")
@@ -250,7 +264,8 @@ class Runs:
         pieces: list[Tensors] = []
         if execution.outputs is not None:
             try:
-                pieces = batch.split(execution.outputs, self._open_outputs)
+                outputs = self._in_order(execution.outputs) if self._order else execution.outputs
+                pieces = batch.split(outputs, self._open_outputs)
             except GatewayError as exc:
                 error = exc
             except BaseException as exc:

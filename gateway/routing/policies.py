@@ -31,7 +31,9 @@ class LaneView(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def forecast(self, request: InferRequest, now_ns: int) -> Forecast: ...
+    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
+        """mean: what the request's own batch takes is told as the mean, and not as what nine in ten take."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,7 @@ class Candidate:
     to_zero: bool = False
     # learned: per execution, averaged; 0: none yet, and the price is that of a request alone as far as that is known
     busy_ns: float = 0.0
+    streamed_ns: float = 0.0  # of busy_ns, after the first part of an answer in parts
     rows: float = 0.0
     alone_row_ns: float = inf
     used_ns: int | None = None  # when it last ran requests of callers, or was first looked at
@@ -79,15 +82,16 @@ class Candidate:
         row_ns = self.busy_ns / self.rows if self.rows else self.alone_row_ns
         return self.worker_usd_per_hour / 3600e9 * row_ns if row_ns < inf else inf
 
-    def executed(self, rows: int, busy_ns: int) -> None:
+    def executed(self, rows: int, busy_ns: int, streamed_ns: int = 0) -> None:
         if not self.rows:
-            self.rows, self.busy_ns = float(rows), float(busy_ns)
+            self.rows, self.busy_ns, self.streamed_ns = float(rows), float(busy_ns), float(streamed_ns)
         self.rows += _AVERAGE * (rows - self.rows)
         self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
+        self.streamed_ns += _AVERAGE * (streamed_ns - self.streamed_ns)
 
     def repriced(self, busy_ns: float) -> None:
-        """Though unused, it would run the usual batch in busy_ns by what is known of its speed now."""
-        self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
+        """Though unused, it would run the usual batch in busy_ns, or to the first part, by what is known of its speed now."""
+        self.busy_ns += _AVERAGE * (busy_ns + self.streamed_ns - self.busy_ns)
 
     def woken(self, now_ns: int) -> None:
         """Something waits for a first session. What follows while none lives changes nothing."""

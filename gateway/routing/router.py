@@ -3,10 +3,11 @@
 Pure: no clock, no I/O. Whoever drives it sends requests where `route` says, and tells how executions end.
 
 Three kinds of candidates. Regular ones share the requests by the policy. A canary gets its share of the requests, if it can
-serve them in time, and no others. A shadow gets copies only. Besides, a candidate gets one copy at a time while something is to
-be learned that no caller should pay for: whether an ejected one works again ("probe"), how fast one is that has not run yet,
-that was found idle but too slow, or that is unused for its price ("learn"); and one without a live session, while requests find
-no room elsewhere, so that whoever starts sessions sees that they are wanted ("wake").
+serve them in time (without any deadline: if no more than a usual batch is ahead), and no others. A shadow gets copies only.
+Besides, a candidate gets one copy at a time while something is to be learned that no caller should pay for: whether an ejected
+one works again ("probe"), how fast one is that has not run yet, that was found idle but too slow, or that is unused for its
+price ("learn"); and one without a live session, while requests find no room elsewhere, so that whoever starts sessions sees
+that they are wanted ("wake").
 """
 
 from collections.abc import Sequence
@@ -178,7 +179,7 @@ class Router:
         if not copied:
             candidate.used_ns = now_ns
         if not copied or not candidate.rows or candidate.shadow_share:
-            candidate.executed(rows, busy_ns)
+            candidate.executed(rows, busy_ns, streamed_ns)
         if candidate.worker_usd_per_hour:
             self._spent += candidate.worker_usd_per_hour * busy_ns
         if expected_ns and busy_ns - streamed_ns > max(_OUTLIER * expected_ns, self._late_ns):
@@ -249,7 +250,8 @@ class Router:
         others = [other for other in self._serving if other is not candidate]
         fit = [other for other in others if other.lane.available and not other.health.ejected]
         ejected = sum(other.health.ejected for other in others)
-        return bool(fit) and ejected + 1 <= max(1.0, self._ejection.max_share * len(self._serving))
+        most = self._ejection.max_share
+        return bool(fit and most) and ejected + 1 <= max(1.0, most * len(self._serving))
 
     def _canary(self, request: InferRequest, now_ns: int, deadline_ns: int) -> Route | None:
         # Each counts each request, also one that another takes: shares are of all requests.
@@ -258,7 +260,12 @@ class Router:
                 continue
             forecast = candidate.lane.forecast(request, now_ns)
             total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)
-            if deadline_ns == NEVER or now_ns + total_ns <= deadline_ns:
+            if deadline_ns == NEVER:
+                # Else one that hangs would get its share until it fails. What starts a session is its first request.
+                takes = not forecast.workers or forecast.wait_ns + forecast.ahead_ns <= forecast.batch_ns
+            else:
+                takes = now_ns + total_ns <= deadline_ns
+            if takes:
                 candidate.credit -= 1.0
                 return Route(candidate, "canary", total_ns)
         return None
@@ -280,9 +287,8 @@ class Router:
                 candidate.used_ns = now_ns
             unused = False
             if forecast.known and not candidate.lane.pending:
-                candidate.alone_row_ns = forecast.own_ns / max(1, request.rows)
                 unused = now_ns - candidate.used_ns >= _UNUSED_NS
-                if unused and candidate.rows:
+                if unused or not candidate.rows:
                     self._reprice(candidate, request, now_ns)
             why = ""
             if candidate.health.ejected:
@@ -301,9 +307,13 @@ class Router:
         self._order = self._by_price(self._regular)
 
     def _reprice(self, candidate: Candidate, request: InferRequest, now_ns: int) -> None:
-        rows = max(1, round(candidate.rows))
-        usual = candidate.lane.forecast(msgspec.structs.replace(request, rows=rows), now_ns)
-        candidate.repriced((usual.ahead_ns + usual.own_ns) * candidate.rows / rows)
+        """From the mean, as the price of one that is used: by what nine in ten take it would stay dearer than it is."""
+        rows = max(1, round(candidate.rows or request.rows))
+        usual = candidate.lane.forecast(msgspec.structs.replace(request, rows=rows), now_ns, mean=True)
+        if candidate.rows:
+            candidate.repriced((usual.ahead_ns + usual.own_ns) * candidate.rows / rows)
+        else:
+            candidate.alone_row_ns = usual.own_ns / rows
 
     def _may_have_become_cheaper(self, candidate: Candidate) -> bool:
         """Whether it is unused for its price, and a copy is affordable that tells whether that still holds."""

@@ -206,7 +206,9 @@ class _Faults:
         if fault is Cause.COLD_START:
             return overlaps(self._cold) or any(gone <= end_ns and back >= begin_ns for gone, back in self._absences)
         if fault is Cause.STALL:
-            return overlaps(self.stalled) or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
+            # Not a stream: how long its rest keeps the session is not recorded, so without any fault all would be in time.
+            slow = not self._settings.decoupled and overlaps(self.stalled)
+            return slow or any(gone <= end_ns and back >= begin_ns for gone, back in self._losses)
         if fault is Cause.PADDING:
             return bisect_left(self._padded_ns, begin_ns) < bisect_right(self._padded_ns, end_ns)
         settings = self._settings

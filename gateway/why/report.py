@@ -176,6 +176,11 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
             lines.append(f"answered late: {len(late)}, by {(worst.late_ns or 0) / 1e6:.1f} ms at most{name}")
     if diagnosis.failed:
         lines.append(f"failed: {diagnosis.failed} ({diagnosis.failed / kept:.1%}): the server's log says why")
+    if settings.decoupled:
+        lines.append(
+            "it answers in parts: times are to the first one. What would have been is not simulated, as it is not recorded how "
+            "long the rest keeps a session"
+        )
     if len(lane.cases) > 1:
         lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
         head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")

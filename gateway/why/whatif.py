@@ -52,10 +52,13 @@ def as_it_was(diagnosis: Diagnosis) -> WhatIf:
 def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: Sequence[Diagnosis] = ()) -> list[WhatIf]:
     """Simulate the requests of a backend: as it is, with another cap, one more session, and on each other backend alone.
 
-    learned: what was known when the recording began; a copy each time. others: the model's other backends.
+    learned: what was known when the recording began; a copy each time. others: the model's other backends. None of a model
+    that answers in parts: of its batches the first part is recorded, and not how long the rest keeps the session.
     """
     settings, history = diagnosis.settings, diagnosis.history
     kept = history.kept
+    if settings.decoupled:
+        return []
     workers: Sequence[tuple[int, int]] = history.workers or [(0, max(1, settings.sessions))]
     more = [(when_ns, alive + 1 if alive else 0) for when_ns, alive in workers]
     usd = _usd_per_hour(diagnosis)
@@ -63,7 +66,7 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
         ("the same, simulated", settings, diagnosis, workers, usd),
         ("one more session", settings, diagnosis, more, usd + settings.session_usd_per_hour),
     ]
-    if settings.model_rows > 1 and not settings.decoupled:
+    if settings.model_rows > 1:
         if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
             free = replace(settings, policy="adaptive", max_rows=settings.model_rows)
             cases.append(("policy adaptive, no cap", free, diagnosis, workers, usd))

@@ -228,6 +228,35 @@ def test_what_waits_in_other_shapes_takes_its_part_of_the_workers() -> None:
     assert forecast.own_ns == pytest.approx((10 + 4) * 1.5 * 1.2 * MS, rel=1e-6)
 
 
+def classed(priority: int, rows: int = 1, key: str | None = None) -> InferRequest:
+    asked = request(rows)
+    asked.priority, asked.shape_key = priority, key
+    return asked
+
+
+def test_what_it_would_pass_is_not_ahead_of_a_request_of_a_higher_class() -> None:
+    batcher = batcher_told(workers=1)
+    start(batcher, 35, 0)  # until 45 ms; usual batches are of 35 rows
+    for rows in (30, 30):
+        batcher.add(classed(3, rows), 0)
+    for priority, ahead_ms, own_rows in ((1, 0, 1), (2, 0, 1), (3, 45, 26), (4, 45, 26)):
+        forecast = batcher.forecast(classed(priority), 0, free_slots=0)
+        assert forecast.ahead_ns == pytest.approx(ahead_ms * MS, rel=1e-6)
+        assert forecast.own_ns == pytest.approx((10 + own_rows) * 1.2 * MS, rel=1e-6)
+    batcher.add(classed(1, 4), 0)
+    for rows in (1, 31):  # with the four that are of its class
+        assert batcher.forecast(classed(1, rows), 0, free_slots=0).ahead_ns == 0
+    assert batcher.forecast(classed(1, 32), 0, free_slots=0).ahead_ns == pytest.approx(45 * MS, rel=1e-6)
+
+
+def test_what_it_would_pass_in_other_shapes_is_not_ahead_of_a_request_of_a_higher_class() -> None:
+    batcher = batcher_told(workers=1, a=(10, 1), b=(4, 2))
+    start(batcher, 10, 0)
+    batcher.add(classed(3, 6, "b"), 0)
+    assert batcher.forecast(classed(1, 1, "a"), 0, free_slots=0).ahead_ns == 0
+    assert batcher.forecast(classed(3, 1, "a"), 0, free_slots=0).ahead_ns > 0
+
+
 def test_a_shape_whose_speed_nobody_knows_counts_as_the_last_that_is_known() -> None:
     batcher = batcher_told(a=(10, 1), b=(4, 2))
     assert batcher.forecast(keyed("b"), 0, 3).own_ns == pytest.approx(6 * 1.2 * MS, rel=1e-6)

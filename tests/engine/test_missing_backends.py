@@ -166,7 +166,8 @@ def test_a_late_backend_unlike_the_others_stays_missing(tmp_path: Path) -> None:
         lab.faults.clear()
         await asyncio.sleep(60)
         assert lab.tries.count("dear") == 2
-        assert "backend dear has inputs" in lab.missing()["dear"]
+        differs = "input Z is FP32 [-1, 1] here, missing there; input X is missing here, FP32 [-1, 1] there: all backends of"
+        assert f"backend dear is unlike m:1/cheap: {differs}" in lab.missing()["dear"]
         assert lab.runners[-1].closed
         assert await lab.ask() == "cheap"
 

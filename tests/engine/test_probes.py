@@ -456,3 +456,41 @@ def test_backends_of_which_only_one_answers_in_parts_are_no_model(tmp_path: Path
 
     with pytest.raises(GatewayError, match=r"backend python is decoupled \(it answers in parts\), and m:1/whole is not"):
         asyncio.run(main())
+
+
+ORDERS = """
+class One:
+    inputs = [("A", "FP32", (-1, 1)), ("B", "FP32", (-1, 1))]
+    outputs = [("SUM", "FP32", (-1, 1)), ("LESS", "FP32", (-1, 1))]
+
+    def predict(self, inputs):
+        RETURN {"SUM": inputs["A"] + inputs["B"], "LESS": inputs["A"] - inputs["B"]}
+
+
+class Other(One):
+    inputs, outputs = One.inputs[::-1], One.outputs[::-1]
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "yield"])
+def test_backends_that_have_the_same_tensors_in_another_order_answer_in_that_of_the_first(way: str, tmp_path: Path) -> None:
+    text = models(tmp_path, "")
+    (tmp_path / "model.py").write_text(ORDERS.replace("RETURN", way))
+    kinds = ", ".join(f'{{kind: python, name: {name}, model: "{tmp_path}/model.py:{name}"}}' for name in ("One", "Other"))
+    text = re.sub(r"backends: \[.*?\]", f"backends: [{kinds}], routing: {{policy: round_robin}}", text)
+
+    async def main() -> None:
+        async with repository_of(text, tmp_path) as repository:
+            served = repository.model("m")
+            for _ in range(4):
+                parts: list[InferResponse] = []
+                done: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+                inputs = {"A": np.full((1, 1), 5, np.float32), "B": np.full((1, 1), 3, np.float32)}
+                request = InferRequest("m", "1", "", inputs, 1, time.monotonic_ns())
+                repository.infer(served, request, done.set_result, parts.append)
+                answer = await done
+                (response,) = parts or [answer]
+                assert isinstance(response, InferResponse)
+                assert [(name, array.item()) for name, array in response.outputs.items()] == [("SUM", 8), ("LESS", 2)]
+
+    asyncio.run(main())

@@ -16,7 +16,7 @@ MS = 1_000_000
 
 @dataclass(slots=True, eq=False)
 class StatedLane:
-    """A lane that would serve any request in wait_ms + ahead_ms + own_ms."""
+    """A lane that would serve any request in wait_ms + ahead_ms + own_ms. spread: times the mean, that own_ms is."""
 
     own_ms: float = 1.0
     wait_ms: float = 0.0
@@ -25,9 +25,10 @@ class StatedLane:
     available: bool = True
     workers: int = 1
     known: bool = True
+    spread: float = 1.0
 
-    def forecast(self, request: InferRequest, now_ns: int) -> Forecast:
-        own_ns = self.own_ms * MS
+    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
+        own_ns = self.own_ms * MS / (self.spread if mean else 1.0)
         return Forecast(self.wait_ms * MS, self.ahead_ms * MS, own_ns, own_ns, self.workers, self.known)
 
 

@@ -270,6 +270,20 @@ def test_what_waits_behind_a_stalled_batch_is_no_canarys() -> None:
     simulated((CHEAP, Kind("canary", 1.0, 0.1, 1.0, options=(("canary_share", 0.01),))), main)
 
 
+def test_without_an_slo_a_canary_that_hangs_soon_gets_no_more_requests() -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[1].fault = always((FAILED[0], False, 10 * S))
+        sent = []
+        for _ in range(200):
+            sent.append(asyncio.ensure_future(fleet.send()))
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(1)
+        assert sum(not each.done() for each in sent) <= 8  # of forty that are its share
+
+    canary = Kind("canary", 2.0, 0.5, 0.1, options=(("canary_share", 0.2),))
+    simulated((CHEAP, canary), main, slo_ms=None)
+
+
 def test_what_waits_at_the_last_regular_backend_goes_to_a_canary_once_it_is_ejected() -> None:
     async def main(fleet: Fleet) -> None:
         faults = [(LOST[0], True, 20 * MS)]
@@ -889,6 +903,21 @@ def test_what_no_other_backend_takes_waits_for_the_next_session(
         assert fleet.counted("gateway_retries_total", backend="cheap1") == 1
 
     simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
+def test_under_overload_what_is_of_a_higher_class_is_in_time() -> None:
+    async def main(fleet: Fleet) -> None:
+        sent = []
+        for at in range(2000):  # 800/s, a quarter of it of the higher class, where about 140/s can be served
+            sent.append(asyncio.ensure_future(fleet.send(priority=1 if at % 16 == 0 else 3)))
+            await asyncio.sleep(1 / 800)
+        outcomes = [type(outcome) for outcome in await asyncio.gather(*sent)]
+        high, low = outcomes[::16], [each for at, each in enumerate(outcomes) if at % 16]
+        assert high.count(InferResponse) > 0.95 * len(high)
+        assert low.count(InferResponse) < 0.3 * len(low)
+
+    slow = Kind("slow", 20.0, 10.0, 0.5)
+    simulated((slow, slow), main, slo_ms=200)
 
 
 def test_a_request_that_moves_makes_room_among_lower_classes() -> None:

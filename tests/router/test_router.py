@@ -161,6 +161,32 @@ def test_the_price_of_one_that_is_unused_follows_what_is_known_of_its_speed_with
     assert other.busy_ns == pytest.approx(20 * MS, rel=0.01)  # what its lane says of any batch
 
 
+def test_the_price_of_one_that_is_unused_is_of_the_mean_as_that_of_one_that_is_used() -> None:
+    used_one, other = candidate("used", 10, 0.1), candidate("other", 20, 0.1)
+    lane_of(other).own_ms, lane_of(other).spread = 24, 3.0  # 8 on average
+    fresh = Candidate("fresh", StatedLane(30, spread=3.0), Health(Ejection()), 0.1)
+    router = router_of(used_one, other, fresh)
+    used(router, used_one, until_s=2)
+    assert fresh.alone_row_ns == 10 * MS
+    for at in range(100):
+        router.route(request(3 * SECOND + at * 100 * MS), 3 * SECOND + at * 100 * MS)
+    assert other.busy_ns == pytest.approx(8 * MS, rel=0.01)
+    assert chosen(router, 20 * SECOND) == ("other", "cheapest")
+
+
+def test_the_price_of_one_that_is_unused_holds_what_came_after_the_first_part_of_its_answers() -> None:
+    cheap, other = candidate("cheap", 100, 1.0), candidate("other", 4, 4.0)
+    router = router_of(cheap, other)
+    lane_of(cheap).own_ms, lane_of(other).own_ms = 4, 5  # to the first part, as a lane forecasts it
+    for _ in range(100):
+        router.executed(other, 1, 100 * MS, 4 * MS, 0, streamed_ns=96 * MS)
+    for at in range(100):
+        router.route(request(3 * SECOND + at * 100 * MS), 3 * SECOND + at * 100 * MS)
+        router.executed(cheap, 1, 100 * MS, 4 * MS, 3 * SECOND + at * 100 * MS, streamed_ns=96 * MS)
+    assert other.busy_ns == pytest.approx(101 * MS, rel=0.01)
+    assert chosen(router, 13 * SECOND) == ("cheap", "cheapest")
+
+
 # health
 
 
@@ -210,6 +236,13 @@ def test_no_more_than_the_share_is_ejected() -> None:
     several = [candidate(str(index), 1, 1.0) for index in range(4)]
     router = router_of(*several, max_share=0.5)
     assert [router.failed(each, 0, hung=True) for each in several] == [True, True, False, False]
+
+
+def test_with_a_share_of_none_nobody_is_ejected() -> None:
+    one, other = candidate("one", 1, 0.1), candidate("other", 1, 1.0)
+    router = router_of(one, other, max_share=0.0)
+    assert not router.failed(one, 0, hung=True)
+    assert chosen(router) == ("one", "cheapest")
 
 
 def test_with_all_others_gone_the_ejected_serve_again() -> None:
@@ -266,6 +299,27 @@ def test_a_canary_that_is_late_or_ejected_gets_nothing() -> None:
     lane_of(canary).wait_ms = 0
     assert router.failed(canary, 0, hung=True)
     assert {chosen(router)[0] for _ in range(10)} == {"stable"}
+
+
+def test_without_any_deadline_a_canary_gets_nothing_once_more_than_a_batch_is_ahead_of_it() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 10, 0.01, canary_share=0.5)
+    router = router_of(stable, canary, slo_ns=None)
+    lane_of(canary).wait_ms = 10
+    assert [chosen(router)[0] for _ in range(4)] == ["stable", "canary"] * 2
+    lane_of(canary).wait_ms = 11  # as that of a batch that is overdue by so much
+    assert {chosen(router)[0] for _ in range(10)} == {"stable"}
+    lane_of(canary).wait_ms = 5
+    lane_of(canary).ahead_ms = 6
+    assert {chosen(router)[0] for _ in range(10)} == {"stable"}
+    lane_of(canary).wait_ms = lane_of(canary).ahead_ms = 0
+    assert chosen(router)[0] == "canary"
+
+
+def test_without_any_deadline_a_canary_without_a_session_gets_its_share_which_starts_one() -> None:
+    stable, canary = candidate("stable", 1, 1.0), candidate("canary", 10, 0.01, canary_share=0.5)
+    router = router_of(stable, canary, slo_ns=None)
+    lane_of(canary).workers = 0
+    assert [chosen(router)[0] for _ in range(4)] == ["stable", "canary"] * 2
 
 
 def test_a_shadow_gets_copies_of_its_share_only_while_it_is_idle_and_never_a_request() -> None:

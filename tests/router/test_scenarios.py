@@ -1,12 +1,13 @@
 """The figures that routing promises, over the fleet of docs/routing.md: four CPU, two Inf2, one GPU, SLO 60 ms."""
 
 import asyncio
+import random
 
 import numpy as np
 import pytest
 
 from gateway.errors import BackendFailed, BackendUnreachable
-from tests.router.fleet import FLEET, MS, Device, Fault, Fleet, Result, S, drive, failing, poisson, simulate, slower
+from tests.router.fleet import FLEET, MS, Device, Fault, Fleet, Kind, Result, S, drive, failing, poisson, simulate, slower
 from tests.simulation import SimulatedClock, run_simulated
 
 GPU = 6
@@ -54,6 +55,27 @@ def test_a_backend_that_fails_costs_only_what_it_held_too_long(fault: Fault) -> 
     assert result.lost(from_s=1.5) == 0
     assert result.shares["gpu"] > 0.25  # of five seconds, two without
     assert np.all(result.answers == 1)
+
+
+def test_a_cheaper_backend_that_was_out_is_used_again_although_its_times_scatter() -> None:
+    kinds = (Kind("cheap", 8.0, 0.0, 1.0), Kind("dear", 8.0, 0.0, 1.4))
+
+    async def main(clock: SimulatedClock) -> list[int]:
+        fleet, luck = Fleet(clock, kinds, slo_ms=400.0), random.Random(3)
+        ran = []
+        for at in range(600):
+            if at % 50 == 0:
+                ran.append(sum(fleet.sessions[0].batches.values()))
+            fleet.sessions[0].fault = lambda batch, out=100 <= at < 150: BROKEN if out else None
+            for sessions in fleet.sessions:
+                sessions.factor = 0.5 if luck.random() < 0.8 else 3.0  # 1 on average
+            await fleet.send()
+            await asyncio.sleep(0.05)
+        return ran
+
+    ran = run_simulated(main)
+    assert ran[4] - ran[2] < 60  # of 100: while it was out, and soon after
+    assert ran[-1] - ran[6] > 125  # of 250
 
 
 def test_a_run_is_the_same_each_time() -> None:

@@ -6,6 +6,7 @@ from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
+from gateway.why.causes import Cause
 from gateway.why.report import answer, as_json, of_request, told
 from tests.why.recorded import MIB, MS, S
 
@@ -73,6 +74,35 @@ def test_what_two_backends_did_not_serve_is_a_miss_of_the_last() -> None:
     assert missed == [("second", "given up")]
     fates = {life["backend"]: life["fate"] for life in of_request([found], "fails")}
     assert fates == {"first": "handed over", "second": "handed over", "third": "failed"}
+
+
+def test_streams_that_keep_a_session_are_no_stall_and_nothing_is_simulated_of_them() -> None:
+    settings = LaneSettings(label="streams", policy="greedy", max_rows=0, slo_ns=50 * MS, decoupled=True)
+    batcher = settings.batcher(Ring(MIB, settings))
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+    for at in range(60):  # one comes in 25 ms; each keeps the only session for 30, and its first part comes after 4, once 12
+        begin_ns, first_ns = S + at * 30 * MS, (12 if at == 20 else 4) * MS
+        came = [S + index * 25 * MS for index in range(200) if begin_ns <= S + index * 25 * MS < begin_ns + 30 * MS]
+        if at == 0:
+            batcher.add(request("0", S), S)
+            came = came[1:]
+        step = batcher.step(begin_ns, 1)
+        for arrival_ns in came:
+            batcher.add(request(str(arrival_ns), arrival_ns), arrival_ns)
+            batcher.step(arrival_ns, 0)
+        for batch in step.batches:
+            batcher.finished(batch, begin_ns + first_ns, first_ns, True)
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=4 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    (streams,) = found.lanes
+    causes = streams.diagnosis.by_cause
+    assert causes[Cause.QUEUE] > 0.9 * causes.total() > 10  # but for the one whose own first part took 12
+    assert [case.name for case in streams.cases] == ["as it was"]
+    said = told([found])
+    assert "what would have been (" not in said
+    assert "it answers in parts: times are to the first one. What would have been is not simulated" in said
 
 
 def test_two_requests_of_one_moment_are_both_misses() -> None:

@@ -95,13 +95,14 @@ def load(declared: ModelSpec, *, model: str) -> "NeuronModel":
     cores = visible_cores(os.environ.get(VISIBLE_CORES))  # the runtime reads it too: it is how Ray hands cores out
     check_required(model, declared.inputs)
     check_padded(model, declared.inputs)
-    inputs = narrowed(_tensors(manifest["inputs"]), declared.inputs, f"{model}: input")
-    outputs = narrowed(_tensors(manifest["outputs"]), declared.outputs, f"{model}: output")
+    compiled = ModelSpec(manifest["platform"], _tensors(manifest["inputs"]), _tensors(manifest["outputs"]), 0)
+    inputs = narrowed(compiled.inputs, declared.inputs, f"{model}: input")
+    outputs = narrowed(compiled.outputs, declared.outputs, f"{model}: output")
     row_sizes = tuple(size for size in manifest["row_sizes"] if size <= declared.max_rows)
     if not row_sizes:
         raise LoadFailed(f"{model}: compiled for {manifest['row_sizes']} rows, but max_rows is {declared.max_rows}")
     spec = ModelSpec(manifest["platform"], inputs, outputs, row_sizes[-1], row_sizes, reads_parameters=False)
-    return NeuronModel(spec, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
+    return NeuronModel(spec, compiled, module, folder, manifest["artifacts"], tuple(manifest["lengths"]), cores)
 
 
 def open_behind(tensor: TensorSpec) -> bool:
@@ -123,9 +124,12 @@ def _tensors(plain: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
 
 
 class NeuronModel:
+    """compiled: its tensors, as the programs take and give them by position."""
+
     def __init__(
         self,
         spec: ModelSpec,
+        compiled: ModelSpec,
         module: ModuleType,
         folder: Path,
         artifacts: Mapping[str, str],
@@ -135,6 +139,7 @@ class NeuronModel:
         self.spec = spec
         self.device = Device("neuron", cores[0])
         self.memory_bytes = sum((folder / file).stat().st_size for file in artifacts.values())
+        self._compiled = compiled
         self._module = module
         self._folder = folder
         self._artifacts = artifacts
@@ -154,7 +159,7 @@ class NeuronModel:
                         program = torch.jit.load(str(path))  # type: ignore[no-untyped-call]  # untyped in torch 2.13
                         self._module.experimental.set_neuron_cores(program, start_nc=core, nc_count=1)
                     programs[rows, length] = program
-            session = NeuronSession(self.spec, programs)
+            session = NeuronSession(self.spec, self._compiled, programs)
             for rows, length in programs:
                 session.run(example_inputs(self.spec, rows, length), {})
         except (ExecutionFailed, SessionLost, RuntimeError, OSError) as exc:
@@ -166,10 +171,11 @@ class NeuronModel:
 
 
 class NeuronSession:
-    """programs: by rows and length (0 where no input has one)."""
+    """programs: by rows and length (0 where no input has one). compiled: as for `NeuronModel`."""
 
-    def __init__(self, spec: ModelSpec, programs: dict[tuple[int, int], Any]) -> None:
+    def __init__(self, spec: ModelSpec, compiled: ModelSpec, programs: dict[tuple[int, int], Any]) -> None:
         self._spec = spec
+        self._compiled = compiled
         self._programs = programs
         self._ragged = next((tensor.name for tensor in spec.inputs if -1 in tensor.shape[1:]), None)
 
@@ -188,14 +194,15 @@ class NeuronSession:
             raise ExecutionFailed(f"no artifact for {rows} rows × length {length}, compiled: {compiled}; check ragged.buckets")
         try:
             with torch.inference_mode():
-                results = ordered_outputs(self._spec, program(*(to_tensor(inputs[t.name]) for t in self._spec.inputs)))
+                given = program(*(to_tensor(inputs[t.name]) for t in self._compiled.inputs))
+                by_name = dict(zip(self._compiled.output_by_name, ordered_outputs(self._compiled, given), strict=True))
         except BackendError:
             raise
         except Exception as exc:
             message = f"{type(exc).__name__}: {exc}"
             lost = any(fault in message for fault in _RUNTIME_FAULTS)
             raise (SessionLost if lost else ExecutionFailed)(message) from exc
-        return {tensor.name: to_array(result) for tensor, result in zip(self._spec.outputs, results, strict=True)}
+        return {tensor.name: to_array(by_name[tensor.name]) for tensor in self._spec.outputs}
 
     def close(self) -> None:
         self._programs = {}  # the runtime unloads an artifact when its last reference goes

@@ -94,6 +94,29 @@ def test_open_lengths_need_buckets(neuron_double: Path) -> None:
         backends.build("neuron", neuron_double / "x", RAGGED, **how)
 
 
+def two_ways() -> Any:
+    """A factory: what a row of one input has more than one of the other, and their sum."""
+    import torch
+
+    class TwoWays(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return a - b, a + b
+
+    return TwoWays()
+
+
+def test_tensors_are_those_of_their_names_in_whatever_order_they_are_declared(neuron_double: Path) -> None:
+    a, b, more, both = (TensorSpec(name, "FP32", (-1, 1)) for name in ("a", "b", "more", "both"))
+    artifact = neuron_double / "two_ways"
+    how = {"source": f"{__file__}:two_ways", "options": {}, "row_sizes": (1,), "target": "inf2"}
+    backends.build("neuron", artifact, ModelSpec("", (a, b), (more, both), 1), **how)
+    for outputs in ((both, more), (both,)):
+        session = backends.load("neuron", {"model": str(artifact)}, ModelSpec("", (b, a), outputs, 1)).open_session(0)
+        answer = session.run({"b": np.array([[1]], np.float32), "a": np.array([[5]], np.float32)}, {})
+        assert [(name, value.item()) for name, value in answer.items()] == [("both", 6), ("more", 4)][: len(outputs)]
+        session.close()
+
+
 def test_a_core_whose_memory_is_full_fails_the_load(ragged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch_neuronx
 

@@ -132,10 +132,20 @@ def load_callable(
             index = -1 if device.index is None else device.index
             return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
         if artifact == EXPORTED:
-            module = torch.export.load(path).module().to(device)
-            return module, "pytorch_export", _weight_bytes(module)
+            program = torch.export.load(path)
+            module = program.module().to(device)
+            call = _in_order(module, program.graph_signature.user_inputs, list(inputs))
+            return call, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+
+
+def _in_order(call: Callable[..., Any], names: Sequence[str], inputs: list[str]) -> Callable[..., Any]:
+    """A program to be called with these inputs in order, if they are its own: it takes them by position."""
+    if list(names) == inputs or set(names) != set(inputs):
+        return call
+    places = [inputs.index(name) for name in names]
+    return lambda *arguments: call(*(arguments[place] for place in places))
 
 
 def _check_inputs(path: Path, module: Any, inputs: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from gateway.batching.checkpoint import freeze, thaw
 from gateway.errors import InvalidArgument
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import Form, answer_of, attributes_of, form_of
-from gateway.protocols.tensors import TakesLong
+from gateway.protocols.tensors import ParsesLong, TakesLong
 from gateway.protocols.v1 import RowsReader
 from gateway.types import InferRequest, InferResponse
 
@@ -184,6 +184,10 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
         raw.encode(asked, InferResponse("m", "1", "", {"y": asked.inputs["x"]}), lambda ref, data, asked_ns: None)
 
     codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
+    words = b'{"instances": [%b]}' % b",".join([b"[NaN, 1, 2]"] * 10_000)
+    with pytest.raises(ParsesLong):
+        codec.decode(words, Form("json"), "", 0, lambda ref, asked_ns: b"")
+    assert codec.at_leisure().decode(words, Form("json"), "", 0, lambda ref, asked_ns: b"").rows == 10_000
     array = np.ones((1 << 19, 3))
     with pytest.raises(TakesLong):
         codec.decode(npy(array), Form("npy"), "", 0, lambda ref, asked_ns: b"")

@@ -196,7 +196,12 @@ def any_value(text: bytes) -> Any:
 def _with_words(text: bytes) -> Any:
     """Python's reader knows the words that JSON lacks, as Triton's and its clients' do. Raises: ValueError, RecursionError."""
     # Of bytes it would take a BOM, and half a character; and what is too large for a float it would make infinite.
-    read = json.loads(text.decode(), parse_float=read_float)
+    try:
+        read = json.loads(text.decode(), parse_float=read_float)
+    except ValueError as exc:
+        if type(exc) is ValueError:  # an integer of more digits than Python reads
+            raise ValueError("Integer value out of range") from exc  # as msgspec says it
+        raise
     if _SURROGATE.search(text) and (half := _half_within(read)):  # this reader lets it pass, the strict one not
         raise ValueError(half)
     return read

@@ -862,6 +862,7 @@ BROKEN: dict[str, tuple[list[bytes], int]] = {
     "a stream of an even number": ([frame(HEADERS, 2, b"\x83", END_HEADERS)], 1),
     "a continuation of nothing": ([frame(CONTINUATION, 1)], 1),
     "a header block that is interrupted": ([frame(HEADERS, 1, b"\x83"), frame(PING, 0, bytes(8))], 1),
+    "continuations without end": ([frame(HEADERS, 1, b"")] + [frame(CONTINUATION, 1)] * 4097, 11),
     "a header block without end": ([frame(HEADERS, 1, b"")] + [frame(CONTINUATION, 1, bytes(60_000))] * 3, 11),
     "headers that cannot be decoded": ([frame(HEADERS, 1, b"\xff\xff\xff", END_HEADERS)], 9),
     "headers of no entry": ([frame(HEADERS, 1, b"\xfe", END_HEADERS)], 9),

@@ -19,9 +19,9 @@ words.info("step")
 words.error("fault")
 words.error("%s", "two\\nlines \\x1b[31mred\\x9b")
 try:
-    1 / 0
-except ZeroDivisionError:
-    logging.getLogger("gateway.x").exception("a %s", "log line")
+    raise ValueError("odd\\x1b[2J\\n\\ttext")
+except ValueError:
+    logging.getLogger("gateway.x").exception("a %s", "log line\\x9b")
 logging.getLogger("gateway.x").info("more")
 """
 
@@ -39,8 +39,10 @@ def test_words_are_plain_lines_and_log_lines_say_when_how_bad_and_where() -> Non
     assert (first, second) == ("step", "fault")
     assert foreign == ["two", "lines ·[31mred·"]  # nobody's words move the cursor
     rest = lines[5:]
-    assert third.endswith(" ERROR gateway.x: a log line")
+    assert third.endswith(" ERROR gateway.x: a log line·")
     assert rest[0] == "Traceback (most recent call last):"
+    assert rest[1].startswith("  File ")
+    assert rest[-3:-1] == ["ValueError: odd·[2J", "        text"]
     assert rest[-1].endswith(" INFO gateway.x: more")
 
 
@@ -72,10 +74,10 @@ def test_quiet_leaves_out_steps_and_the_level_what_is_less_severe() -> None:
 @slow
 def test_in_json_every_line_is_an_object() -> None:
     lines = [json.loads(line) for line in said(format="json")]
-    assert [line["message"] for line in lines] == ["step", "fault", "two\nlines \x1b[31mred\x9b", "a log line", "more"]
+    assert [line["message"] for line in lines] == ["step", "fault", "two\nlines \x1b[31mred\x9b", "a log line\x9b", "more"]
     assert lines[3]["level"] == "ERROR"
     assert lines[3]["logger"] == "gateway.x"
-    assert lines[3]["exception"].endswith("ZeroDivisionError: division by zero")
+    assert lines[3]["exception"].endswith("ValueError: odd\x1b[2J\n\ttext")
     assert all(set(line) >= {"time", "level", "logger", "process", "message"} for line in lines)
 
 

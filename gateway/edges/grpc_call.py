@@ -146,8 +146,8 @@ class GrpcCall:
     """One RPC. over: answered or cancelled; nothing more is sent. key: whose call it is, where keys are asked for."""
 
     __slots__ = (
-        "_begun", "_buffer", "_ended", "_handler", "_held", "_inflating", "_long", "_most_bytes", "_request_id", "_timeout_s",
-        "_told", "arrival_ns", "key", "over", "stream",
+        "_begun", "_buffer", "_ended", "_gathered", "_handler", "_held", "_inflating", "_long", "_most_bytes", "_request_id",
+        "_timeout_s", "_told", "arrival_ns", "key", "over", "stream",
     )  # fmt: skip
 
     key: Any
@@ -161,8 +161,8 @@ class GrpcCall:
         self._most_bytes = most_bytes
         self._buffer: bytearray | None = None  # most messages come whole
         self._long: LongMessage | None = None  # the one that is coming, if it is long
-        self._held = False
-        self._inflating = False  # and therefore held
+        self._gathered = 0  # messages that came in pieces; and the times that one might go on again
+        self._held = self._inflating = False  # while it inflates, it is held
         self._ended = False  # by the client, while held
         self._timeout_s: float | None = None
         self._handler: CallHandler | None = None
@@ -182,6 +182,7 @@ class GrpcCall:
         """Tell messages again, those that came meanwhile first."""
         if self._held and not self._inflating:
             self._held = False
+            self._gathered += 1
             self.take(b"", self._ended)
 
     def deafen(self) -> None:
@@ -284,6 +285,10 @@ class GrpcCall:
 
     # the stream's receiver
 
+    @property
+    def unfinished(self) -> int:
+        return self._gathered + 1 if self._in_part and not self._held else 0
+
     def take(self, data: bytes, ended: bool) -> None:
         """Cut length-prefixed messages."""
         try:
@@ -370,6 +375,7 @@ class GrpcCall:
             if not self._long.whole:
                 return
             long, self._long = self._long, None
+            self._gathered += 1
             self._message(long.flag, long.data)
         if self._buffer is None:
             self._buffer = bytearray()
@@ -388,6 +394,7 @@ class GrpcCall:
                 return
             message = bytes(memoryview(buffer)[5 : size + 5])
             del buffer[: size + 5]
+            self._gathered += 1
             self._message(flag, message)
 
     def _message(self, flag: int, message: Buffer) -> None:
@@ -445,6 +452,8 @@ class _Deaf:
     """Receives for a call that is told nothing new, but that there is nothing."""
 
     __slots__ = ("_call", "_deaf_to_some")
+
+    unfinished = 0
 
     def __init__(self, call: GrpcCall) -> None:
         self._call = call

@@ -20,7 +20,7 @@ from gateway.protocols.long_answer import Slices
 from gateway.protocols.media import Form
 from gateway.protocols.raw_body import RawCodec
 from gateway.protocols.rest import ReadRegion
-from gateway.protocols.tensors import TakesLong
+from gateway.protocols.tensors import ParsesLong, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import STATUS, error_body
@@ -122,6 +122,8 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
             return long_bodies.form(codec, body, form, answer, arrival_ns, self.decoded)
         try:
             return codec.decode(body, form, answer, arrival_ns, read_region)
+        except ParsesLong:
+            return long_bodies.form(codec, body, form, answer, arrival_ns, self.decoded)
         except TakesLong:
             decode = partial(codec.at_leisure().decode, body, form, answer, arrival_ns)
             return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)

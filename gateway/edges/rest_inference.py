@@ -1,6 +1,7 @@
 """Inferences asked for over REST: `infer`, and the generate extension."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.long_answer import Slices
 from gateway.protocols.rest import ReadRegion, RestCodec, header_length
-from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong
+from gateway.protocols.tensors import LONG_JSON_BYTES, ParsesLong, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import STATUS, error_body
@@ -70,13 +71,16 @@ class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffe
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
+        long_bodies = self._endpoints.repository.long_bodies
         if len(body) > LONG_JSON_BYTES and (header_bytes is None or header_bytes > LONG_JSON_BYTES):
-            return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
+            return long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
         try:
             return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+        except ParsesLong:
+            return long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
         except TakesLong:
             decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
-            return self._endpoints.repository.long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
+            return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
 
     def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
         parts, json_bytes = reply
@@ -163,9 +167,10 @@ class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, li
 
     def decode(self, codec: GenerateCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange = self._exchange
-        if len(exchange.body) > LONG_JSON_BYTES:
-            return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
-        return codec.decode(exchange.body, exchange.arrival_ns)
+        if len(exchange.body) <= LONG_JSON_BYTES:
+            with contextlib.suppress(ParsesLong):
+                return codec.decode(exchange.body, exchange.arrival_ns)
+        return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
 
     def refuse(self, error: GatewayError) -> None:
         respond_error(self._ended(), error)

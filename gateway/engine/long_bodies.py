@@ -1,9 +1,10 @@
 """What takes long to decode is decoded in processes of its own, one body after another.
 
 A parser holds the interpreter until it is done, on whatever thread: 22 MB of JSON take 0.5 s, and no other client is answered
-meanwhile. So JSON longer than `LONG_JSON_BYTES`, long CSV, and what is longer than `LONG_BYTES` in protobuf, goes to a child,
-with what the codec knows of the model, and comes back as raw tensors, or as the error that the codec raised. A thread copies
-the bytes; while it waits for them, the interpreter is free. What takes long in steps (`TakesLong`) the thread does itself.
+meanwhile. So JSON longer than `LONG_JSON_BYTES`, or of which a codec says so (`ParsesLong`), long CSV, and what is longer than
+`LONG_BYTES` in protobuf, goes to a child, with what the codec knows of the model, and comes back as raw tensors, or as the
+error that the codec raised. A thread copies the bytes; while it waits for them, the interpreter is free. What takes long in
+steps (`TakesLong`) the thread does itself.
 
 There are two children, so that what is long does not wait for what is much longer. Each starts with the first body for it, and
 ends after a while without any. One that dies, or takes too long and is killed, costs the request that it had; the next one

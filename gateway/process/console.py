@@ -40,14 +40,14 @@ def set_up(speech: Speech, *, guest: bool = False) -> None:
     guest: in a process of somebody else (Ray), where only what is ours is logged so. Otherwise everything is, unless the root
     has handlers already.
     """
-    formatter = _JsonLine() if speech.format == "json" else logging.Formatter(_LINE)
+    formatter = _JsonLine() if speech.format == "json" else _Printable(_LINE)
     if guest:
         for name in ("gateway", "backends"):
             _own(logging.getLogger(name), formatter, speech.level)
     else:
         _hold_standard_files()
         logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
-    plain = formatter if speech.format == "json" else _PlainLine("%(message)s")
+    plain = formatter if speech.format == "json" else _Printable("%(message)s")
     _own(words, plain, "warning" if speech.quiet else "info")
 
 
@@ -72,7 +72,8 @@ def step(text: str) -> Iterator[None]:
 
 def printable(text: object) -> str:
     """What may be written to a terminal: a control character, also of Unicode's, is a dot."""
-    return "".join(char if char.isprintable() else "·" for char in str(text))
+    said = str(text)
+    return said if said.isprintable() else "".join(char if char.isprintable() else "·" for char in said)
 
 
 def printable_lines(text: str) -> str:
@@ -103,11 +104,11 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-class _PlainLine(logging.Formatter):
-    """Whose words they are nobody knows here: a server's, or a model's, may move the cursor."""
+class _Printable(logging.Formatter):
+    """Whose words they are nobody knows here: a client's, a server's, or a model's, may move the cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable_lines(super().format(record))
+        return printable_lines(super().format(record).expandtabs())
 
 
 class _JsonLine(logging.Formatter):

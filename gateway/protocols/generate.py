@@ -30,11 +30,12 @@ from gateway.protocols.json_data import (
     texts_to_json,
     to_json,
 )
-from gateway.protocols.rest import WriteRegion, take_ours
+from gateway.protocols.rest import LONG_BYTES, WriteRegion, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import (
     TakesLong,
     check_input,
+    check_most,
     check_parameters,
     check_texts,
     count_rows,
@@ -70,7 +71,7 @@ class GenerateCodec:
         *,
         in_haste: bool = False,
     ) -> None:
-        """json_depth: the deepest nesting of an input's lists. in_haste: what takes long to write is to be refused."""
+        """json_depth: the deepest nesting of an input's lists. in_haste: what takes long is to be refused."""
         self._in_haste = in_haste
         self.model = model
         self.version = version
@@ -89,20 +90,25 @@ class GenerateCodec:
         return other
 
     def decode(self, body: Buffer, arrival_ns: int) -> InferRequest:
-        """Read and validate one request. Raises: InvalidArgument."""
+        """Read and validate one request. Raises: InvalidArgument; ParsesLong, in haste."""
         if self._without_json is not None:
             tensor = self._without_json
             raise InvalidArgument(
                 f"model '{self.model}': '{tensor.name}' is {tensor.datatype}, which JSON lacks: ask {self._elsewhere}"
             )
         spec = self.spec
-        message: dict[str, _Field] = parse(body if len(body) else b"{}", _object_decoder, dict[str, Any])
+        message: dict[str, _Field] = parse(
+            body if len(body) else b"{}", _object_decoder, dict[str, Any], in_haste=self._in_haste
+        )
         request_id = "" if _ID in spec.input_by_name else _text(message.pop(_ID, ""))
         nested = _object(message.pop(_PARAMETERS, {}))
         if _PARAMETERS in spec.input_by_name:
             raise InvalidArgument(
                 f"model '{self.model}' has an input 'parameters', which generate cannot give: ask {self._elsewhere}"
             )
+        long = len(body) > LONG_BYTES
+        if long:
+            check_most("parameters", sum(name not in spec.input_by_name for name in chain(message, nested)))
         inputs: Tensors = {}
         parameters: dict[str, ParameterValue] = {}
         for name, field in chain(message.items(), nested.items()):
@@ -125,7 +131,7 @@ class GenerateCodec:
         rows = count_rows(spec, self.model, inputs)
         timeout_us, priority = 0, 0
         if parameters:
-            binary, timeout_us, priority = take_ours(parameters)
+            binary, timeout_us, priority = take_ours(parameters, long=long)
             if binary:
                 raise InvalidArgument(
                     f"request: parameter 'binary_data_output': generate answers with JSON only: ask {self._elsewhere}"

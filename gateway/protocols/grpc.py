@@ -24,6 +24,7 @@ from gateway.protocols.tensors import (
     check_count,
     check_input,
     check_integer,
+    check_most,
     check_outputs,
     check_parameters,
     check_raw,
@@ -157,18 +158,10 @@ class GrpcCodec:
             if parameters and not spec.reads_parameters:
                 check_parameters(parameters, "request")
         return InferRequest(
-            model,
-            self.version,
-            message.id,
-            inputs,
-            count_rows(spec, model, inputs),
-            arrival_ns,
-            _outputs(message.outputs, model, spec) if message.outputs else (),
-            parameters=parameters,
-            deadline_ns=deadline_ns,
-            priority=priority,
-            shape_key=shape_key(spec, self.ragged, inputs, parameters),
-        )
+            model, self.version, message.id, inputs, count_rows(spec, model, inputs), arrival_ns,
+            _outputs(message.outputs, model, spec) if message.outputs else (), parameters=parameters,
+            deadline_ns=deadline_ns, priority=priority, shape_key=shape_key(spec, self.ragged, inputs, parameters),
+        )  # fmt: skip
 
     def encode(
         self, request: InferRequest, response: InferResponse, write_region: WriteRegion
@@ -407,7 +400,7 @@ def _typed(tensor: Any, model: str, name: str, datatype: str, shape: tuple[int, 
 
 def _outputs(tensors: Any, model: str, spec: ModelSpec) -> tuple[OutputRequest, ...]:
     """What is asked of each output; in the model's order, and each once, as Triton answers."""
-    check_outputs(spec, model, (tensor.name for tensor in tensors))
+    check_outputs(spec, model, [tensor.name for tensor in tensors])
     if len(tensors) == 1:
         return (_output(tensors[0]),)
     wanted: dict[str, OutputRequest] = {}
@@ -452,6 +445,7 @@ def _region(parameters: Mapping[str, Any], where: str) -> RegionRef | None:
 
 
 def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
+    check_most("parameters", len(choices))
     parameters: dict[str, ParameterValue] = {}
     for key, choice in choices.items():
         kind = choice.WhichOneof("parameter_choice")

@@ -48,7 +48,7 @@ class FormCodec:
     def __init__(
         self, model: str, version: str, spec: ModelSpec, ragged: "Ragged | None", json_depth: int, *, in_haste: bool = False
     ) -> None:
-        """json_depth: the deepest nesting of lists. in_haste: what takes long is to be refused with `TakesLong`."""
+        """json_depth: the deepest nesting of lists. in_haste: what takes long is to be refused: `TakesLong`, `ParsesLong`."""
         self._in_haste = in_haste
         self._v2 = RestCodec(model, version, spec, ragged, json_depth, in_haste=in_haste)
         self.model = model
@@ -75,7 +75,7 @@ class FormCodec:
     def decode(self, body: Buffer, form: Form, answer: str, arrival_ns: int, read_region: ReadRegion) -> InferRequest:
         """Read and validate one request. answer: the form that is asked for, of `media.GIVEN`, or "".
 
-        Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
+        Raises: InvalidArgument, NotFound (a region); TakesLong and ParsesLong, in haste.
         """
         spec, model, kind = self.spec, self.model, form.kind
         written = "rows"
@@ -90,7 +90,8 @@ class FormCodec:
             case "raw" | "text":
                 inputs = from_raw(spec, model, body, text=kind == "text", in_haste=self._in_haste)
             case _:
-                message = v1.peek(body) if kind == "v1" or (kind == "json" and len(body)) else None
+                told = kind == "v1" or (kind == "json" and len(body))
+                message = v1.peek(body, in_haste=self._in_haste) if told else None
                 if message is None or (kind == "json" and v1.is_v2(message)):
                     return self._decode_v2(body, form, answer, arrival_ns, read_region)
                 inputs, written = v1.read(message, spec, model, self.json_depth, in_haste=self._in_haste)

@@ -25,7 +25,7 @@ from backends.datatypes import NUMPY
 from gateway.errors import InvalidArgument, shortened
 from gateway.garbage import collecting_nothing
 from gateway.protocols.smallest import WITHOUT_JSON
-from gateway.protocols.tensors import TakesLong, check_count, out_of_range
+from gateway.protocols.tensors import ParsesLong, TakesLong, check_count, out_of_range
 from gateway.turns import SLICE, pause
 from gateway.types import ParameterValue
 from gateway.wire.tensors import Buffer, shaped
@@ -49,6 +49,7 @@ _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written 
 _LONG_B64: Final = 3 << 18  # bytes of it that are encoded at once; a multiple of three, so that no padding is between
 _MANY_NESTED: Final = 1 << 16  # numbers of an answer: some milliseconds
 _PIECE_BYTES: Final = 128 << 10
+_LONG_WORDS_BYTES: Final = 64 << 10  # of JSON with NaN, or half a character: Python's reader takes up to 25 ms for so many
 
 # datatype -> struct format, and what its JSON elements are
 _FORMATS: Final = {
@@ -149,8 +150,11 @@ def _flat(name: str, datatype: str, data: Any, json_depth: int, check: Callable[
     return flat
 
 
-def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose]) -> _Strict | _Loose:
-    """Read JSON. loose: what to read it as if it holds the words that JSON lacks. Raises: InvalidArgument."""
+def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_Loose], *, in_haste: bool) -> _Strict | _Loose:
+    """Read JSON. loose: what to read it as if it holds the words that JSON lacks.
+
+    Raises: InvalidArgument; ParsesLong, in haste.
+    """
     try:
         return decoder.decode(message)
     except msgspec.ValidationError as exc:
@@ -161,8 +165,11 @@ def parse(message: Buffer, decoder: msgspec.json.Decoder[_Strict], loose: type[_
         text = bytes(message)
         unmarked = text.removeprefix(codecs.BOM_UTF8)  # as some editors write it, and Triton reads it
         if len(unmarked) < len(text) and not unmarked.startswith(codecs.BOM_UTF8):
-            return parse(unmarked, decoder, loose)
-        if b"NaN" not in text and b"Infinity" not in text:
+            return parse(unmarked, decoder, loose, in_haste=in_haste)
+        words = b"NaN" in text or b"Infinity" in text
+        if in_haste and len(text) > _LONG_WORDS_BYTES and (words or _SURROGATE.search(text)):
+            raise ParsesLong from exc
+        if not words:
             raise InvalidArgument(f"failed to parse the request JSON: {_half_character(text) or exc}") from exc
     try:
         read = _with_words(text)
@@ -189,7 +196,12 @@ def any_value(text: bytes) -> Any:
 def _with_words(text: bytes) -> Any:
     """Python's reader knows the words that JSON lacks, as Triton's and its clients' do. Raises: ValueError, RecursionError."""
     # Of bytes it would take a BOM, and half a character; and what is too large for a float it would make infinite.
-    read = json.loads(text.decode(), parse_float=read_float)
+    try:
+        read = json.loads(text.decode(), parse_float=read_float)
+    except ValueError as exc:
+        if type(exc) is ValueError:  # an integer of more digits than Python reads
+            raise ValueError("Integer value out of range") from exc  # as msgspec says it
+        raise
     if _SURROGATE.search(text) and (half := _half_within(read)):  # this reader lets it pass, the strict one not
         raise ValueError(half)
     return read

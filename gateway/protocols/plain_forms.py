@@ -268,6 +268,8 @@ def from_npy(spec: ModelSpec, model: str, body: Buffer, *, in_haste: bool) -> Te
         sizes, by_column, dtype = read(head)
     except Exception as exc:  # whatever numpy makes of what is none
         said = shortened(" ".join(str(exc).split()))
+        if not isinstance(exc, ValueError) or said.startswith("malformed node"):  # Python's parser, of its own objects
+            said = "expected a dict of descr, fortran_order and shape"
         raise InvalidArgument(f"application/x-npy: no npy file with a head of at most {_HEAD_BYTES} bytes: {said}") from exc
     shape = tuple(map(int, sizes))  # numpy takes true for 1
     if dtype.kind not in "biufSU" or not dtype.itemsize:

@@ -41,6 +41,8 @@ from gateway.protocols.tensors import (
     TakesLong,
     check_input,
     check_integer,
+    check_length,
+    check_most,
     check_outputs,
     check_parameters,
     check_raw,
@@ -70,7 +72,7 @@ _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _HEADS_KEPT: Final = 256
-_LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little
+LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little, and parameters are not too many
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -136,7 +138,7 @@ class RestCodec:
         *,
         in_haste: bool = False,
     ) -> None:
-        """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused with `TakesLong`."""
+        """json_depth: the deepest nesting of `data`. in_haste: what takes long is to be refused: `TakesLong`, `ParsesLong`."""
         self._in_haste = in_haste
         self._repeated = RepeatedBodies(ragged)
         self.model = model
@@ -163,7 +165,7 @@ class RestCodec:
         """Read and validate one request.
 
         header_bytes: of the JSON before the tensors; None: all is JSON; 0: all is one raw tensor. Tensors that came as bytes
-        are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong, in haste.
+        are views on the body. Raises: InvalidArgument, NotFound (a region); TakesLong and ParsesLong, in haste.
         """
         if not isinstance(body, bytes) or len(body) > LONGEST_BYTES:
             return self._read(body, header_bytes, arrival_ns, read_region)
@@ -179,13 +181,14 @@ class RestCodec:
                 f"failed to parse the request JSON: the body is empty; the smallest request: {smallest_request_text(self.spec)}"
             )
         if header_bytes is None:
-            message, tail = parse(body, _body_decoder, _LooseBody), memoryview(b"")
+            message, tail = parse(body, _body_decoder, _LooseBody, in_haste=self._in_haste), memoryview(b"")
         elif header_bytes == 0:
             return self._decode_raw(body, arrival_ns)
         else:
             view = memoryview(body)
-            message, tail = parse(view[:header_bytes], _body_decoder, _LooseBody), view[header_bytes:]
-        long = len(body) > _LONG_BYTES
+            message = parse(view[:header_bytes], _body_decoder, _LooseBody, in_haste=self._in_haste)
+            tail = view[header_bytes:]
+        long = len(body) > LONG_BYTES
         inputs: Tensors = {}
         places: dict[str, int] = {}
         at = 0
@@ -229,7 +232,7 @@ class RestCodec:
         binary, timeout_us, priority = False, 0, 0
         parameters = message.parameters or {}
         if parameters:
-            binary, timeout_us, priority = take_ours(parameters)
+            binary, timeout_us, priority = take_ours(parameters, long=long)
             if parameters and not self.spec.reads_parameters:
                 check_parameters(parameters, "request")
         outputs: tuple[OutputRequest, ...] = ()
@@ -405,11 +408,15 @@ class RestCodec:
         return head
 
 
-def take_ours(parameters: dict[str, ParameterValue]) -> tuple[bool, int, int]:
+def take_ours(parameters: dict[str, ParameterValue], *, long: bool) -> tuple[bool, int, int]:
     """Take the parameters that are ours, leave the model's.
 
-    Returns: whether outputs are binary by default, the timeout in microseconds, and the priority, 0 where there is none.
+    long: they may be too many, or too long. Returns: whether outputs are binary by default, the timeout in microseconds, and
+    the priority, 0 where there is none. Raises: InvalidArgument.
     """
+    if long:
+        check_most("parameters", len(parameters))
+        check_length(parameters)
     binary: bool = _parameter(parameters, "binary_data_output", bool, False, "request")
     parameters.pop("binary_data_output", None)
     timeout_us: int = _parameter(parameters, "timeout", int, 0, "request")

@@ -64,9 +64,9 @@ _rows_decoder: Final = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def peek(body: Buffer) -> V1Body | _LooseV1Body:
-    """Look at a body; its tensors are only skimmed over. Raises: InvalidArgument."""
-    return parse(body, _body_decoder, _LooseV1Body)
+def peek(body: Buffer, *, in_haste: bool) -> V1Body | _LooseV1Body:
+    """Look at a body; its tensors are only skimmed over. Raises: InvalidArgument; ParsesLong, in haste."""
+    return parse(body, _body_decoder, _LooseV1Body, in_haste=in_haste)
 
 
 def is_v2(message: V1Body | _LooseV1Body) -> bool:

@@ -44,6 +44,7 @@ from gateway.wire.http2_headers import DEFAULT_TABLE_BYTES, SIZE_UPDATE, TOLERAN
 from gateway.wire.http2_sending import UNLIMITED, Sender
 
 BYTES_A_FRAME: Final = 64  # of a new header block or of settings: so many take as long as a frame does otherwise
+_MOST_CONTINUATIONS: Final = 4096  # of a header block: empty ones would have no end
 FRAME_BYTES: Final = 65_536  # the longest frame taken: a longer one costs copies while it arrives, a shorter one loops
 
 
@@ -77,6 +78,7 @@ class Connection(Sender):
         self._block: bytearray | None = None  # a header block whose end is still to come
         self._block_stream = 0
         self._block_ends = False
+        self._block_frames = 0  # those behind its first
 
     def lost(self) -> None:
         """There is nobody to talk to any more."""
@@ -178,6 +180,9 @@ class Connection(Sender):
         elif kind == CONTINUATION:
             if self._block is None:
                 raise Broken(PROTOCOL_ERROR, "a continuation of no header block")
+            self._block_frames += 1
+            if self._block_frames > _MOST_CONTINUATIONS:
+                raise Broken(ENHANCE_YOUR_CALM, f"a header block of more than {_MOST_CONTINUATIONS} continuations")
             self._block += payload
             self._block_part(flags)
         elif kind == GOAWAY:
@@ -199,6 +204,7 @@ class Connection(Sender):
             self._on_block(number, payload, bool(flags & END_STREAM))
         else:
             self._block_stream = number
+            self._block_frames = 0
             self._block_ends = bool(flags & END_STREAM)
             self._waits_for_rest = True
             self._block = bytearray(payload)

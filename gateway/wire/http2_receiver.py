@@ -6,6 +6,10 @@ from typing import Final, Protocol
 class Receiver(Protocol):
     """What a stream tells its handler."""
 
+    @property
+    def unfinished(self) -> int:
+        """Which message is here in part, and may go on; another has another number. 0: none."""
+
     def take(self, data: bytes, ended: bool) -> None:
         """The body's next bytes, and whether these are its last."""
 
@@ -16,7 +20,7 @@ class Receiver(Protocol):
         """More can be sent: what was sent before has left, after it had to wait for the client."""
 
     def late(self) -> None:
-        """Nothing has come for long, and the body has not ended."""
+        """Nothing has come for long, or no more than of one message, and the body has not ended."""
 
     def cut_off(self) -> None:
         """The server ends: answer now."""
@@ -27,6 +31,8 @@ class Receiver(Protocol):
 
 class _Nobody:
     """Receives for streams that are over, so that these and their handlers are freed without the cyclic collector."""
+
+    unfinished = 0
 
     def take(self, data: bytes, ended: bool) -> None: ...
 

@@ -81,7 +81,7 @@ class ServerConnection(BoundedHttp2Connection):
         self._leave_due = inf  # after it was said
         self._quiet_since = self._now()
         self._asked = False  # whether the client is there
-        self._windows: dict[int, int] = {}  # of open bodies, at the last look
+        self._seen: dict[int, tuple[int, int]] = {}  # of open bodies, at the last look: the window, and what is unfinished
         self._stalled: dict[Stream, float] = {}  # while the client's windows take nothing of an answer; the first are due first
         opening = {
             MAX_CONCURRENT_STREAMS: MOST_STREAMS,
@@ -152,15 +152,16 @@ class ServerConnection(BoundedHttp2Connection):
         )
 
     def _end_idle(self, now: float) -> None:
-        """See who has not stirred since the last look."""
+        """See who has not stirred since the last look, or not ended a message that was here in part."""
         if self.write_paused or self.unsent:  # what waits to be sent has a time of its own, and nobody is read meanwhile
             self.heard = True
-        seen, self._windows = self._windows, {}
+        seen, self._seen = self._seen, {}
         for stream in list(self._streams.values()):
             if stream.ended or self.write_paused or self._receive_left < FRAME_BYTES:  # the last two: it may not go on
                 continue
-            self._windows[stream.number] = stream.receive_window
-            if seen.get(stream.number) == stream.receive_window:
+            window, message = self._seen[stream.number] = stream.receive_window, stream.receiver.unfinished
+            before = seen.get(stream.number)
+            if before is not None and (before[0] == window or 0 != before[1] == message):
                 stream.receiver.late()
         if self.heard:
             self.heard = self._asked = False
@@ -241,6 +242,10 @@ class ServerConnection(BoundedHttp2Connection):
         self.closing = True
 
     # streams
+
+    def _make_room(self) -> None:
+        super()._make_room()
+        self._seen.clear()  # nobody may go on meanwhile
 
     def send_on(self) -> None:
         super().send_on()
@@ -413,6 +418,8 @@ class _Kept:
     """Receives for a request that is not begun."""
 
     __slots__ = ("body",)
+
+    unfinished = 0
 
     def __init__(self) -> None:
         self.body = bytearray()

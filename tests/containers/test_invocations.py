@@ -345,6 +345,9 @@ def test_long_bodies_of_every_form_are_answered(served: Served) -> None:
         answer = invoke(served, "wide", body, content_type, Accept=NPY)
         assert answer.status == 200, answer.body
         np.testing.assert_array_equal(np.load(io.BytesIO(answer.body)), sent)
+    nothing = np.full((1, 20_000), np.nan, np.float32)  # shorter, but Python's reader must read it
+    answer = invoke(served, "wide", json.dumps({"instances": nothing.tolist()}).encode(), JSON, Accept=NPY)
+    np.testing.assert_array_equal(np.load(io.BytesIO(answer.body)), nothing)
     columns = invoke(served, "wide", npy(sent), NPY)
     np.testing.assert_array_equal(np.array(columns.json()["predictions"], np.float32), sent)
     lines = invoke(served, "wide", npy(sent), NPY, Accept=CSV)

@@ -482,6 +482,23 @@ async def test_a_message_that_does_not_end_in_time_fails_its_call_and_a_silent_s
 
 
 @on_loop
+async def test_a_call_says_which_message_it_has_in_part() -> None:
+    """By which a message that drips in is told from several that follow one another."""
+    message = framed(GOOD)
+    async with serving() as served:
+        stream = SlowStream(STREAM_INFER)
+        served.server.open(stream)
+        seen = []
+        for piece in (b"", message[:3], message[3:9], message[9:], message, message[:3], message[3:] + message[:9]):
+            stream.receiver.take(piece, False)
+            seen.append(stream.receiver.unfinished)
+        first, again, later, next_one = seen[1], seen[2], seen[5], seen[6]
+        assert [number > 0 for number in seen] == [False, True, True, False, False, True, True]
+        assert first == again != later != next_one
+        stream.receiver.reset()
+
+
+@on_loop
 async def test_a_call_that_does_not_go_on_ends_with_the_deadline_of_bodies() -> None:
     async with serving(f"server: {{limits: {{body_timeout_s: 0.2}}}}\n{MODELS}") as served:
         answer = await ask(served, framed(GOOD)[:9], ends=False)

@@ -14,7 +14,7 @@ from gateway.batching.checkpoint import freeze, thaw
 from gateway.errors import InvalidArgument
 from gateway.protocols.invocations import FormCodec
 from gateway.protocols.media import Form, answer_of, attributes_of, form_of
-from gateway.protocols.tensors import TakesLong
+from gateway.protocols.tensors import ParsesLong, TakesLong
 from gateway.protocols.v1 import RowsReader
 from gateway.types import InferRequest, InferResponse
 
@@ -184,6 +184,10 @@ def test_what_takes_long_is_not_done_in_haste() -> None:
         raw.encode(asked, InferResponse("m", "1", "", {"y": asked.inputs["x"]}), lambda ref, data, asked_ns: None)
 
     codec = FormCodec("m", "1", FLOATS, None, 8, in_haste=True)
+    words = b'{"instances": [%b]}' % b",".join([b"[NaN, 1, 2]"] * 10_000)
+    with pytest.raises(ParsesLong):
+        codec.decode(words, Form("json"), "", 0, lambda ref, asked_ns: b"")
+    assert codec.at_leisure().decode(words, Form("json"), "", 0, lambda ref, asked_ns: b"").rows == 10_000
     array = np.ones((1 << 19, 3))
     with pytest.raises(TakesLong):
         codec.decode(npy(array), Form("npy"), "", 0, lambda ref, asked_ns: b"")
@@ -216,6 +220,9 @@ ANY = ModelSpec("", (TensorSpec("x", "FP32", (-1, -1)),), (), 64)
         (TEXT, npy_of("'<U1'", "(1, 1)", (0x110000).to_bytes(4, "little")), "a number that is no character"),
         (ANY, npy_of("'<f4'", "(0, 1" + "0" * 30 + ")", b""), "larger than a tensor can be"),
         (ANY, npy_of("'<f4'", "(-1, -1)", bytes(4)), r"got FP32 \[-1, -1\]"),
+        (ANY, npy_of("f('<f4')", "(1, 1)", bytes(4)), "1024 bytes: expected a dict of descr, fortran_order and shape$"),
+        (ANY, npy_of("(((", "(1, 1)", bytes(4)), "1024 bytes: expected a dict of descr, fortran_order and shape$"),
+        (ANY, npy_of("'<q4'", "(1, 1)", bytes(4)), "1024 bytes: descr is not a valid dtype descriptor: '<q4'$"),
         (ANY, npy_of("'|O'", "(1, 1)", b"\x80\4."), "an array of object"),
         (ANY, npy_of("[('a', '<f4')]", "(1, 1)", bytes(4)), "expected numbers, bool, or text"),
         (ANY, npy_of("'<f4'", "(1, 1)", bytes(4), "'x': " + "-" * 9000 + "1"), "a head of at most 1024 bytes"),

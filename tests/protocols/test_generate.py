@@ -44,6 +44,17 @@ def test_keys_that_are_inputs_are_inputs_and_the_others_are_parameters() -> None
     assert (request.id, request.model, request.version, request.rows, request.outputs) == ("7", "m", "1", 1, ())
 
 
+def test_more_parameters_than_a_request_may_have_are_refused() -> None:
+    many = dict.fromkeys(map(str, range(4096)), 1)
+    assert decode(TEXT, text_input="a" * (1 << 20), **many).parameters == many
+    assert (
+        refusal(TEXT, text_input="a", one="more", parameters=many)
+        == "parameters: got 4097, expected at most 4096 in one request"
+    )
+    long = refusal(TEXT, text_input="a", system="é" * (256 << 10))
+    assert long.startswith("parameters: got 262150 characters of names and text, 262150 of them in 'system', expected at most")
+
+
 def test_timeout_and_priority_are_ours_as_in_infer() -> None:
     request = decode(TEXT, text_input="a", parameters={"timeout": 5}, priority=2)
     assert (request.deadline_ns, request.priority, request.parameters) == (1000 + 5000, 2, {})

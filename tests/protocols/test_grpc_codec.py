@@ -297,6 +297,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "got int_contents, fp32_contents",
     ),
     "unknown output": ({"outputs": [Wish(name="X")]}, "unexpected inference output 'X' for model 'm'"),
+    "many outputs": ({"outputs": [Wish(name="OUTPUT0")] * 4097}, "outputs: got 4097, expected at most 4096 in one request"),
+    "many parameters": (
+        {"parameters": dict.fromkeys(map(str, range(4097)), parameter(1))},
+        "parameters: got 4097, expected at most 4096 in one request",
+    ),
     "no classes": (
         {"outputs": [Wish(name="OUTPUT0", parameters=shared(classification=0))]},
         "output 'OUTPUT0': parameter 'classification': got 0, expected an integer from 1",

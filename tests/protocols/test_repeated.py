@@ -24,9 +24,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     bodies: list[bytes] = []
     whole = rest.parse
 
-    def parse(message: Any, *told: Any) -> Any:
+    def parse(message: Any, *told: Any, in_haste: bool) -> Any:
         bodies.append(bytes(message))
-        return whole(message, *told)
+        return whole(message, *told, in_haste=in_haste)
 
     monkeypatch.setattr(rest, "parse", parse)
     return bodies

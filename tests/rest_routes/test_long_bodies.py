@@ -112,6 +112,12 @@ def test_text_and_bytes_behind_the_json_come_through_as_well(served: Served) -> 
     ("body", "said"),
     [
         (infer_body(values(), parameters={"triton_x": 1}), "reserved"),
+        (
+            infer_body(values(), parameters=dict.fromkeys(map(str, range(4097)), 1)),
+            "parameters: got 4097, expected at most 4096",
+        ),
+        (infer_body(values(), parameters={"p": "é" * (256 << 10)}), "262145 of them in 'p', expected at most 262144"),
+        (infer_body(values(), outputs=[{"name": "OUTPUT0"}] * 4097), "outputs: got 4097, expected at most 4096"),
         (infer_body(values()).replace(b'"FP32"', b'"INT8"'), "expected FP32"),
         (infer_body(values()).replace(b"[8, 8192]", b"[8, 8191]"), "got 65536 elements, expected 65528"),
         (infer_body(values())[:-1], "failed to parse"),
@@ -124,6 +130,27 @@ def test_a_long_body_is_refused_in_the_words_of_a_short_one(served: Served, body
     status, answer = asked(served, "/v2/models/wide/infer", body)
     assert status == 400
     assert said in answer["error"]
+
+
+def test_parameters_of_a_long_request_come_through_up_to_their_limit(served: Served) -> None:
+    parameters = dict.fromkeys(map(str, range(4096)), 1)
+    assert asked(served, "/v2/models/wide/infer", infer_body(values(), parameters=parameters))[0] == 200
+    fields = {"INPUT0": values().tolist(), **parameters}
+    assert asked(served, "/v2/models/wide/generate", json.dumps(fields).encode())[0] == 200
+    status, answer = asked(served, "/v2/models/wide/generate", json.dumps({**fields, "one": "more"}).encode())
+    assert (status, answer["error"]) == (400, "parameters: got 4097, expected at most 4096 in one request")
+
+
+def test_what_pythons_reader_must_read_is_long_from_less_on(served: Served) -> None:
+    end_children()
+    sent = np.full((1, 20_000), np.nan, np.float32)
+    status, answer = asked(served, "/v2/models/wide/infer", infer_body(sent))
+    assert status == 200
+    np.testing.assert_array_equal(np.array(answer["outputs"][0]["data"], np.float32), sent[0])
+    status, answer = asked(served, "/v2/models/wide/generate", json.dumps({"INPUT0": sent.tolist()}).encode())
+    assert status == 200
+    np.testing.assert_array_equal(np.array(answer["OUTPUT0"], np.float32), sent[0])
+    assert len(children()) == 1
 
 
 def test_a_long_request_to_generate_is_answered(served: Served) -> None:

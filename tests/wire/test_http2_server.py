@@ -44,6 +44,7 @@ class Echo:
         self.resets = resets
         self.told_late = told_late
         self.body = b""
+        self.unfinished = 0
 
     def take(self, data: bytes, ended: bool) -> None:
         self.body += data
@@ -63,6 +64,12 @@ class Echo:
     def cut_off(self) -> None: ...
 
     def crowded(self) -> None: ...
+
+
+class Keeping(Echo):
+    """Answers nothing."""
+
+    def take(self, data: bytes, ended: bool) -> None: ...
 
 
 class Peer:
@@ -264,6 +271,40 @@ def test_a_stream_whose_client_takes_nothing_of_its_answer_is_reset_alone() -> N
     assert peer.received() == [Frame(RST_STREAM, 0, 1, word(8))]
     peer.send(data(5, bytes(5), end=True), frame(WINDOW_UPDATE, 1, word(100)))
     assert len(body_of(peer.received(), 5)) == 5
+
+
+def test_a_message_that_drips_in_is_late_and_several_messages_are_not() -> None:
+    peer = open_peer(Limits(body_timeout_s=60, idle_timeout_s=600))
+    peer.send(peer.headers(1), data(1, b"a"), peer.headers(3), data(3, b"a"))
+    dripping, speaking = (stream.receiver for stream in peer.streams)
+    assert isinstance(dripping, Echo)
+    assert isinstance(speaking, Echo)
+    dripping.unfinished = 1
+    for second in range(119):
+        speaking.unfinished = 1 + second // 50
+        peer.passes(1)
+        peer.send(data(1, b"a"), data(3, b"a"))
+    assert peer.late == []
+    peer.passes(2)
+    assert peer.late == [peer.streams[0]]
+
+
+def test_a_message_whose_connection_may_not_send_on_is_not_late() -> None:
+    peer = open_peer(Limits(body_timeout_s=60, idle_timeout_s=600, body_bytes=1 << 20))
+    peer.send(peer.headers(1), data(1, b"a"), peer.headers(3), peer.headers(5))
+    dripping = peer.streams[0].receiver
+    assert isinstance(dripping, Echo)
+    dripping.unfinished = 1
+    peer.passes(61)
+    for stream, frames in zip(peer.streams[1:], (17, 16), strict=True):  # of 34 in the window of the connection
+        stream.receiver = Keeping(stream, peer.resets, peer.late)
+        peer.send(*[data(stream.number, bytes(65536))] * frames, data(stream.number, end=True))
+    for stream in peer.streams[1:]:  # their model has taken them
+        stream.credit(16 * 65536)
+    peer.passes(60)
+    assert peer.late == []
+    peer.passes(60)
+    assert peer.late == [peer.streams[0]]
 
 
 def test_a_client_that_takes_its_answer_bit_by_bit_gets_it() -> None:
@@ -821,6 +862,7 @@ BROKEN: dict[str, tuple[list[bytes], int]] = {
     "a stream of an even number": ([frame(HEADERS, 2, b"\x83", END_HEADERS)], 1),
     "a continuation of nothing": ([frame(CONTINUATION, 1)], 1),
     "a header block that is interrupted": ([frame(HEADERS, 1, b"\x83"), frame(PING, 0, bytes(8))], 1),
+    "continuations without end": ([frame(HEADERS, 1, b"")] + [frame(CONTINUATION, 1)] * 4097, 11),
     "a header block without end": ([frame(HEADERS, 1, b"")] + [frame(CONTINUATION, 1, bytes(60_000))] * 3, 11),
     "headers that cannot be decoded": ([frame(HEADERS, 1, b"\xff\xff\xff", END_HEADERS)], 9),
     "headers of no entry": ([frame(HEADERS, 1, b"\xfe", END_HEADERS)], 9),

@@ -76,6 +76,7 @@ def load_of(
 
 def _shortlist(known: Knowledge) -> list[Standing]:
     ranked = sorted((s for s in known.contenders if s.estimated_rps and not known.is_unmeasurable(s)), key=known.cost)
+    ranked.sort(key=lambda s: not s.peak_rps and s.tries >= MOST_VAIN)  # last: nothing more is tried of them
     near = [
         standing
         for place, standing in enumerate(ranked[:SHORTLIST])
@@ -200,7 +201,7 @@ def _save(known: Knowledge, shortlist: list[Standing]) -> Load | None:
         if closer is not None and standing.entrant.name == closer.entrant:
             return closer
         # By less it is not known anyway.
-        rps = max(rps, min(PRECISION * standing.peak_rps, _hoped_rps(known, standing)))
+        rps = max(rps, min(PRECISION * standing.peak_rps, hoped_rps(known, standing)))
         if trial := _trial(known, standing, rps):
             return trial
     return closer
@@ -222,7 +223,7 @@ def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
     enough = proven.usd_per_hour / PRECISION if proven else math.inf
     spans: dict[Standing, tuple[float, float]] = {}
     for standing in known.contenders:
-        if (most := _hoped_rps(known, standing)) > 0:
+        if (most := hoped_rps(known, standing)) > 0:
             spans[standing] = standing.peak_rps or min(most, _sure_rps(standing)), most
 
     def at(share: float) -> tuple[Fleet, dict[str, float]] | None:
@@ -245,7 +246,7 @@ def hoped_fleet(known: Knowledge) -> tuple[Fleet, dict[str, float]] | None:
     return found
 
 
-def _hoped_rps(known: Knowledge, standing: Standing) -> float:
+def hoped_rps(known: Knowledge, standing: Standing) -> float:
     """What may yet be proven of it: as estimated, below what failed; no more than is, where it was tried often enough."""
     if known.is_unmeasurable(standing) or standing.tries >= (MOST_TRIALS if standing.peak_rps else MOST_VAIN):
         return standing.peak_rps

@@ -29,7 +29,7 @@ from loadtest.search.events import (
     Volley,
 )
 from loadtest.search.knowledge import Knowledge, widest
-from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, load_of, next_load
+from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
 from loadtest.wording import counted, percent, rate, usd
 
@@ -338,9 +338,9 @@ class _Search:
             return []
         by_sessions = sorted((s.entrant for s in known.standings.values() if s.unreached), key=lambda each: each.sessions)
         unreached = {entrant.group: entrant for entrant in by_sessions}.values()
-        unproven = [standing for standing in known.contenders if not standing.peak_rps]
+        unproven = [s for s in known.contenders if not s.peak_rps and hoped_rps(known, s)]
         nearest = winner if winner in unproven else min(unproven, key=known.cost, default=None)
-        if nearest is not None and nearest.estimated_rps:
+        if nearest is not None:
             proven, rps = nearest.entrant, SURE * nearest.estimated_rps
         elif unreached:
             proven, rps = min(unreached, key=lambda entrant: entrant.usd_per_hour), math.inf

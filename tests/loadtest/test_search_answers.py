@@ -43,8 +43,7 @@ def test_one_that_is_far_cheaper_wins_also_where_its_rate_only_held() -> None:
     outcome = NeverProven(asked, {"c0": Truth(400), "c1": Truth(400)}).run()
     assert outcome.winner == "c0"
     assert outcome.standings[0].peak_rps == 0
-    assert outcome.needed_seconds
-    assert outcome.needed_seconds > 0
+    assert outcome.needed_seconds is None  # it was tried in vain often enough: more time would change nothing
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Entrant, Event, Experiment, Load, Profile, Profiled
+from loadtest.search.events import Entrant, Event, Experiment, Load, Predicted, Profile, Profiled
+from loadtest.search.next_load import MOST_VAIN
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 from tests.loadtest.test_search_answers import resumed
@@ -33,6 +34,36 @@ def test_whom_the_budget_did_not_reach_is_proven_with_what_is_said_to_be_needed(
     assert second.winner == "c1"
     assert second.standings[1].peak_rps > 0
     assert (second.needed_seconds, second.needed_usd) == (None, 0.0)
+
+
+class Unlike(SimulatedLab):
+    """All but c3 are far slower than predicted."""
+
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
+        return replace(event, rps=100.0) if isinstance(event, Predicted) and event.entrant != "c3" else event
+
+
+def test_whom_the_money_did_not_reach_is_loaded_once_the_others_were_tried_in_vain() -> None:
+    asked = question(entrants(0.1, 0.1, 0.1, 40.0), max_usd=0.15)
+    lab = Unlike(asked, {"c0": Truth(0.0), "c1": Truth(0.0), "c2": Truth(0.0), "c3": Truth(16000.0)})
+    first = resumed(asked, lab)
+    assert first.winner is None
+    assert first.standings[3].unreached
+    assert first.needed_seconds is not None
+    more = replace(asked, seconds=first.seconds + first.needed_seconds, max_usd=first.usd + first.needed_usd)
+    second = resumed(more, lab)
+    assert second.winner == "c3"
+    assert second.standings[3].peak_rps > 0
+    assert second.needed_seconds is None
+
+
+def test_nothing_is_said_to_be_needed_where_all_were_tried_in_vain() -> None:
+    asked = question(entrants(0.1, 0.1))
+    outcome = Unlike(asked, {"c0": Truth(0.0), "c1": Truth(0.0)}).run()
+    assert outcome.winner is None
+    assert all(standing.tries == MOST_VAIN for standing in outcome.standings)
+    assert outcome.needed_seconds is None
 
 
 def lacking(candidates: tuple[Entrant, ...], truths: dict[str, Truth], **limits: float) -> tuple[str, ...]:

@@ -112,8 +112,7 @@ def needed(
     if seconds is None:
         enough = f"{minutes(found.seconds_budget)} of measuring did not suffice" + f"; with {again}" * piped
         return enough, f"{command} --budget-minutes {min(2 * found.seconds_budget / 60, MOST_MINUTES):g}{money}"
-    about = "at least" if _unreached(found) else "about"  # who is not known yet may be slow
-    more = f"needs {about} {minutes(seconds, 'more ')}" + f" and {usd(more_usd)}" * bool(more_usd) + f", and {again}" * piped
+    more = f"needs about {minutes(seconds, 'more ')}" + f" and {usd(more_usd)}" * bool(more_usd) + f", and {again}" * piped
     resume = " --resume" if found.seconds_spent else ""  # else there is nothing to go on from
     return more, f"{command}{resume} --budget-minutes {min(max(1, math.ceil(seconds / 60)), MOST_MINUTES)}{money}"
 

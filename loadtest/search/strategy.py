@@ -304,7 +304,7 @@ class _Search:
             seconds=known.spent.seconds,
             usd=known.spent.usd,
             notes=tuple(self._notes),
-            needed_seconds=sum(seconds for _, seconds in needed) or None,
+            needed_seconds=self._needed_seconds(needed),
             needed_usd=sum((each.usd_per_hour + self._question.beside_usd_per_hour) * s / 3600 for each, s in needed),
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
@@ -340,14 +340,21 @@ class _Search:
         unreached = {entrant.group: entrant for entrant in by_sessions}.values()
         unproven = [s for s in known.contenders if not s.peak_rps and hoped_rps(known, s)]
         nearest = winner if winner in unproven else min(unproven, key=known.cost, default=None)
+        provable = [(entrant, math.inf) for entrant in unreached]
         if nearest is not None:
-            proven, rps = nearest.entrant, SURE * nearest.estimated_rps
-        elif unreached:
-            proven, rps = min(unreached, key=lambda entrant: entrant.usd_per_hour), math.inf
-        else:
+            provable.append((nearest.entrant, SURE * nearest.estimated_rps))
+        if not provable:
             return []
         profile_s = known.start_s + profile_seconds(self._question, max(1, len(unreached)))
+        proven, rps = min(provable, key=lambda each: (known.decisive_seconds(each[1]), each[0].usd_per_hour))
         proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(self._question))
-        if unreached and self._reference:  # nobody new is compared in the rest of a budget
-            proof_s = max(proof_s, (1 / AGREE_MOST - 1) * known.spent.seconds)
         return [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]
+
+    def _needed_seconds(self, needed: Sequence[tuple[Entrant, float]]) -> float | None:
+        """As in SearchOutcome. Where answers are left to compare, it has time that costs nothing: nobody new is compared in the
+        last part of a budget.
+        """
+        known = self._known
+        compares = any(s.unreached and s.out != UNREACHED for s in known.standings.values())
+        least_s = (1 / AGREE_MOST - 1) * known.spent.seconds if needed and compares else 0.0
+        return max(least_s, sum(seconds for _, seconds in needed)) or None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import Entrant, Event, Experiment, Load, Predicted, Profile, Profiled
+from loadtest.search.events import EXPECTED, UNREACHED, Agreed, Entrant, Event, Experiment, Load, Predicted, Profile, Profiled
 from loadtest.search.next_load import MOST_VAIN
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
@@ -34,6 +34,43 @@ def test_whom_the_budget_did_not_reach_is_proven_with_what_is_said_to_be_needed(
     assert second.winner == "c1"
     assert second.standings[1].peak_rps > 0
     assert (second.needed_seconds, second.needed_usd) == (None, 0.0)
+
+
+def test_answers_that_were_compared_add_nothing_to_what_is_needed() -> None:
+    few, dear = entrants(0.1, 8.0)
+    plain = question((replace(few, max_count=1), dear), target_rps=1000.0, max_usd=0.03)
+    outcomes = []
+    for asked in (plain, replace(plain, reference=EXPECTED, min_agreement=0.9)):
+        lab = SimulatedLab(asked, {"c0": Truth(100.0), "c1": Truth(16000.0)})
+        outcomes.append(resumed(asked, lab))
+    assert [outcome.standings[1].unreached for outcome in outcomes] == [True, True]
+    assert outcomes[1].seconds > 200  # of which none must be spent again
+    assert outcomes[1].needed_seconds == outcomes[0].needed_seconds
+    assert outcomes[1].needed_usd == outcomes[0].needed_usd < 0.3
+
+
+def test_whoever_is_left_to_compare_needs_the_first_half_of_a_budget() -> None:
+    asked = replace(question(entrants(1.0, 1.0)), reference=EXPECTED, min_agreement=0.9, seconds=10.0)
+    lab = SimulatedLab(asked, {"c0": Truth(400.0), "c1": Truth(400.0)}, start_s=200.0)
+    first = resumed(replace(asked, start_s=200.0), lab)
+    assert first.standings[1].out == f"was not compared: {UNREACHED}"
+    assert first.needed_seconds is not None
+    assert first.needed_seconds >= first.seconds
+    resumed(replace(asked, seconds=first.seconds + first.needed_seconds), lab)
+    assert [event.entrant for event in lab.events if isinstance(event, Agreed)] == ["c0", "c1"]
+
+
+@pytest.mark.parametrize("prices", [(0.1, 1.0), (0.1, 1.0, 1.0)], ids=str)
+def test_a_slow_one_that_was_seen_is_not_waited_for_where_others_were_not_reached(prices: tuple[float, ...]) -> None:
+    asked = question(entrants(*prices), max_usd=0.005)
+    truths = {"c0": Truth(8.0)} | {f"c{i}": Truth(4000.0) for i in range(1, len(prices))}
+    lab = SimulatedLab(asked, truths)
+    first = resumed(asked, lab)
+    assert first.standings[1].unreached
+    assert first.needed_seconds is not None
+    assert first.needed_seconds < 200  # a proof of 8/s takes half an hour
+    more = replace(asked, seconds=first.seconds + first.needed_seconds, max_usd=first.usd + first.needed_usd)
+    assert resumed(more, lab).standings[1].peak_rps > 0
 
 
 class Unlike(SimulatedLab):

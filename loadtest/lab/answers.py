@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
-import orjson
 
 from backends.base import Tensors
 from gateway.errors import InvalidArgument
@@ -25,7 +24,7 @@ from loadtest.load.aws_keys import AwsKeys
 from loadtest.load.payloads import Request, encode_body, grpc_request, infer_path
 from loadtest.load.signing import signed_headers
 from loadtest.load.target import Address
-from loadtest.load.v2_json import array_of, brief, checked, listed, named, parameters_of
+from loadtest.load.v2_json import array_of, brief, checked, listed, named, parameters_of, parsed
 from loadtest.results import LoadSpec
 from loadtest.verdict.agreement import LEAST_INPUTS, agreement, described, difference, of_all
 
@@ -249,7 +248,7 @@ def decode_answer(body: bytes, header_bytes: str | None) -> Tensors:
     arrays: Tensors = {}
     try:
         at = head = len(body) if header_bytes is None else int(header_bytes)
-        for each in listed(orjson.loads(body[:head]), "outputs"):
+        for each in listed(parsed(body[:head]), "outputs"):
             tensor = checked(each, "outputs", ("name", "datatype", "shape"))
             name, taken = str(tensor["name"]), parameters_of(tensor, f"{named(tensor, 'outputs')}: ").get("binary_data_size")
             if taken is None:

@@ -25,7 +25,7 @@ from gateway.wire.tensors import tensor_to_bytes
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import check_bytes, check_size, range_of, shape_of, values_of
 from loadtest.load.target import Address
-from loadtest.load.v2_json import OF_TENSORS, brief, checked, listed, named, parameters_of, tensors_of, text_of
+from loadtest.load.v2_json import OF_TENSORS, brief, checked, listed, named, parameters_of, parsed, tensors_of, text_of
 from loadtest.results import LoadSpec
 
 _VARIETY: Final = 64  # different synthetic requests
@@ -393,14 +393,7 @@ def _request(text: bytes, source: str) -> Request:
 
 def _json(text: bytes) -> Any:
     """Raises: ValueError, also for what has no inputs."""
-    if not text.strip():
-        raise ValueError("it is empty")
-    try:
-        document = json.loads(text)
-    except RecursionError as exc:
-        raise ValueError("its lists or objects lie too deep in each other") from exc
-    except ValueError as exc:
-        raise ValueError(f"it is no JSON: {exc}") from exc
+    document = parsed(text)
     try:
         listed(document, "inputs")
     except ValueError as exc:

@@ -4,6 +4,7 @@ All that is wrong in it is a ValueError that names the field, its value and what
 """
 
 import contextlib
+import json
 import reprlib
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,6 +17,18 @@ from gateway.documents.faults import cut
 from loadtest.wording import counted
 
 OF_TENSORS: Final = ("name", "datatype", "shape", "data")
+
+
+def parsed(text: bytes) -> Any:
+    """JSON, in which NaN and infinity may stand as these words: v2 servers and clients write them so. Raises: ValueError."""
+    if not text.strip():
+        raise ValueError("it is empty")
+    try:
+        return json.loads(text)
+    except RecursionError as exc:
+        raise ValueError("its lists or objects lie too deep in each other") from exc
+    except ValueError as exc:
+        raise ValueError(f"it is no JSON: {exc}") from exc
 
 
 def listed(document: object, field: str) -> list[Mapping[str, Any]]:

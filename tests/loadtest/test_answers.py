@@ -190,7 +190,7 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         asked("http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"\xff", b'{"outputs": [{"name": "y"}]}', b'{"outputs": 5}'])
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"\xff", b'{"outputs": [{"name": "y"}]}', b'{"outputs": 5}', b"[" * 100_000])
 @pytest.mark.parametrize("header", [None, "2", "x", "99999"])
 def test_any_answer_is_read_or_refused(body: bytes, header: str | None) -> None:
     with contextlib.suppress(TargetError):
@@ -224,6 +224,11 @@ def test_what_is_wrong_in_an_answer_is_named(outputs: object, words: str) -> Non
 def test_null_among_floats_of_an_answer_is_nan() -> None:
     output = {"name": "y", "datatype": "FP32", "shape": [2], "data": [None, 1]}
     assert np.array_equal(decode_answer(json.dumps({"outputs": [output]}).encode(), None)["y"], [np.nan, 1], equal_nan=True)
+
+
+def test_nan_and_infinity_of_an_answer_are_read_as_the_gateway_writes_them() -> None:
+    body = b'{"outputs":[{"name":"y","datatype":"FP32","shape":[4],"data":[NaN,Infinity,-Infinity,1]}]}'
+    assert np.array_equal(decode_answer(body, None)["y"], [np.nan, np.inf, -np.inf, 1], equal_nan=True)
 
 
 def test_binary_data_shorter_than_its_shape_is_refused() -> None:

@@ -238,7 +238,8 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
             made.append(_http(spec, address, model, body, {"Content-Type": kind}))
         elif is_json:
             (request,) = _read(path)
-            if spec.protocol == "rest-json" and b'"expected"' not in body:
+            if spec.protocol == "rest-json":
+                body = _as_written(body, request.extras)
                 made.append(_http(spec, address, model, body, {"Content-Type": "application/json"}))
             else:
                 made += _encoded(spec, address, model, [request])
@@ -250,6 +251,14 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
     if not made:
         raise UsageError(f"payload {', '.join(spec.payloads)}: no request in it")
     return made
+
+
+def _as_written(body: bytes, extras: Extras) -> bytes:
+    """A v2 request as its file has it, but for what is not sent: the answer that is expected, and fields that are null."""
+    document = parsed(body)
+    inputs = [{**{name: each[name] for name in OF_TENSORS}, **extras.of_inputs[each["name"]]} for each in document["inputs"]]
+    told = {**extras.fields, "inputs": inputs}
+    return body if told == document else json.dumps(told).encode()
 
 
 def read_requests(names: Iterable[str]) -> list[Request]:

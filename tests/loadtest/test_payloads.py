@@ -191,12 +191,12 @@ def test_what_stands_beside_the_tensors_is_checked_as_it_is_read(
         from_files(spec, Address.of(SPEC), "m")
 
 
-@pytest.mark.parametrize("rows", ["1", "2"])
+@pytest.mark.parametrize(("ending", "rows"), [("json", "1"), ("jsonl", "1"), ("jsonl", "2")])
 @pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
-def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, rows: str) -> None:
+def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, ending: str, rows: str) -> None:
     made = []
     for name, nothing in (("null", {"id": None, "parameters": None, "outputs": None}), ("none", {})):
-        path = tmp_path / f"{name}.jsonl"
+        path = tmp_path / f"{name}.{ending}"
         inputs = [
             {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]} | {key: None for key in nothing if key[0] == "p"}
         ]
@@ -204,6 +204,7 @@ def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, rows: str) 
         spec = replace(SPEC, payloads=(str(path),), protocol=protocol, rows=rows)
         made.append(from_files(spec, Address.of(SPEC), "m"))
     assert made[0] == made[1]
+    path = tmp_path / "output.jsonl"
     output = {"inputs": [], "outputs": [{"name": "y", "parameters": None}]}
     path.write_text(json.dumps(output))
     (asked,) = read_requests([str(path)])
@@ -282,6 +283,19 @@ def test_an_expected_answer_is_not_sent(tmp_path: Path) -> None:
     path.write_text(line(1, expected=0.5))
     spec = replace(SPEC, payloads=(str(path),))
     assert b"expected" not in from_files(spec, Address.of(spec), "m")[0]
+
+
+def test_a_json_file_goes_over_rest_as_json_as_it_is_written_but_for_what_is_not_sent(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    spec = replace(SPEC, payloads=(str(path),))
+    inputs = '"inputs": [{"datatype": "FP16", "name": "expected", "shape": [1, 2],  "data": [[0.10000, NaN]]}]'
+    path.write_text(f"{{ {inputs} }}")
+    assert body(from_files(spec, Address.of(spec), "m")[0]).decode() == f"{{ {inputs} }}"
+    path.write_text(f'{{{inputs}, "id": "a", "expected": {{"outputs": []}}}}')
+    (made,) = from_files(spec, Address.of(spec), "m")
+    (told,) = json.loads(body(made))["inputs"]
+    assert json.loads(body(made)).keys() == {"id", "inputs"}
+    assert (told["name"], told["datatype"], told["shape"], str(told["data"])) == ("expected", "FP16", [1, 2], "[[0.1, nan]]")
 
 
 def test_an_expected_answer_that_is_null_is_none(tmp_path: Path) -> None:

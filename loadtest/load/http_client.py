@@ -22,7 +22,7 @@ _EVENTS: Final = b"text/event-stream"
 _BRACE: Final = ord("{")  # begins most answers and no events: the heads of the others are searched
 _MOST_EVENT_BYTES: Final = 16 << 10  # of an event that tells of an error
 _EVENT_BEGINNING: Final = 256  # bytes that are kept of a longer one, beside its end
-_ERROR_BEGINS: Final = re.compile(rb'\s*\{\s*"error"\s*:\s*["{]')
+_ERROR_BEGINS: Final = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\{\s*[^\s}])')
 _DONE: Final = b"[DONE]"  # ends the streams of OpenAI's API, whatever became of them
 
 
@@ -226,8 +226,8 @@ def _end_of(events: bytes) -> bytes:
 def _last_error(events: bytes) -> str | None:
     """What the last event tells of an error; None if it tells of none. events: the end of a stream (HTML, 9.2.6).
 
-    It is an object that has nothing but an `error`, as the gateway and Triton write it, or one that is text or an object, as
-    Text Generation Inference does. A [DONE] behind it, as of vLLM, is none.
+    It is an object that has nothing but an `error`, as the gateway and Triton write it, or one that is text or an object, and
+    not empty, as Text Generation Inference does. A [DONE] behind it, as of vLLM, is none.
     """
     data: list[bytes] = []
     for line in reversed(events.splitlines()):
@@ -243,6 +243,6 @@ def _last_error(events: bytes) -> str | None:
     except orjson.JSONDecodeError:  # as where the middle of it was not kept
         return last[:_EVENT_BEGINNING].decode(errors="replace") if _ERROR_BEGINS.match(last) else None
     error = told.get("error") if isinstance(told, dict) else None
-    if error is None or not (len(told) == 1 or isinstance(error, str | dict)):
+    if error is None or not (len(told) == 1 or (error and isinstance(error, str | dict))):
         return None
     return error if isinstance(error, str) else orjson.dumps(error).decode()

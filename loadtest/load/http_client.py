@@ -219,7 +219,7 @@ class _Framing:
 def _end_of(events: bytes) -> bytes:
     """The end of a stream, behind the beginning of the event within which that begins."""
     at = len(events) - _MOST_EVENT_BYTES
-    begun = max(events.rfind(b"\n\n", 0, at), events.rfind(b"\n\r\n", 0, at)) + 1
+    begun = max(events.rfind(b"\n\n", 0, at + 1), events.rfind(b"\n\r\n", 0, at + 2)) + 1  # or where that begins
     return events[begun : min(at, begun + _EVENT_BEGINNING)] + events[at:]
 
 

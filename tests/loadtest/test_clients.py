@@ -558,6 +558,11 @@ def test_an_answer_may_end_with_the_connection_where_it_says_no_other_end(answer
         (b"text/event-stream", [b'data: {"error":"it broke","error_type":"generation"}\n\n'], "it broke"),
         (b"text/event-stream", [b'data: {"model_name":"m","error":"it broke"}\r\n\r\n', b"data: [DONE]\r\n\r\n"], "it broke"),
         (b"text/event-stream", [b'data: {"error":"' + b"a" * 40_000 + b'"}\n\n'], "a" * 300),
+        *(
+            (b"text/event-stream", [b"data: " + b"1" * 900 + end, b'data: {"error":"' + b"a" * more + b'"}' + end], "a" * 300)
+            for end in (b"\n\n", b"\r\n\r\n")
+            for more in range(16_360, 16_366)  # about as long as the end that is kept
+        ),
         (
             b"text/event-stream",
             [b'data: 1\r\n\r\ndata: {"error":{"a":"', b"b" * 20_000 + b'","c":{"d":"', b"b" * 20_000 + b'"}}}\r\n\r\n'],

@@ -135,15 +135,17 @@ class _Search:
         if self._reference == EXPECTED:
             return None
         asked = (self._question.reference, *self._question.stand_ins)
+        replaced: list[str] = []
         for place, name in enumerate(asked):
             self._reference = name
             standing = self._known.standings[name]
             event = yield from self._compare(standing.entrant)
             standing.agreement = event
             if not event.failure:
+                self._notes += replaced
                 break
             if place + 1 < len(asked):
-                self._notes.append(f"the reference {name} {event.failure}: {asked[place + 1]} stands in for it")
+                replaced.append(f"the reference {name} {event.failure}: {asked[place + 1]} stands in for it")
         if event.agreement is not None and misses(event, self._question.min_agreement):
             told = f"agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
             self._notes.append(f"the reference {event.entrant} {told}")

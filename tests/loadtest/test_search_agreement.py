@@ -7,6 +7,7 @@ import pytest
 from loadtest.search.events import EXPECTED, Agree, Entrant, Load, Profile, Question
 from loadtest.search.standing import SearchOutcome, agreement_text
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
+from tests.loadtest.test_search_answers import resumed
 
 FP32 = Entrant("fp32", "fp32", 0.1, 1, 8, "fp32")
 WIDE = Entrant("fp32 wide", "fp32", 0.1, 2, 8, "fp32")
@@ -99,6 +100,17 @@ def test_another_of_full_precision_stands_in_for_a_reference_that_fails() -> Non
     assert (outcome.winner, outcome.reference) == ("bf16", "bf16")
     assert "the reference fp32 did not start: no such file: bf16 stands in for it" in outcome.notes
     assert out_of(outcome)["fp32 wide"] == "did not start: no such file"
+
+
+def test_nobody_is_said_to_stand_in_for_a_reference_who_was_not_compared_either() -> None:
+    short = dataclasses.replace(QUESTION, seconds=3.0)
+    outcome = resumed(short, SimulatedLab(short, TRUTHS))
+    assert all(standing.unreached for standing in outcome.standings)
+    assert outcome.notes == ()
+    dear = dataclasses.replace(FP32, usd_per_hour=100.0)
+    outcome, _ = searched(dataclasses.replace(QUESTION, entrants=(dear, INT8, BF16), max_usd=0.01))
+    assert outcome.reference == "bf16"
+    assert outcome.notes == ("the reference fp32 was not compared: the budget did not reach it: bf16 stands in for it",)
 
 
 def test_without_a_reference_that_answers_nobody_wins_silently() -> None:

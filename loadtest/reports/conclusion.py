@@ -307,12 +307,14 @@ def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> S
         return "measured" if standing.out else "finalist"
     if standing.unknown:
         return "not measurable"
+    if standing.unreached:
+        return "not reached"
     return "predicted" if standing.predicted_rps and not standing.runs else "rejected"
 
 
 _ORDER: Final[tuple[Status, ...]] = (
     *("winner", "cheapest alone", "in the fleet", "runner-up", "finalist"),
-    *("measured", "not measurable", "predicted", "rejected"),
+    *("measured", "not measurable", "predicted", "not reached", "rejected"),
 )
 
 

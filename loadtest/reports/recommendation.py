@@ -21,7 +21,16 @@ from loadtest.search.events import Measured, Timing
 SCHEMA: Final = "loadtest.recommendation/1"
 
 Status = Literal[
-    "winner", "cheapest alone", "in the fleet", "runner-up", "finalist", "measured", "not measurable", "predicted", "rejected"
+    "winner",
+    "cheapest alone",
+    "in the fleet",
+    "runner-up",
+    "finalist",
+    "measured",
+    "not measurable",
+    "predicted",
+    "not reached",
+    "rejected",
 ]
 
 

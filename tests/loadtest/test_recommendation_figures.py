@@ -210,7 +210,8 @@ def test_without_a_winner_it_depends_on_what_is_known() -> None:
 def test_whom_the_budget_did_not_reach_leaves_the_answer_open() -> None:
     missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE)}
     unreached: dict[str, Any] = {"predicted": {FOUR: 0.0}, "outs": {FOUR: UNREACHED}}
-    assert told(missed, **unreached).state == "not proven"
+    found = told(missed, **unreached)
+    assert (found.state, found.candidate(FOUR).status) == ("not proven", "not reached")
     few = example_spec(target_rps=5000, candidates=[{**example_spec_document(), "max_count": 2}])
     found = told(BRACKETS, ONE, TWO, spec=few, predicted={THREE: 0.0, FOUR: 0.0}, outs={FOUR: UNREACHED}, needed_seconds=70.0)
     assert (found.state, found.winner, found.needed) == ("not proven", ONE, "needs about 2 more minutes")

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from math import prod
 from typing import Any, Final
 
@@ -193,7 +193,8 @@ class TritonSession:
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
-        with closing(self._connection.stream_infer(request, _metadata(parameters))) as answer:
+        call = self._connection.stream_infer(request, metadata=_metadata(parameters))
+        with closing(AnswerInParts(call)) as answer:
             self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
@@ -223,8 +224,16 @@ class TritonSession:
                 raise RunCancelled(f"triton {self._connection.url}: the call was cancelled") from exc
             raise self._mapped(exc, handed_on=False) from exc
         if message is not None and message.error_message:
+            self._read_out(answer, within_s)
             raise self._error("", message.error_message)
         return message
+
+    def _read_out(self, answer: AnswerInParts, within_s: float) -> None:
+        """Read a failed answer to its end: of clients that hung up before, Triton 2.51 died once in 400 calls."""
+        until_s = time.monotonic() + within_s
+        with suppress(self._connection.grpc.RpcError):
+            while answer.read(until_s - time.monotonic()) is not None:
+                pass
 
     def _first_within_s(self, parameters: Mapping[str, object]) -> float:
         """How long a call, of a decoupled model its first part, may take. Raises: SessionLost; ExecutionFailed, if no time."""

@@ -60,9 +60,9 @@ class TritonConnection:
             _STREAM_INFER, self.pb.ModelInferRequest.SerializeToString, self.pb.ModelStreamInferResponse.FromString
         )
 
-    def check_ready(self) -> None:
+    def check_ready(self, within_s: float = _PROBE_TIMEOUT_S) -> None:
         request = self.pb.ModelReadyRequest(name=self._model, version=self._version)
-        if not self._ask(self.stub.ModelReady, request).ready:
+        if not self._ask(self.stub.ModelReady, request, min(within_s, _PROBE_TIMEOUT_S)).ready:
             raise LoadFailed(f"triton {self.url}: model {self._model!r} is not ready there")
 
     def spec(self, declared: ModelSpec) -> ModelSpec:

@@ -42,6 +42,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.ready = True
+        self.before_ready: Callable[[], object] = lambda: None
         self.port = 0
         self.calls: list[service_pb2.ModelInferRequest] = []
         self.left_s: list[float] = []
@@ -58,6 +59,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hung_up = threading.Event()  # the client of a stream has
 
     def ModelReady(self, request: Any, context: Any) -> Any:
+        self.before_ready()
         return service_pb2.ModelReadyResponse(ready=self.ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
@@ -330,6 +332,21 @@ def test_the_same_codes_of_a_server_without_the_model_lose_the_session(double: D
     double.ready = False
     with pytest.raises(SessionLost, match="no such thing"):
         answer(session, decoupled)
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_server_that_does_not_say_whether_it_has_the_model_costs_no_more_time(double: Double, decoupled: bool) -> None:
+    go_on = threading.Event()
+    double.decoupled = decoupled
+    double.refusal = grpc.StatusCode.UNAVAILABLE, "overloaded"
+    session = load(double).open_session(0)
+    double.before_ready = lambda: go_on.wait(TIMEOUT_S)
+    began_s = time.monotonic()
+    with pytest.raises(SessionLost, match="overloaded"):
+        answer(session, decoupled, {DEADLINE_NS: time.monotonic_ns() + 200_000_000})
+    assert time.monotonic() - began_s < 3  # without an end it would be 5
+    go_on.set()
     session.close()
 
 

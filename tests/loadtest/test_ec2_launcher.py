@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loadtest.commands.reap import reap
-from loadtest.errors import UsageError
+from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.generating import GeneratorLost, LoadJob
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
@@ -335,6 +335,28 @@ def test_machines_that_start_while_nobody_answers_for_a_while_are_measured(
     aws.fault = fault  # type: ignore[assignment]  # it answers nothing
     outcome = asyncio.run(Search(aws, catalogue, tmp_path).run())
     assert not any(standing.out.startswith("did not start") for standing in outcome.standings)
+    assert aws.left() == []
+
+
+@pytest.mark.parametrize("operation", ["describe_instances", "head_object"])
+def test_machines_are_waited_for_no_longer_where_nobody_answers(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation and not aws.calls.count("terminate_instances"):
+            aws.now_s += 45  # four tries of boto3's, each with ten seconds to connect
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        with pytest.raises(LoadtestError, match=r"did not answer within launcher\.start_timeout_s 600|does not ask for jobs"):
+            await search.launcher.start(search.spec.candidates[0])
+        took_s = aws.now_s
+        await search.launcher.close()
+        assert took_s <= 2 * (600 + 10 + 45 + 10)  # of two machines, whose pauses add up on this clock
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, start_timeout_s=600)
+    asyncio.run(of_one_candidate())
     assert aws.left() == []
 
 

@@ -130,7 +130,8 @@ class Deploying:
         except PlatformRefused as exc:
             if call.already and exc.reason == call.already:
                 if not call.restores:
-                    self._there += [call] if call.undo else []
+                    if call.undo:
+                        self._there.append(call)
                     return  # somebody else's, or an earlier deployment's: not ours to take back
             elif call.told and (not exc.reason or _busy(exc)):
                 words.info("%s: it is looked whether it was done", exc.message)

@@ -68,5 +68,5 @@ def _undeploy(arguments: argparse.Namespace) -> int:
 def _again(arguments: argparse.Namespace, buckets: Sequence[str], region: str) -> str:
     """The same command: what named the bucket may be removed by then."""
     on = f" --on {arguments.on}" if arguments.on else ""
-    bucket = "".join(f" --bucket {each}" for each in buckets[:1])
+    bucket = f" --bucket {buckets[0]}" if buckets else ""
     return f"`gateway undeploy {arguments.name} --region {region}{on}{bucket} --yes`"

@@ -554,6 +554,8 @@ def test_a_machine_whose_removal_is_not_answered_counts_on_until_it_is_gone(
         await started.stop()
         names = [f"loadtest-{launcher.run_id}-001", GENERATOR]
         assert [launcher.purse.runs(name) for name in names] == [True, True]
+        await launcher.close()
+        assert [launcher.purse.runs(name) for name in names] == [True, True]
         aws.fault = lambda operation, parameters: None
         await launcher.close()
         assert [launcher.purse.runs(name) for name in names] == [False, False]

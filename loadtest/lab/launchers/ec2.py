@@ -182,7 +182,7 @@ class Ec2:
             self.purse.end(name)
 
     async def close(self) -> None:
-        if self._group_id or self._generator or self._made or self._number:
+        if self._group_id or self._generator or self._made or self._number or self._left:
             await seen_through(self._swept())
 
     async def seen(self, started: _Started) -> str:

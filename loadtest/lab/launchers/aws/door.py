@@ -108,7 +108,7 @@ class Aws:
         try:
             return platform.Aws(self.region).address(service)
         except GatewayError as exc:
-            raise AwsRefused(exc.message) from exc
+            raise AwsRefused(exc.message, _NOT_ASKED) from exc
 
     async def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Ask. Raises: AwsRefused."""

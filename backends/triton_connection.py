@@ -21,9 +21,6 @@ from backends.datatypes import NUMPY
 _PROBE_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 120.0
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-# An error among the parts ends the call with its code; it is a message without one else, and before Triton 2.49.
-# Source: Triton's inference_protocols.md, GRPC Status Codes.
-_CODES = ("triton_grpc_error", "true")
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -57,13 +54,15 @@ class TritonConnection:
         self._channel = self.grpc.insecure_channel(self.url, options=_OPTIONS)
         self.stub = self._new_stub(self._channel)
         # One request and then the end of them, whatever the service says: that takes no thread.
-        self._stream_infer = self._channel.unary_stream(
+        # Never with the header `triton_grpc_error`, which would tell the codes of errors among the parts: Triton 2.51 dies
+        # where the model ends an answer after such an error (mended by its pull request 7552).
+        self.stream_infer = self._channel.unary_stream(
             _STREAM_INFER, self.pb.ModelInferRequest.SerializeToString, self.pb.ModelStreamInferResponse.FromString
         )
 
-    def check_ready(self) -> None:
+    def check_ready(self, within_s: float = _PROBE_TIMEOUT_S) -> None:
         request = self.pb.ModelReadyRequest(name=self._model, version=self._version)
-        if not self._ask(self.stub.ModelReady, request).ready:
+        if not self._ask(self.stub.ModelReady, request, min(within_s, _PROBE_TIMEOUT_S)).ready:
             raise LoadFailed(f"triton {self.url}: model {self._model!r} is not ready there")
 
     def spec(self, declared: ModelSpec) -> ModelSpec:
@@ -125,9 +124,6 @@ class TritonConnection:
             if stub is not self.stub:
                 raise RunCancelled(f"triton {self.url}: the call was cancelled") from exc
             raise
-
-    def stream_infer(self, request: Any, metadata: Metadata = ()) -> "AnswerInParts":
-        return AnswerInParts(self._stream_infer(request, metadata=(*metadata, _CODES)))
 
     def cancel(self) -> None:
         """From any thread: end the call that is under way."""

@@ -82,17 +82,20 @@ class Deploying:
             whys = "; ".join(why for why, _ in failed)
             raise PlatformRefused(f"Failed: {whys}. All else was done.", failed[-1][1])
 
-    def remove(self, calls: Sequence[Call], *, remedy: str) -> None:
+    def remove(self, *places: Sequence[Call], remedy: str) -> None:
         """The same of calls that remove something: what is gone already is well. A question is of the call before it.
 
-        Where one fails the others are made, but for those that are alone behind one that is not: what stands may need what
-        they remove. Raises: PlatformRefused, with what is not done. Interrupted, it says that too.
+        Where one fails the others are made, but for those that are alone behind one of its place that is not: what stands
+        there may need what they remove. Raises: PlatformRefused, with what is not done. Interrupted, it says that too.
         """
+        calls = [call for place in places for call in place]
+        first = [place[0] for place in places if place]
         left: list[Call] = []
-        kept, reason = False, ""  # kept: something that others may need
+        kept, reason = False, ""  # kept: something of this place that others may need
         for number, call in enumerate(calls, 1):
             of = calls[number - 2] if call.until is not None else call
             behind = calls[number:]
+            kept &= call not in first
             if left and left[-1] is of:
                 continue
             if kept and call.alone:
@@ -127,7 +130,8 @@ class Deploying:
         except PlatformRefused as exc:
             if call.already and exc.reason == call.already:
                 if not call.restores:
-                    self._there += [call] if call.undo else []
+                    if call.undo:
+                        self._there.append(call)
                     return  # somebody else's, or an earlier deployment's: not ours to take back
             elif call.told and (not exc.reason or _busy(exc)):
                 words.info("%s: it is looked whether it was done", exc.message)

@@ -41,9 +41,9 @@ class AllStanding:
         """That something of it is in."""
         return tuple(dict.fromkeys(bucket for bucket, _ in (*self.endpoint.objects, *self.machine.objects)))
 
-    def calls(self) -> list[Call]:
-        """What removes it."""
-        return [*removal(self.endpoint), *machine_removal(self.machine)]
+    def removals(self) -> list[list[Call]]:
+        """What removes it, of each place."""
+        return [removal(self.endpoint), machine_removal(self.machine)]
 
     def lines(self, now: datetime.datetime) -> Iterator[str]:
         """For people."""

@@ -3,7 +3,6 @@
 import argparse
 import datetime
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -57,18 +56,20 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     locks = {group.device: looked.lock(config, group.device) for group in found}
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
+    copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}
+    copies[wheel.name] = wheel.path.read_bytes()
     with asked_by("--cluster"):
         out.mkdir(parents=True, exist_ok=True)
+        for name, data in copies.items():
+            write_whole(out / name, data)
+        for name, text in texts(held, asked):
+            write_whole(out / name, text)
     with step("packing"):
         write(packed(moved(document, found[0].instance_type)), out / PACKAGE)
-    shutil.copyfile(wheel.path, out / wheel.name)
-    for device, lock in locks.items():
-        shutil.copyfile(lock.path, out / lock_of(device))
-    for name, text in texts(held, asked):
-        write_whole(out / name, text)
     path = arguments.cluster / "cluster.yaml"
     told = "".join(f"# {line}\n" for line in _prices(asked))
-    write_whole(path, f"{told}{as_yaml(cluster(held, asked))}")
+    with asked_by("--cluster"):
+        write_whole(path, f"{told}{as_yaml(cluster(held, asked))}")
     for each in (path, *sorted(out.iterdir())):
         print(each)
     print(told, end="")

@@ -3,6 +3,7 @@
 import argparse
 import datetime
 from collections.abc import Sequence
+from itertools import chain
 
 from gateway.commands.deploy_options import add_deployed, deployed
 from gateway.deploying.calls import as_text
@@ -44,7 +45,6 @@ def _undeploy(arguments: argparse.Namespace) -> int:
         words.info("Left alone: %s, which has not the tag.", each)
     for each in found.elsewhere:
         words.info("Left alone: %s.", each)
-    calls = found.calls()
     if found.nothing and found.unseen:
         words.info("%s: nothing was seen of it in %s. What was not looked at may stand.", name, platform.region)
         return 1
@@ -54,10 +54,10 @@ def _undeploy(arguments: argparse.Namespace) -> int:
     for line in found.lines(datetime.datetime.now(tz=datetime.UTC)):
         words.info("%s", line)
     if not arguments.yes:
-        print(as_text(calls))
+        print(as_text([*chain.from_iterable(found.removals())]))
         words.info("Nothing was removed: --yes makes these calls.")
         return 1 if found.unseen else 0
-    Deploying(platform).remove(calls, remedy=_again(arguments, found.buckets, platform.region))
+    Deploying(platform).remove(*found.removals(), remedy=_again(arguments, found.buckets, platform.region))
     if found.unseen:
         words.info("What was seen of %s is removed from %s. What was not looked at may stand.", name, platform.region)
         return 1
@@ -68,5 +68,5 @@ def _undeploy(arguments: argparse.Namespace) -> int:
 def _again(arguments: argparse.Namespace, buckets: Sequence[str], region: str) -> str:
     """The same command: what named the bucket may be removed by then."""
     on = f" --on {arguments.on}" if arguments.on else ""
-    bucket = "".join(f" --bucket {each}" for each in buckets[:1])
+    bucket = f" --bucket {buckets[0]}" if buckets else ""
     return f"`gateway undeploy {arguments.name} --region {region}{on}{bucket} --yes`"

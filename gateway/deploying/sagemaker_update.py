@@ -42,8 +42,7 @@ def update(hosting: Hosting, stands: Deployed | None = None, *, bake_s: int = 30
     """
     scale = kept_scale(hosting, stands)
     if stands is not None and stands.endpoint is not None and stands.endpoint.configuration == hosting.state:
-        # Its policies are not taken off, so they keep their ARNs, and alarms name them as before.
-        return [call for call in _rescaled(hosting, stands, scale) if call.service != "cloudwatch"]
+        return _rescaled(hosting, stands, scale)
     made = [*model(hosting), endpoint_configuration(hosting)]
     if stands is not None and hosting.state in stands.models:  # it was deployed before
         made = made[-1:]
@@ -150,9 +149,11 @@ def _rescaled(hosting: Hosting, stands: Deployed, kept: StandingScale | None) ->
     """Of an endpoint that is what it is to be, but for its scaling."""
     if stands.scale is None:
         return scaling(hosting)
+    # Its policies are not taken off, so they keep their ARNs, and alarms name them as before.
     if kept is not None:
-        return [] if kept == stands.scale else _scaled_by(hosting, kept)
-    made = [replace(call, undo=()) for call in _scaled_anew(hosting, stands)]  # which would take the former away as well
+        return [] if kept == stands.scale else _scaled_by(hosting, replace(kept, alarms={}))
+    unwatched = replace(stands, scale=replace(stands.scale, alarms={}))
+    made = [replace(call, undo=()) for call in _scaled_anew(hosting, unwatched)]  # which would take the former away as well
     if not made:
         return [Call("application-autoscaling", "deregister_scalable_target", scalable(hosting.name), "Scale it no more")]
     return [] if _scaled_so(hosting, stands.scale) else made

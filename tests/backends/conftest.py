@@ -46,7 +46,7 @@ class TritonPythonModel:
         return responses
 """
 
-# One part, and then what it has not found.
+# One part, and then what it has not found: of the key 1 as the end, of others before the end.
 LOOKUP = """
 import triton_python_backend_utils as pb
 
@@ -56,7 +56,11 @@ class TritonPythonModel:
             sender, key = request.get_response_sender(), pb.get_input_tensor_by_name(request, "KEY")
             sender.send(pb.InferenceResponse([pb.Tensor("FOUND", key.as_numpy())]))
             missing = pb.InferenceResponse(error=pb.TritonError("no such key", pb.TritonError.NOT_FOUND))
-            sender.send(missing, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if key.as_numpy()[0] == 1:
+                sender.send(missing, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            else:
+                sender.send(missing)
+                sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 LOOKUP_CONFIG = """
 max_batch_size: 0

@@ -42,12 +42,13 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.ready = True
+        self.before_ready: Callable[[], object] = lambda: None
         self.port = 0
         self.calls: list[service_pb2.ModelInferRequest] = []
         self.left_s: list[float] = []
         self.metadata: list[dict[str, str]] = []
         self.before_answer: Callable[[], None] = lambda: None
-        self.refusal: tuple[grpc.StatusCode, str] | None = None  # of any call; a stream's after its parts, if it wants codes
+        self.refusal: tuple[grpc.StatusCode, str] | None = None  # of any call: of a stream the server's, not the model's
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
         self.decoupled = False
@@ -58,6 +59,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hung_up = threading.Event()  # the client of a stream has
 
     def ModelReady(self, request: Any, context: Any) -> Any:
+        self.before_ready()
         return service_pb2.ModelReadyResponse(ready=self.ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
@@ -88,6 +90,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         for request in requests:
             self.calls.append(request)
             self.metadata.append(dict(context.invocation_metadata()))
+            if self.refusal is not None:
+                context.abort(*self.refusal)
             for part in self.parts:
                 self.before_part()
                 if not context.is_active():
@@ -101,8 +105,6 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
                     message.infer_response.raw_output_contents.append(np.full((self.rows, 2), part, np.float32).tobytes())
                 self.parts_sent += 1
                 yield message
-            if self.refusal is not None and self.metadata[-1].get("triton_grpc_error") == "true":
-                context.abort(*self.refusal)
 
     def connected(self, connections: int) -> bool:
         """Wait until so many clients are connected."""
@@ -299,28 +301,24 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("code", REFUSALS)
-def test_a_refusal_of_the_model_has_its_code_and_costs_no_session(double: Double, code: str, decoupled: bool) -> None:
-    double.decoupled, double.parts = decoupled, [1.0]
+def test_a_refusal_of_the_model_has_its_code_and_costs_no_session(double: Double, code: str) -> None:
     double.refusal = grpc.StatusCode[code], "no such user"
     session = load(double).open_session(0)
     with pytest.raises(InputRefused, match="no such user") as refused:
-        answer(session, decoupled)
+        answer(session, False)
     assert refused.value.code == REFUSALS[code]
-    double.refusal, double.parts = None, [1.0, None]
-    answer(session, decoupled)
+    double.refusal = None
+    answer(session, False)
     session.close()
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL"])
-def test_a_model_that_failed_costs_no_session(double: Double, code: str, decoupled: bool) -> None:
-    double.decoupled, double.parts = decoupled, [1.0]
+def test_a_model_that_failed_costs_no_session(double: Double, code: str) -> None:
     double.refusal = grpc.StatusCode[code], "no luck"
     session = load(double).open_session(0)
     with pytest.raises(ExecutionFailed, match="no luck") as failed:
-        answer(session, decoupled)
+        answer(session, False)
     assert not isinstance(failed.value, InputRefused)
     session.close()
 
@@ -334,6 +332,21 @@ def test_the_same_codes_of_a_server_without_the_model_lose_the_session(double: D
     double.ready = False
     with pytest.raises(SessionLost, match="no such thing"):
         answer(session, decoupled)
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_server_that_does_not_say_whether_it_has_the_model_costs_no_more_time(double: Double, decoupled: bool) -> None:
+    go_on = threading.Event()
+    double.decoupled = decoupled
+    double.refusal = grpc.StatusCode.UNAVAILABLE, "overloaded"
+    session = load(double).open_session(0)
+    double.before_ready = lambda: go_on.wait(TIMEOUT_S)
+    began_s = time.monotonic()
+    with pytest.raises(SessionLost, match="overloaded"):
+        answer(session, decoupled, {DEADLINE_NS: time.monotonic_ns() + 200_000_000})
+    assert time.monotonic() - began_s < 3  # without an end it would be 5
+    go_on.set()
     session.close()
 
 
@@ -410,9 +423,24 @@ def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str
     session = opened(in_parts)
     parts = session.stream({"X": X}, {})
     assert float(next(parts)["Y"][0, 0]) == 1.0
-    with pytest.raises(error, match=message):
+    in_parts.before_part = lambda: time.sleep(0.1)
+    with pytest.raises(error, match=message) as failed:
         next(parts)
+    assert in_parts.parts_sent == 4  # hung up on before the end, Triton may die
+    assert not isinstance(failed.value, InputRefused)
+    assert "triton_grpc_error" not in in_parts.metadata[0]  # Triton may die of it
+    session.close()
+
+
+def test_an_answer_that_goes_on_after_its_error_is_hung_up_on(in_parts: Double) -> None:
+    go_on = threading.Event()
+    in_parts.parts = [1.0, "no luck", 2.0, None]
+    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
+    session = opened(in_parts, timeout_s=0.2)
+    with pytest.raises(ExecutionFailed, match="no luck"):
+        values(session.stream({"X": X}, {}))
     assert in_parts.hung_up.wait(TIMEOUT_S)
+    go_on.set()
     session.close()
 
 

@@ -368,8 +368,9 @@ def test_a_removal_that_is_refused_keeps_what_needs_it_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("on", ["--on ec2", ""])
 def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
-    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any
+    aws: OnMoto, capsys: pytest.CaptureFixture[str], tmp_path: Any, on: str
 ) -> None:
     sagemaker, tags = boto3.client("sagemaker"), [{"Key": "serving-gateway:name", "Value": "iris"}]
     state, role = "iris-aa06ebe2dcf5", "arn:aws:iam::123456789012:role/Gateway"
@@ -380,7 +381,14 @@ def test_what_removes_a_machine_keeps_an_endpoint_of_its_name(
     told = typed(capsys, tmp_path)
     (remedy,) = re.findall("`gateway (undeploy .*)` removes it", told)
     assert "InService" not in said(capsys, "status", "iris", "--region", "us-east-1", "--on", "ec2")
-    said(capsys, *remedy.split())
+    if on:
+        said(capsys, *remedy.split())
+    else:
+        aws.refuse["DeleteEndpoint"] = "AccessDeniedException"
+        told = said(capsys, "undeploy", "iris", "--region", "us-east-1", "--bucket", BUCKET, "--yes", code=1)
+        whys = f"Remove the endpoint iris, which costs; Remove the endpoint's configuration {state}; Remove the model {state}"
+        assert f"Not done, as far as is known: {whys}. `gateway undeploy iris" in told
+        aws.refuse.clear()
     assert nothing_stands()
     assert [each["EndpointName"] for each in sagemaker.list_endpoints()["Endpoints"]] == ["iris"]
     said(capsys, "undeploy", "iris", "--region", "us-east-1", "--yes")

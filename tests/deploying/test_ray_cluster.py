@@ -196,6 +196,17 @@ def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]
     assert f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["gateway/requirements-cpu.lock", "gateway/serve.yaml", "cluster.yaml"])
+def test_a_file_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    written(tmp_path, config(tmp_path))
+    there = tmp_path / "out" / name
+    there.unlink()
+    there.mkdir()
+    asked = [*PLACE, *files(tmp_path), "--lock", str(tmp_path / "locks"), "--cluster", str(tmp_path / "out")]
+    assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
+    assert f"--cluster: {there}: cannot be written: Is a directory" in capsys.readouterr().err
+
+
 def test_what_one_machine_serves_needs_no_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["deploy", "ec2", str(IRIS), *PLACE, *files(tmp_path), "--cluster", str(tmp_path / "out")]) == 2
     assert "--cluster: the configuration needs no Ray" in capsys.readouterr().err

@@ -48,12 +48,12 @@ class FakeAws:
 
     @property
     def door(self) -> Aws:
-        return Aws(REGION, asked=self._ask, pause=self._pause)
+        return Aws(REGION, asked=self._ask, pause=self._pause, clock=self.clock)
 
     @property
     def living_door(self) -> Aws:
         """Of another process."""
-        return Aws(REGION, asked=_BOTO, pause=self._pause)
+        return Aws(REGION, asked=_BOTO, pause=self._pause, clock=self.clock)
 
     def clock(self) -> float:
         return self.now_s

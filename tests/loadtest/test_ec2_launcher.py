@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loadtest.commands.reap import reap
-from loadtest.errors import UsageError
+from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.generating import GeneratorLost, LoadJob
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG_RUN
@@ -338,6 +338,28 @@ def test_machines_that_start_while_nobody_answers_for_a_while_are_measured(
     assert aws.left() == []
 
 
+@pytest.mark.parametrize("operation", ["describe_instances", "head_object"])
+def test_machines_are_waited_for_no_longer_where_nobody_answers(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, operation: str
+) -> None:
+    def fault(asked: str, parameters: Mapping[str, Any]) -> None:
+        if asked == operation and not aws.calls.count("terminate_instances"):
+            aws.now_s += 45  # four tries of boto3's, each with ten seconds to connect
+            raise refused("", "Connect timeout")
+
+    async def of_one_candidate() -> None:
+        with pytest.raises(LoadtestError, match=r"did not answer within launcher\.start_timeout_s 600|does not ask for jobs"):
+            await search.launcher.start(search.spec.candidates[0])
+        took_s = aws.now_s
+        await search.launcher.close()
+        assert took_s <= 2 * (600 + 10 + 45 + 10)  # of two machines, whose pauses add up on this clock
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, start_timeout_s=600)
+    asyncio.run(of_one_candidate())
+    assert aws.left() == []
+
+
 def test_a_machine_that_no_call_has_started_is_waited_for_no_longer_than_a_minute(
     aws: FakeEc2, catalogue: Catalogue, tmp_path: Path
 ) -> None:
@@ -531,6 +553,8 @@ def test_a_machine_whose_removal_is_not_answered_counts_on_until_it_is_gone(
         aws.fault = silent  # type: ignore[assignment]  # it answers nothing
         await started.stop()
         names = [f"loadtest-{launcher.run_id}-001", GENERATOR]
+        assert [launcher.purse.runs(name) for name in names] == [True, True]
+        await launcher.close()
         assert [launcher.purse.runs(name) for name in names] == [True, True]
         aws.fault = lambda operation, parameters: None
         await launcher.close()

@@ -32,7 +32,7 @@ class Account:
 
     @property
     def door(self) -> Aws:
-        return Aws("us-east-1", pause=self._pause)
+        return Aws("us-east-1", pause=self._pause, clock=lambda: sum(self.pauses_s))
 
     async def _pause(self, seconds: float) -> None:
         self.pauses_s.append(seconds)
@@ -79,6 +79,23 @@ def test_what_nobody_answers_for_three_minutes_is_told_and_the_others_are_tried_
         asyncio.run(remove(account.door, [MACHINE, PACKAGE]))
     assert account.calls == 19 * ["TerminateInstances"] + ["DeleteObject"]
     assert sum(account.pauses_s) == 180
+
+
+def test_the_three_minutes_hold_what_the_calls_take() -> None:
+    now_s = 0.0
+
+    def asked(service: str, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        nonlocal now_s
+        now_s += 45
+        raise AwsRefused("Connect timeout")
+
+    async def pause(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    with pytest.raises(NotRemoved, match=f"could not be removed: {MACHINE}: Connect timeout; {PACKAGE}: Connect timeout"):
+        asyncio.run(remove(Aws("us-east-1", asked=asked, pause=pause, clock=lambda: now_s), [MACHINE, PACKAGE]))
+    assert now_s == 4 * 45 + 3 * 10 + 45  # the fourth call ends after 180 s; then the other piece is tried once
 
 
 def test_a_machine_that_does_not_go_within_a_quarter_of_an_hour_is_told() -> None:

@@ -405,6 +405,20 @@ def test_an_endpoint_that_is_made_while_nobody_answers_for_a_while_is_measured(
     assert aws.left() == []
 
 
+def test_an_endpoint_is_waited_for_no_longer_where_nobody_answers(aws: FakeAws, catalogue: Catalogue, tmp_path: Path) -> None:
+    def fault(operation: str, parameters: Mapping[str, Any]) -> None:
+        if operation == "describe_endpoint" and not aws.calls.count("delete_endpoint"):
+            aws.now_s += 45  # four tries of boto3's, each with ten seconds to connect
+            raise refused("", "Connect timeout")
+
+    aws.fault = fault  # type: ignore[assignment]  # it answers nothing
+    search = Search(aws, catalogue, tmp_path, start_timeout_s=600)
+    with pytest.raises(StartFailed, match=r"not in service within launcher\.start_timeout_s 600: .*Connect timeout"):
+        asyncio.run(search.launcher.start(search.spec.candidates[0]))
+    assert aws.now_s <= 600 + 10 + 45  # the last call began before the time was over
+    assert aws.left() == []
+
+
 def test_a_session_that_ends_while_an_endpoint_is_made_is_told_at_once(
     aws: FakeAws, catalogue: Catalogue, tmp_path: Path
 ) -> None:

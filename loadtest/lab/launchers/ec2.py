@@ -182,7 +182,7 @@ class Ec2:
             self.purse.end(name)
 
     async def close(self) -> None:
-        if self._group_id or self._generator or self._made or self._number:
+        if self._group_id or self._generator or self._made or self._number or self._left:
             await seen_through(self._swept())
 
     async def seen(self, started: _Started) -> str:
@@ -241,13 +241,14 @@ class Ec2:
         self.purse.begin(GENERATOR, self.beside_usd_per_hour)
         try:
             started = await self._rented(name, asked, self._made)
-            for _ in range(max(1, int(self._wanted.start_timeout_s / _POLL_S))):
-                if await self._waits_for_jobs():
-                    return started
+            due_s = self._aws.clock() + self._wanted.start_timeout_s
+            while not await self._waits_for_jobs():
+                if self._aws.clock() >= due_s:
+                    raise GeneratorLost("the load generator started, and does not ask for jobs")
                 await self._aws.pause(_POLL_S)
         except (AwsRefused, StartFailed, TakenAway) as exc:
             raise GeneratorLost(f"the load generator did not start: {exc}") from exc
-        raise GeneratorLost("the load generator started, and does not ask for jobs")
+        return started
 
     async def _waits_for_jobs(self) -> bool:
         try:
@@ -358,7 +359,8 @@ class Ec2:
 
     async def _answering(self, instance: str) -> str:
         """Its address, once its console says that it is ready. Raises: StartFailed, TakenAway."""
-        for _ in range(max(1, int(self._wanted.start_timeout_s / _POLL_S))):
+        due_s = self._aws.clock() + self._wanted.start_timeout_s
+        while True:
             found = None
             try:
                 found = await self._described(instance)
@@ -374,9 +376,10 @@ class Ec2:
                         return str(found["PrivateIpAddress"])
                     if FAILED in said:
                         raise StartFailed(f"its setup failed{_last_lines(said)}")
+            if self._aws.clock() >= due_s:
+                told = f"did not answer within launcher.start_timeout_s {self._wanted.start_timeout_s:g}"
+                raise StartFailed(f"{told}{_last_lines(await self._console(instance))}")
             await self._aws.pause(_POLL_S)
-        told = f"did not answer within launcher.start_timeout_s {self._wanted.start_timeout_s:g}"
-        raise StartFailed(f"{told}{_last_lines(await self._console(instance))}")
 
     async def _described(self, instance: str) -> dict[str, Any] | None:
         """None: EC2 does not know of it yet, or any more."""

@@ -173,7 +173,8 @@ class SageMaker:
         until = call.until
         assert until is not None
         timeout_s = self._wanted.start_timeout_s
-        for _ in range(max(1, int(timeout_s / _POLL_S))):
+        due_s = self._aws.clock() + timeout_s
+        while True:
             unasked = ""
             answer: dict[str, Any] = {}
             try:
@@ -187,8 +188,9 @@ class SageMaker:
                 return
             if state in until.failed:
                 raise StartFailed(f"{until.key} {state}: {answer.get(until.reason) or 'it does not say why'}")
+            if self._aws.clock() >= due_s:
+                raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}{unasked}")
             await self._aws.pause(_POLL_S)
-        raise StartFailed(f"not in service within launcher.start_timeout_s {timeout_s:g}{unasked}")
 
     async def _given_up(self, hosting: Hosting, made: Sequence[Piece], *, asked: bool) -> str:
         """Its last words, if they are asked for; then it is removed."""

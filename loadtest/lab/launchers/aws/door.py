@@ -7,6 +7,7 @@ to be that nobody knows of. Throttling is waited out.
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
@@ -87,21 +88,27 @@ class Asked(Protocol):
 
 
 class Aws:
-    """Life: any number of calls, on one event loop. asked, pause: what only tests override."""
+    """Life: any number of calls, on one event loop. asked, pause, clock: what only tests override."""
 
     def __init__(
-        self, region: str, *, asked: Asked | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        region: str,
+        *,
+        asked: Asked | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.region = region
         self._asked = asked or Boto(region)
         self.pause = pause
+        self.clock = clock
 
     def address(self, service: str) -> str:
         """Where boto3 would ask a service. From any thread; blocks for a tenth of a second. Raises: AwsRefused."""
         try:
             return platform.Aws(self.region).address(service)
         except GatewayError as exc:
-            raise AwsRefused(exc.message) from exc
+            raise AwsRefused(exc.message, _NOT_ASKED) from exc
 
     async def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Ask. Raises: AwsRefused."""

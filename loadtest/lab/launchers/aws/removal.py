@@ -22,7 +22,7 @@ _STANDING: Final = ("pending", "running", "shutting-down", "stopping", "stopped"
 _TRIES: Final = 90
 _PAUSE_S: Final = 10.0
 _UNSEEN_TRIES: Final = 6  # a minute
-_UNANSWERED_TRIES: Final = 18  # three minutes, and what the calls themselves take
+_UNANSWERED_S: Final = 180.0  # how long a removal asks again where nobody answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,6 @@ class NotRemoved(LoadtestError):
         return str(self.args[0])
 
 
-@dataclass(slots=True)
-class _Patience:
-    """With calls that nobody answers, over one removal."""
-
-    tries: int = _UNANSWERED_TRIES
-
-    def lasts(self, exc: AwsRefused) -> bool:
-        if exc.code or not self.tries:
-            return False
-        self.tries -= 1
-        return True
-
-
 def made_by(operation: str, hosting: Hosting) -> list[Piece]:
     """What a call of its creation makes."""
     if operation == "put_object" and isinstance(hosting.package, PackedModel):
@@ -101,10 +88,10 @@ async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
 
     Raises: NotRemoved, once everything was tried, with what is left and why.
     """
-    left, whys, patience = [], [], _Patience()
+    left, whys, patient_until_s = [], [], aws.clock() + _UNANSWERED_S
     for piece in sorted(pieces, key=lambda piece: _ORDER.index(piece.kind)):
         try:
-            await _remove(aws, piece, patience)
+            await _remove(aws, piece, patient_until_s)
         except (AwsRefused, NotRemoved) as exc:
             left.append(piece)
             whys.append(f"{piece}: {exc}")
@@ -128,8 +115,8 @@ def costly(pieces: Iterable[Piece]) -> list[Piece]:
     return [piece for piece in pieces if piece.kind in ("endpoint", "instance")]
 
 
-async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
-    """Raises: AwsRefused; NotRemoved, if it does not go."""
+async def _remove(aws: Aws, piece: Piece, patient_until_s: float) -> None:
+    """patient_until_s: by its clock, with calls that nobody answers. Raises: AwsRefused; NotRemoved, if it does not go."""
     for service, operation, parameters in _deletion(piece):
         for tries in range(_TRIES, -1, -1):
             try:
@@ -140,7 +127,8 @@ async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
                 unseen = exc.missing and piece.kind == "instance" and tries > _TRIES - _UNSEEN_TRIES
                 if exc.missing and not unseen:
                     break
-                if not ((exc.busy or exc.throttled or unseen or patience.lasts(exc)) and tries):
+                unanswered = not exc.code and aws.clock() < patient_until_s
+                if not ((exc.busy or exc.throttled or unseen or unanswered) and tries):
                     raise
             await aws.pause(_PAUSE_S)
     if not costly([piece]):
@@ -152,7 +140,7 @@ async def _remove(aws: Aws, piece: Piece, patience: _Patience) -> None:
         except AwsRefused as exc:
             if exc.missing:
                 return
-            if not (exc.throttled or patience.lasts(exc)):
+            if not (exc.throttled or (not exc.code and aws.clock() < patient_until_s)):
                 raise
         await aws.pause(_PAUSE_S)
     raise NotRemoved(f"is still there after {_TRIES * _PAUSE_S / 60:.0f} min: expected it gone")

@@ -134,18 +134,24 @@ def load_callable(
         if artifact == EXPORTED:
             program = torch.export.load(path)
             module = program.module().to(device)
-            call = _in_order(module, program.graph_signature.user_inputs, list(inputs))
+            own = program.module_call_graph[0].signature
+            spelled = own.forward_arg_names if own is not None and own.forward_arg_names else ()
+            call = _in_order(module, (spelled, program.graph_signature.user_inputs), list(inputs))
             return call, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
 
 
-def _in_order(call: Callable[..., Any], names: Sequence[str], inputs: list[str]) -> Callable[..., Any]:
-    """A program to be called with these inputs in order, if they are its own: it takes them by position."""
-    if list(names) == inputs or set(names) != set(inputs):
-        return call
-    places = [inputs.index(name) for name in names]
-    return lambda *arguments: call(*(arguments[place] for place in places))
+def _in_order(call: Callable[..., Any], known: Iterable[Sequence[str]], inputs: list[str]) -> Callable[..., Any]:
+    """A program to be called with these inputs in order, if they are its own: it takes them by position.
+
+    known: its own as `forward` spells them, and as the program does, in lower case.
+    """
+    for names in known:
+        if list(names) != inputs and set(names) == set(inputs):
+            places = [inputs.index(name) for name in names]
+            return lambda *arguments: call(*(arguments[place] for place in places))
+    return call
 
 
 def _check_inputs(path: Path, module: Any, inputs: Iterable[str]) -> None:

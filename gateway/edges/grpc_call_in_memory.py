@@ -238,7 +238,9 @@ class InMemoryStream(_Underway):
         self._host = host  # whoever has this may read on
         self._exchange = exchange
         self._deserialize = deserialize
-        weakref.finalize(self, exchange.end, _cancelled("Cancelled upon garbage collection!"))
+        dropped = weakref.finalize(self, exchange.end, _cancelled("Cancelled upon garbage collection!"))
+        # It would hold the error, and an error's traceback this.
+        exchange.ended.add_done_callback(lambda _: dropped.detach())
 
     def __iter__(self) -> Self:
         return self

@@ -158,16 +158,16 @@ def test_inputs_go_to_the_parameters_of_their_names(model_of: Any, order: tuple[
     assert session.run(example, {})["output"].tolist() == [[3] * 4]
 
 
-@pytest.mark.parametrize("order", [("x", "taken"), ("taken", "x")])
+@pytest.mark.parametrize("order", [("x", "isTaken"), ("isTaken", "x"), ("istaken", "x")])
 def test_inputs_of_an_exported_program_are_those_of_their_names(order: tuple[str, ...], tmp_path: Path) -> None:
     class Less(torch.nn.Module):
-        def forward(self, x: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-            return x - taken
+        def forward(self, x: torch.Tensor, isTaken: torch.Tensor) -> torch.Tensor:
+            return x - isTaken
 
     torch.export.save(torch.export.export(Less(), (torch.ones(1, 4), torch.ones(1, 4))), tmp_path / "less.pt2")
     declared = spec(tuple(TensorSpec(name, "FP32", (-1, 4)) for name in order), TensorSpec("y", "FP32", (-1, 4)))
     session = backends.load("torch", {"model": f"{tmp_path}/less.pt2"}, declared).open_session(0)
-    inputs = {"x": np.full((1, 4), 5, np.float32), "taken": np.ones((1, 4), np.float32)}
+    inputs = {name: np.full((1, 4), 5 if name == "x" else 1, np.float32) for name in order}
     assert session.run(inputs, {})["y"].tolist() == [[4] * 4]
 
 

@@ -1,8 +1,10 @@
 """Models that answer in parts, from Python: `LoadedModel.stream`, and gRPC in memory."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -209,6 +211,18 @@ def test_a_stream_that_is_dropped_before_it_is_read_frees_the_session(stub: Any)
     del answers
     assert Tokens.stopped.wait(PATIENCE_S)
     assert [told(message) for message in stub.ModelStreamInfer(iter([request(2)]), timeout=PATIENCE_S)] == ["0", "1"]
+
+
+def test_a_stream_that_has_failed_is_kept_by_nobody(stub: Any) -> None:
+    answers = stub.ModelStreamInfer(iter([request(0)]), timeout=0.01)
+    kept = weakref.ref(answers)
+    with pytest.raises(grpc.RpcError):
+        list(answers)
+    del answers
+    end_s = time.monotonic() + PATIENCE_S
+    while kept() is not None and time.monotonic() < end_s:  # the loop's thread may still be at its end
+        gc.collect()
+    assert kept() is None
 
 
 def test_what_a_stream_has_asked_is_answered_while_the_client_is_closed(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from gateway.edges.rest_in_memory import Response, exchange, request_bytes
 from gateway.errors import ConfigError
 from gateway.from_python.hosted import Hosted, Source, configuration, without_listeners
 from gateway.ingress import Ingress
-from gateway.protocols.values import has_plain, kind_of
+from gateway.protocols.values import has_plain, type_shown
 
 
 class TestClient:
@@ -102,4 +102,4 @@ async def _listeners(ingress: Ingress) -> tuple[HttpServer, GrpcServer]:
 def _plain(value: object) -> object:
     if isinstance(value, np.ndarray | np.generic) and (value.dtype == object or has_plain(value.dtype)):
         return value.tolist()
-    raise TypeError(f"got {kind_of(value)}")
+    raise TypeError(f"got {type_shown(value)}")

@@ -347,13 +347,13 @@ class Batcher(Untold):
                 self._own_service.curve(batch.group).observe(batch.padded_rows, batch.busy, time_ns)
         self._policy.finished(batch, now_ns, compute_ns, ok)
 
-    def forecast(self, request: InferRequest, now_ns: int, free_slots: int, mean: bool = False) -> Forecast:
-        """When the request would be done, were it added now. free_slots: batches that could start at once. mean: of its own."""
+    def forecast(self, request: InferRequest, now_ns: int, free_slots: int, *, mean: bool = False) -> Forecast:
+        """When the request would be done, were it added now. free_slots: batches that could start at once. mean: see `Forecast`."""
         rows = request.rows if self._batched else 1
         state, group, slo_ns = self._state, self._groups.of(request), self._slo_ns
         mixed = state.requests and now_ns < state.mixed_until_ns  # of several classes: it may pass some of them
         key = virtual_deadline(request, deadline_of(request, slo_ns, state.reserved_ns)) if mixed else None
-        told = forecast(self.service, state, group, rows, now_ns, free_slots, slo_ns, mean, key)
+        told = forecast(self.service, state, group, rows, now_ns, free_slots, slo_ns, mean=mean, key=key)
         return unless_refused(told, state, group, request, slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:

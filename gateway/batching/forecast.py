@@ -48,6 +48,7 @@ def forecast(
     now_ns: int,
     free_slots: int,
     slo_ns: int | None,
+    *,
     mean: bool = False,
     key: int | None = None,
 ) -> Forecast:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MODEL: Final = "/opt/ml/model"
 BIND_TO_PORT: Final = "SAGEMAKER_BIND_TO_PORT"
-MAX_PAYLOAD: Final = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # of a batch transform job; 0, its "any": limits.body_bytes holds
+MAX_PAYLOAD: Final = "SAGEMAKER_MAX_PAYLOAD_IN_MB"  # of a batch transform job; 0 sets no bound: limits.body_bytes holds
 MULTI_MODEL: Final = "SAGEMAKER_MULTI_MODEL"
 
 _HOST: Final = "0.0.0.0"  # as the platform reaches a container from outside of it

@@ -145,14 +145,14 @@ class Lane:
         """Requests accepted and not answered."""
         return len(self._waiting)
 
-    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
+    def forecast(self, request: InferRequest, now_ns: int, *, mean: bool = False) -> Forecast:
         """When the request would be done, were it submitted now. mean: as `Forecast` has it."""
         # While others have all workers, one that nobody here uses still counts as alive: it waits for them.
         free_slots = self.runner.free_slots or int(not self.runs.running and self.runner.lives)
         if self._shared is None:
-            return self.batcher.forecast(request, now_ns, free_slots, mean)
+            return self.batcher.forecast(request, now_ns, free_slots, mean=mean)
         free_slots = min(free_slots, max(self._shared.free, int(not self.runs.running)))
-        forecast = self.batcher.forecast(request, now_ns, free_slots, mean)
+        forecast = self.batcher.forecast(request, now_ns, free_slots, mean=mean)
         return msgspec.structs.replace(forecast, wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> LanePlace:

@@ -80,7 +80,7 @@ def has_plain(dtype: np.dtype) -> bool:
     return dtype.kind in "SU" or dtype.newbyteorder("=") in NUMPY.values()
 
 
-def kind_of(value: object) -> str:
+def type_shown(value: object) -> str:
     """The type of a value, or the dtype of one of numpy's."""
     return str(value.dtype) if isinstance(value, np.ndarray | np.generic) else type(value).__name__
 
@@ -194,7 +194,7 @@ def _plain(name: str, value: object) -> Any:
             return value.tolist()
     if not isinstance(value, _LEAVES):
         raise InvalidArgument(
-            f"input '{name}': got {kind_of(value)}, expected an array, or lists of numbers, true or false, text or bytes"
+            f"input '{name}': got {type_shown(value)}, expected an array, or lists of numbers, true or false, text or bytes"
         )
     return value
 

@@ -31,7 +31,7 @@ class LaneView(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
+    def forecast(self, request: InferRequest, now_ns: int, *, mean: bool = False) -> Forecast:
         """mean: what the request's own batch takes is told as the mean, and not as what nine in ten take."""
         ...
 

@@ -66,8 +66,8 @@ class SeenLane:
         self._seen.append(value)
         return value
 
-    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
-        value = self._lane.forecast(request, now_ns, mean)
+    def forecast(self, request: InferRequest, now_ns: int, *, mean: bool = False) -> Forecast:
+        value = self._lane.forecast(request, now_ns, mean=mean)
         self._seen.append(value)
         return value
 
@@ -89,7 +89,7 @@ class SaidLane:
     def pending(self) -> int:
         return int(self._next())
 
-    def forecast(self, request: InferRequest, now_ns: int, mean: bool = False) -> Forecast:
+    def forecast(self, request: InferRequest, now_ns: int, *, mean: bool = False) -> Forecast:
         return Forecast(*self._next())
 
     def _next(self) -> Any:

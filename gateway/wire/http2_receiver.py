@@ -8,7 +8,7 @@ class Receiver(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """Which message is here in part, and may go on; another has another number. 0: none."""
+        """The number of the message that is here in part and may go on, from 1; 0: none."""
 
     def take(self, data: bytes, ended: bool) -> None:
         """The body's next bytes, and whether these are its last."""

@@ -88,10 +88,10 @@ async def remove(aws: Aws, pieces: Iterable[Piece]) -> None:
 
     Raises: NotRemoved, once everything was tried, with what is left and why.
     """
-    left, whys, patient_until_s = [], [], aws.clock() + _UNANSWERED_S
+    left, whys, due_s = [], [], aws.clock() + _UNANSWERED_S
     for piece in sorted(pieces, key=lambda piece: _ORDER.index(piece.kind)):
         try:
-            await _remove(aws, piece, patient_until_s)
+            await _remove(aws, piece, due_s)
         except (AwsRefused, NotRemoved) as exc:
             left.append(piece)
             whys.append(f"{piece}: {exc}")
@@ -115,8 +115,8 @@ def costly(pieces: Iterable[Piece]) -> list[Piece]:
     return [piece for piece in pieces if piece.kind in ("endpoint", "instance")]
 
 
-async def _remove(aws: Aws, piece: Piece, patient_until_s: float) -> None:
-    """patient_until_s: by its clock, with calls that nobody answers. Raises: AwsRefused; NotRemoved, if it does not go."""
+async def _remove(aws: Aws, piece: Piece, due_s: float) -> None:
+    """due_s: by its clock, with calls that nobody answers. Raises: AwsRefused; NotRemoved, if it does not go."""
     for service, operation, parameters in _deletion(piece):
         for tries in range(_TRIES, -1, -1):
             try:
@@ -127,7 +127,7 @@ async def _remove(aws: Aws, piece: Piece, patient_until_s: float) -> None:
                 unseen = exc.missing and piece.kind == "instance" and tries > _TRIES - _UNSEEN_TRIES
                 if exc.missing and not unseen:
                     break
-                unanswered = not exc.code and aws.clock() < patient_until_s
+                unanswered = not exc.code and aws.clock() < due_s
                 if not ((exc.busy or exc.throttled or unseen or unanswered) and tries):
                     raise
             await aws.pause(_PAUSE_S)
@@ -140,7 +140,7 @@ async def _remove(aws: Aws, piece: Piece, patient_until_s: float) -> None:
         except AwsRefused as exc:
             if exc.missing:
                 return
-            if not (exc.throttled or (not exc.code and aws.clock() < patient_until_s)):
+            if not (exc.throttled or (not exc.code and aws.clock() < due_s)):
                 raise
         await aws.pause(_PAUSE_S)
     raise NotRemoved(f"is still there after {_TRIES * _PAUSE_S / 60:.0f} min: expected it gone")

@@ -348,7 +348,7 @@ class Batcher(Untold):
         self._policy.finished(batch, now_ns, compute_ns, ok)
 
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int, *, mean: bool = False) -> Forecast:
-        """When the request would be done, were it added now. free_slots: batches that could start at once. mean: see `Forecast`."""
+        """When the request would be done, were it added now. free_slots: batches that could start now. mean: see `Forecast`."""
         rows = request.rows if self._batched else 1
         state, group, slo_ns = self._state, self._groups.of(request), self._slo_ns
         mixed = state.requests and now_ns < state.mixed_until_ns  # of several classes: it may pass some of them

@@ -716,6 +716,25 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
         assert f"{kept}, suspended: --requests" in told
 
 
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_alarm_that_sets_two_policies_off_sets_both_off_after_an_update(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    fewer = {**aws.policies["mine"], "PolicyName": "fewer"}
+    aws.alarms["busy"]["OKActions"] = [boto3.client("application-autoscaling").put_scaling_policy(**fewer)["PolicyARN"]]
+    former = dict(aws.arns)
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=int(rolled_back))
+    assert aws.arns["mine"] != former["mine"]
+    assert aws.arns["fewer"] != former["fewer"]
+    assert aws.alarms["busy"]["OKActions"] == [aws.arns["fewer"]]
+    assert aws.alarms["busy"]["AlarmActions"] == ["arn:aws:sns:us-east-1:123456789012:me", aws.arns["mine"]]
+    puts = [asked["AlarmName"] for name, asked in aws.calls if name == "put_metric_alarm"]
+    assert puts.count("busy") == 1
+
+
 def once(time: datetime.datetime) -> str:
     """A schedule."""
     return f"at({time:%Y-%m-%dT%H:%M:%S})"

@@ -562,18 +562,31 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     assert aws.calls[-1][0] != "delete_object"
 
 
-@pytest.mark.parametrize(("failing", "taken"), [("create_model", "Nothing was made"), ("create_endpoint", "All that was made")])
+FOUND = 'Found there, and left: what "Put the package into the bucket, unless it is there" makes '
+FOUND += "(an earlier deployment's, or this one's)."
+
+
+@pytest.mark.parametrize(
+    ("failing", "taken"), [("create_model", "Nothing else was made. "), ("create_endpoint", "All else was taken back. ")]
+)
 def test_a_package_that_the_client_put_twice_is_told_as_what_stays(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str, taken: str
 ) -> None:
     aws.refuse = {"put_object": REPEATED, failing: DENIED}
     told = deployed(capsys, code=1)
-    assert taken in told
-    assert "but for what s3.put_object found there already: an earlier deployment's, or this one's. `gateway undeploy" in told
+    assert f"{taken}{FOUND} `gateway undeploy" in told
     assert "nothing of it costs" not in told
     assert len(aws.standing) == 1
     said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
     assert aws.standing == []
+
+
+def test_a_package_that_the_client_put_twice_is_told_beside_what_is_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.refuse = {"put_object": REPEATED, "create_endpoint": DENIED, "delete_endpoint_config": DENIED}
+    left = deployed(capsys, code=1).partition("Left are: sagemaker.create_endpoint_config, as ")[2]
+    assert f"sagemaker.create_model. {FOUND} `gateway undeploy" in left
 
 
 UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large

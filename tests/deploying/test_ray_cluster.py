@@ -199,7 +199,9 @@ def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]
     )
 
 
-@pytest.mark.parametrize("name", ["gateway/requirements-cpu.lock", "gateway/serve.yaml", "cluster.yaml"])
+@pytest.mark.parametrize(
+    "name", ["gateway/requirements-cpu.lock", "gateway/serve.yaml", "gateway/model.tar.gz", "cluster.yaml"]
+)
 def test_a_file_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     written(tmp_path, config(tmp_path))
     there = tmp_path / "out" / name

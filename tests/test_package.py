@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from gateway.cli import _init, main
+from gateway.commands.package import Package, write
 from gateway.config import load_config
 from gateway.configuring.package import packaged
 from gateway.documents.faults import ConfigFaults
@@ -223,6 +224,22 @@ def test_what_cannot_be_packed_is_refused_by_name_and_nothing_is_written(
     assert main(["package", str(config), "--out", str(out)]) == 2
     assert says.format(config=config) in capsys.readouterr().err
     assert not [*out.parent.iterdir()]
+
+
+def test_an_out_that_is_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.yaml").write_text(SYNTHETIC)
+    out = tmp_path / "m.tgz"
+    out.mkdir()
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(out)]) == 2
+    assert f"--out: {out}: cannot be written: Is a directory: expected a file" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == [out, tmp_path / "x.yaml"]
+
+
+def test_a_file_that_cannot_be_read_any_more_is_not_taken_for_the_archive(tmp_path: Path) -> None:
+    gone = Package(SYNTHETIC, {"gone.onnx": tmp_path / "gone.onnx"})
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/gone.onnx: cannot be packed: No such file or directory: expected"):
+        write(gone, tmp_path / "m.tgz")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_all_that_cannot_be_packed_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, by all commands that write one."""
 
+import errno
 import os
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import main
-from gateway.documents.whole_file import write_whole
+from gateway.documents.whole_file import asked_by, write_whole
 from loadtest.commands.outputs import write
 from loadtest.errors import UsageError
 from tests.served.gateway_process import ROOT
@@ -96,7 +97,12 @@ def test_the_option_of_a_file_that_cannot_be_written_is_told(
     assert main([*command.replace("RECORDED", str(tmp_path / "recorded")).split(), str(output)]) == 2
     said = capsys.readouterr().err
     assert f"{command.split()[-1]}: {output}" in said
-    assert ": cannot be written: Not a directory" in said
+    assert ": cannot be written: Not a directory: expected a file, new or not, in a folder that may be written to" in said
+
+
+def test_a_failure_that_names_no_file_is_not_taken_for_one_of_the_option() -> None:
+    with pytest.raises(OSError, match="too many open files"), asked_by("-o"):
+        raise OSError(errno.EMFILE, "too many open files")
 
 
 _LIMITED = f"""

@@ -222,14 +222,15 @@ class Deploying:
             self._sleep(_ASK_AGAIN_S)
 
     def _told(self, left: Sequence[str], remains: str) -> str:
+        found = "; ".join(f'what "{call.why}" makes' for call in self._there)
+        there = f" Found there, and left: {found} (an earlier deployment's, or this one's)." if found else ""
         if left:
-            return f"Left are: {'; '.join(left)}. {remains}"
+            return f"Left are: {'; '.join(left)}.{there} {remains}"
         if self._kept:
             return f"What was made before is in use. {remains}"
+        if there:
+            return f"{'All else was taken back' if self._taken_back else 'Nothing else was made'}.{there} {remains}"
         taken = "All that was made was taken back" if self._taken_back else "Nothing was made"
-        if self._there:
-            found = "; ".join(call.named for call in self._there)
-            return f"{taken}, but for what {found} found there already: an earlier deployment's, or this one's. {remains}"
         return f"{taken}: nothing of it is left, and nothing of it costs."
 
     def _removed(self, call: Call) -> None:

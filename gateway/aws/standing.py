@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from gateway.aws.client import Platform, absent
 from gateway.aws.questions import Questions
-from gateway.deploying.calls import Answered
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
 from gateway.deploying.scheduled import to_come
@@ -60,7 +59,6 @@ _OF_ALARM: Final = (
     "Metrics",
     "ThresholdMetricId",
 )
-_ACTIONS: Final = ("OKActions", "AlarmActions", "InsufficientDataActions")  # of an alarm
 _RUNNING: Final = ("InProgress", "Stopping")
 _UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
     "400": "the credentials may have expired: sign in again, as by `aws sso login`",
@@ -218,7 +216,8 @@ class _Looking:
                     policies,
                     tuple(self._scheduled(target)),
                     suspended if any(suspended.values()) else {},
-                    {policy["PolicyName"]: tuple(self._set_off_by(policy)) for policy in found_policies},
+                    arns={policy["PolicyName"]: policy["PolicyARN"] for policy in found_policies},
+                    alarms=tuple(self._setting_off(found_policies)),
                 )
         return None
 
@@ -226,17 +225,13 @@ class _Looking:
         asking = "application-autoscaling"
         yield from self._asking_how.items(asking, "describe_scaling_policies", target, "ScalingPolicies") or ()
 
-    def _set_off_by(self, policy: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Its alarms, unless they are made with it. Put anew, a policy has another ARN, and they would name the former."""
-        names = [alarm["AlarmName"] for alarm in policy.get("Alarms", ())]
-        if not names or policy["PolicyType"] != "StepScaling":
-            return
-        answered = Answered("application-autoscaling.put_scaling_policy", ("PolicyARN",))
-        for alarm in self._asking_how.items("cloudwatch", "describe_alarms", {"AlarmNames": names}, "MetricAlarms") or ():
-            asked = _only(_OF_ALARM, alarm)
-            for key in _ACTIONS:
-                asked[key] = [answered if each == policy["PolicyARN"] else each for each in alarm.get(key, ())]
-            yield asked
+    def _setting_off(self, policies: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The alarms of policies, each once, unless they are made with them."""
+        stepped = (policy for policy in policies if policy["PolicyType"] == "StepScaling")
+        names = [*dict.fromkeys(alarm["AlarmName"] for policy in stepped for alarm in policy.get("Alarms", ()))]
+        if names:
+            for alarm in self._asking_how.items("cloudwatch", "describe_alarms", {"AlarmNames": names}, "MetricAlarms") or ():
+                yield _only(_OF_ALARM, alarm)
 
     def _scheduled(self, target: dict[str, str]) -> Iterator[dict[str, Any]]:
         asking, now = "application-autoscaling", datetime.datetime.now(tz=datetime.UTC)

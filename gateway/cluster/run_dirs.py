@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -70,10 +71,15 @@ def clear_run_dirs(name: str, own: str | None, *, unused_s: float) -> None:
     }
     if tasks:
         within_s = min(_CLEARED_S + max(0.0, unused_s), _CLEARED_AT_MOST_S)
-        _, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=within_s)
+        done, late = ray.wait(list(tasks), num_returns=len(tasks), timeout=within_s)
+        for task in done:
+            try:
+                ray.get(task)
+            except RayError:  # as of a node that has died
+                late.append(task)
         if late:
             those = ", ".join(sorted(tasks[task] for task in late))
-            log.warning("%s may be left on nodes that did not answer within %.1f s: %s", here, within_s, those)
+            log.warning("%s may be left on nodes that did not clear it within %.1f s: %s", here, within_s, those)
 
 
 def _clear(name: str, own: str | None) -> None:

@@ -58,17 +58,18 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
     copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}
     copies[wheel.name] = wheel.path.read_bytes()
+    with step("packing"):
+        package = packed(moved(document, found[0].instance_type))
+    path = arguments.cluster / "cluster.yaml"
+    told = "".join(f"# {line}\n" for line in _prices(asked))
     with asked_by("--cluster"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in copies.items():
             write_whole(out / name, data)
         for name, text in texts(held, asked):
             write_whole(out / name, text)
-    with step("packing"):
-        write(packed(moved(document, found[0].instance_type)), out / PACKAGE)
-    path = arguments.cluster / "cluster.yaml"
-    told = "".join(f"# {line}\n" for line in _prices(asked))
-    with asked_by("--cluster"):
+        with step(f"writing {out / PACKAGE}"):
+            write(package, out / PACKAGE)
         write_whole(path, f"{told}{as_yaml(cluster(held, asked))}")
     for each in (path, *sorted(out.iterdir())):
         print(each)

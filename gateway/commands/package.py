@@ -31,6 +31,7 @@ from gateway.config import config_of, located
 from gateway.documents.faults import ConfigFaults, Fault, Location
 from gateway.documents.reader import PACKED, Document, read
 from gateway.documents.sums import SUMS, as_text
+from gateway.documents.whole_file import asked_by
 from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
@@ -70,13 +71,8 @@ def _package(arguments: argparse.Namespace) -> int:
     if not out.name.endswith(_ENDINGS):
         raise ConfigError(f"--out: {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
     package = packed(read(arguments.config), arguments.beside)
-    try:
-        with step(f"writing {out}"):
-            names = write(package, out)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as exc:
-        if exc.filename is None or Path(exc.filename).absolute().parent != out.absolute().parent:
-            raise  # a file that is packed
-        raise ConfigError(f"--out: {out.absolute()}: cannot be written: {exc.strerror}") from exc
+    with asked_by("--out"), step(f"writing {out}"):
+        names = write(package, out)
     told = f"{out}: {out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files"
     print("\n  ".join((told, *names)))
     return 0
@@ -294,7 +290,10 @@ def _as_yaml(document: Any) -> str:
 
 
 def write(package: Package, out: Path) -> list[str]:
-    """Write the archive, whole or not at all, and tell what is in it. Raises: OSError."""
+    """Write the archive, whole or not at all, and tell what is in it.
+
+    Raises: OSError, by the name of the archive; ConfigError, by that of a file that cannot be packed.
+    """
     partial = out.with_name(f"{out.name}.partial")
     hashes = {}
     configuration = package.configuration.encode()
@@ -313,9 +312,12 @@ def write(package: Package, out: Path) -> list[str]:
             _add(archive, SUMS, io.BytesIO(sums), len(sums))
         partial.replace(out)
     except OSError as exc:
-        raise exc if exc.filename else OSError(exc.errno, exc.strerror, str(out)) from exc
+        if exc.filename is None or Path(exc.filename) == partial:
+            raise OSError(exc.errno, exc.strerror, str(out)) from exc
+        raise ConfigError(f"{exc.filename}: cannot be packed: {exc.strerror}: expected a file that may be read") from exc
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return [*hashes, SUMS]
 
 

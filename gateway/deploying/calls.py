@@ -70,6 +70,7 @@ class Call:
     way, as of a call that the client has repeated.
     as_of: what of its parameters holds when it is made; it gives None where there is nothing to do any more.
     alone: nothing needs it: the calls behind it are made also where it fails.
+    label: tells it from others of its operation whose answers are needed too.
     """
 
     service: str
@@ -86,10 +87,11 @@ class Call:
     told: bool = False
     as_of: Callable[[Mapping[str, Any], datetime.datetime], Mapping[str, Any] | None] | None = None
     alone: bool = False
+    label: str = ""
 
     @property
     def named(self) -> str:
-        return f"{self.service}.{self.operation}"
+        return f"{self.service}.{self.operation}{self.label and f' {self.label}'}"
 
 
 def found_at(answer: Any, path: Sequence[str | int]) -> Any:

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from gateway.deploying.calls import Call
@@ -36,8 +36,8 @@ class StandingScale:
 
     policies: what they are scaled by, as the parameters of put_scaling_policy; scheduled: when they have other bounds, as those
     of put_scheduled_action. suspended: what of it is switched off, as SuspendedState of register_scalable_target; {}: nothing.
-    alarms: of the user's own, which set a policy off: its name -> the parameters of put_metric_alarm, behind its
-    put_scaling_policy, by whose answer they name it.
+    arns: of the policies, by name. alarms: the user's own, which set some of them off, by these ARNs: as the parameters of
+    put_metric_alarm.
     """
 
     least: int
@@ -46,7 +46,9 @@ class StandingScale:
     policies: tuple[dict[str, Any], ...] = ()
     scheduled: tuple[dict[str, Any], ...] = ()
     suspended: dict[str, bool] = field(default_factory=dict)
-    alarms: dict[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
+    _: KW_ONLY
+    arns: dict[str, str] = field(default_factory=dict)
+    alarms: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
         by = f", at {self.per_minute:g} requests a minute each" if self.per_minute is not None else ""

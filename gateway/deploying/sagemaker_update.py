@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.deploying.calls import ANY, Call, Until
+from gateway.deploying.calls import ANY, Answered, Call, Until
 from gateway.deploying.sagemaker import (
     READY,
     VARIANT,
@@ -26,6 +26,7 @@ from gateway.deploying.sagemaker_standing import Deployed, StandingScale
 from gateway.deploying.sagemaker_ways import BACKLOG, INVOCATIONS, Asynchronous, RealTime, instances_of
 from gateway.deploying.scheduled import to_come
 
+_ACTIONS: Final = ("OKActions", "AlarmActions", "InsufficientDataActions")  # of an alarm
 _ERRORS: Final = 0.01  # of the answers, in a minute
 _PERIOD_S: Final = 60
 _LATE_PERIODS: Final = 2  # a container that has just started may be late once
@@ -151,8 +152,8 @@ def _rescaled(hosting: Hosting, stands: Deployed, kept: StandingScale | None) ->
         return scaling(hosting)
     # Its policies are not taken off, so they keep their ARNs, and alarms name them as before.
     if kept is not None:
-        return [] if kept == stands.scale else _scaled_by(hosting, replace(kept, alarms={}))
-    unwatched = replace(stands, scale=replace(stands.scale, alarms={}))
+        return [] if kept == stands.scale else _scaled_by(hosting, replace(kept, alarms=()))
+    unwatched = replace(stands, scale=replace(stands.scale, alarms=()))
     made = [replace(call, undo=()) for call in _scaled_anew(hosting, unwatched)]  # which would take the former away as well
     if not made:
         return [Call("application-autoscaling", "deregister_scalable_target", scalable(hosting.name), "Scale it no more")]
@@ -169,13 +170,20 @@ def _scaled_so(hosting: Hosting, scale: StandingScale) -> bool:
 
 
 def _kept(scale: StandingScale, policies: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
-    """policies: those of it that are kept."""
+    """policies: those of it that are kept. Put anew, each has another ARN, and its alarms would name the former."""
     asking = "application-autoscaling"
+    answered = {}
     for policy in policies:
-        yield Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was")
-        for alarm in scale.alarms.get(policy["PolicyName"], ()):
-            why = f"Have the alarm {alarm['AlarmName']} set that off"
-            yield Call("cloudwatch", "put_metric_alarm", alarm, why, alone=True)
+        put = Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was", label=policy["PolicyName"])
+        if former := scale.arns.get(policy["PolicyName"]):
+            answered[former] = Answered(put.named, ("PolicyARN",))
+        yield put
+    for alarm in scale.alarms:
+        actions: dict[str, Any] = {key: [answered.get(each, each) for each in alarm[key]] for key in _ACTIONS if key in alarm}
+        asked = {**alarm, **actions}
+        if asked != alarm:
+            why = f"Have the alarm {alarm['AlarmName']} set off what it did"
+            yield Call("cloudwatch", "put_metric_alarm", asked, why, alone=True)
     for action in scale.scheduled:
         why = f"Put back the scheduled action {action['ScheduledActionName']}"
         yield Call(asking, "put_scheduled_action", {**action}, why, as_of=to_come, alone=True)

@@ -27,14 +27,18 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def asked_by(option: str) -> Iterator[None]:
-    """Say which option has asked for what cannot be written. Raises: ConfigError; OSError, where there is no room."""
+    """Say which option has asked for what cannot be written.
+
+    Raises: ConfigError; OSError, where there is no room, or it names no file.
+    """
     try:
         yield
     except OSError as exc:
-        if exc.errno in _NO_ROOM or isinstance(exc, BrokenPipeError):
+        if exc.filename is None or exc.errno in _NO_ROOM or isinstance(exc, BrokenPipeError):
             raise
         where, why = Path(exc.filename).absolute(), exc.strerror
-        raise ConfigError(f"{option}: {where}: cannot be written: {why}: expected a path in a folder that takes it") from exc
+        expected = "expected a file, new or not, in a folder that may be written to"
+        raise ConfigError(f"{option}: {where}: cannot be written: {why}: {expected}") from exc
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -282,9 +282,23 @@ def test_a_node_that_is_frozen_holds_no_end_up_for_what_it_has_left(cluster: Clu
         began = time.monotonic()
         clear_run_dirs("gone", None, unused_s=0.0)
         assert time.monotonic() - began < 5
-        assert "/gone may be left on nodes that did not answer within 2.0 s: 127.0.0.2" in caplog.text
+        assert "/gone may be left on nodes that did not clear it within 2.0 s: 127.0.0.2" in caplog.text
     finally:
         os.kill(raylet, signal.SIGCONT)
+        cluster.remove_node(node)
+
+
+def test_a_node_that_dies_is_named_for_what_it_has_left(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    node = cluster.add_node(**NODE)
+    raylet = node.all_processes["raylet"][0].process.pid
+    os.kill(raylet, signal.SIGSTOP)  # so it is at it still
+    dies = threading.Timer(0.5, os.kill, (raylet, signal.SIGKILL))
+    dies.start()
+    try:
+        clear_run_dirs("gone", None, unused_s=3.0)
+        assert "/gone may be left on nodes that did not clear it within 5.0 s: 127.0.0.2" in caplog.text
+    finally:
+        dies.join()
         cluster.remove_node(node)
 
 

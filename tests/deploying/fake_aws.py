@@ -345,7 +345,8 @@ class FakeAws:
         return {"ScalingPolicies": listed}
 
     def _set_off(self, arn: str) -> list[dict[str, str]]:
-        found = [name for name, each in self.alarms.items() if arn in each.get("AlarmActions", ())]
+        actions = ("OKActions", "AlarmActions", "InsufficientDataActions")
+        found = [name for name, each in self.alarms.items() if any(arn in each.get(key, ()) for key in actions)]
         return [{"AlarmName": name, "AlarmARN": f"arn:{name}"} for name in found]
 
     def _delete_scaling_policy(self, PolicyName: str, **_: Any) -> None:

@@ -193,10 +193,15 @@ def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]
     (tmp_path / "file").touch()
     asked = [*PLACE, *files(tmp_path), "--lock", str(tmp_path / "locks"), "--cluster", str(tmp_path / "file")]
     assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
-    assert f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory" in capsys.readouterr().err
+    assert (
+        f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory: expected a file, new or not, in a folder"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("name", ["gateway/requirements-cpu.lock", "gateway/serve.yaml", "cluster.yaml"])
+@pytest.mark.parametrize(
+    "name", ["gateway/requirements-cpu.lock", "gateway/serve.yaml", "gateway/model.tar.gz", "cluster.yaml"]
+)
 def test_a_file_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     written(tmp_path, config(tmp_path))
     there = tmp_path / "out" / name

@@ -562,18 +562,31 @@ def test_a_package_that_is_there_already_is_not_taken_back(aws: FakeAws, capsys:
     assert aws.calls[-1][0] != "delete_object"
 
 
-@pytest.mark.parametrize(("failing", "taken"), [("create_model", "Nothing was made"), ("create_endpoint", "All that was made")])
+FOUND = 'Found there, and left: what "Put the package into the bucket, unless it is there" makes '
+FOUND += "(an earlier deployment's, or this one's)."
+
+
+@pytest.mark.parametrize(
+    ("failing", "taken"), [("create_model", "Nothing else was made. "), ("create_endpoint", "All else was taken back. ")]
+)
 def test_a_package_that_the_client_put_twice_is_told_as_what_stays(
     aws: FakeAws, capsys: pytest.CaptureFixture[str], failing: str, taken: str
 ) -> None:
     aws.refuse = {"put_object": REPEATED, failing: DENIED}
     told = deployed(capsys, code=1)
-    assert taken in told
-    assert "but for what s3.put_object found there already: an earlier deployment's, or this one's. `gateway undeploy" in told
+    assert f"{taken}{FOUND} `gateway undeploy" in told
     assert "nothing of it costs" not in told
     assert len(aws.standing) == 1
     said(capsys, "undeploy", "iris", "--bucket", "my-models", "--yes")
     assert aws.standing == []
+
+
+def test_a_package_that_the_client_put_twice_is_told_beside_what_is_left(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aws.refuse = {"put_object": REPEATED, "create_endpoint": DENIED, "delete_endpoint_config": DENIED}
+    left = deployed(capsys, code=1).partition("Left are: sagemaker.create_endpoint_config, as ")[2]
+    assert f"sagemaker.create_model. {FOUND} `gateway undeploy" in left
 
 
 UPDATE = ("--update", "--instance-type", "ml.m7i.large")  # beside ml.c7i.large
@@ -714,6 +727,25 @@ def test_an_update_keeps_what_else_scales_the_endpoint(
     if not options:
         kept = "it stays scaled between 1 and 2, at 6000 requests a minute each, with the scheduled actions nightly, once"
         assert f"{kept}, suspended: --requests" in told
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_an_alarm_that_sets_two_policies_off_sets_both_off_after_an_update(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    fewer = {**aws.policies["mine"], "PolicyName": "fewer"}
+    aws.alarms["busy"]["OKActions"] = [boto3.client("application-autoscaling").put_scaling_policy(**fewer)["PolicyARN"]]
+    former = dict(aws.arns)
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=int(rolled_back))
+    assert aws.arns["mine"] != former["mine"]
+    assert aws.arns["fewer"] != former["fewer"]
+    assert aws.alarms["busy"]["OKActions"] == [aws.arns["fewer"]]
+    assert aws.alarms["busy"]["AlarmActions"] == ["arn:aws:sns:us-east-1:123456789012:me", aws.arns["mine"]]
+    puts = [asked["AlarmName"] for name, asked in aws.calls if name == "put_metric_alarm"]
+    assert puts.count("busy") == 1
 
 
 def once(time: datetime.datetime) -> str:

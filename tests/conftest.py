@@ -20,6 +20,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # one of which has it from the proc
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
     atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+# Of this process and of the Ray processes that it starts; read when ray is imported, as whoever is collected first may do.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+# A node looks for itself in the cluster for 30 s, and once a first request was lost, as happens on a busy machine, again.
+os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")  # by itself 60
+
 # What a shell in the background, or nohup, ignores is ignored by the processes that tests start as well, and signal.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:

@@ -1,14 +1,5 @@
 """A real Ray cluster on this machine, shared by the tests of a file, and a client that keeps a gateway busy."""
 
-import os
-
-# Of this process and of the Ray processes it starts; read when ray is imported.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")
-# A node looks for itself in the cluster for 30 s, and once a first request was lost, as happens on a busy machine, again.
-os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")  # by itself 60
-
 import functools
 import http.client
 import json

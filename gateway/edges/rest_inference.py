@@ -71,16 +71,15 @@ class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffe
         exchange = self._exchange
         body = exchange.body
         header_bytes = header_length(exchange.headers.get(b"inference-header-content-length"), len(body))
-        long_bodies = self._endpoints.repository.long_bodies
-        if len(body) > LONG_JSON_BYTES and (header_bytes is None or header_bytes > LONG_JSON_BYTES):
-            return long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
-        try:
-            return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
-        except ParsesLong:
-            return long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
-        except TakesLong:
-            decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
-            return long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
+        if len(body) <= LONG_JSON_BYTES or (header_bytes is not None and header_bytes <= LONG_JSON_BYTES):
+            try:
+                return codec.decode(body, header_bytes, exchange.arrival_ns, read_region)
+            except TakesLong:
+                decode = partial(codec.at_leisure().decode, body, header_bytes, exchange.arrival_ns)
+                return self._endpoints.repository.long_bodies.on_thread(lambda regions: decode(regions.read), self.decoded)
+            except ParsesLong:
+                pass
+        return self._endpoints.repository.long_bodies.infer(codec, body, header_bytes, exchange.arrival_ns, self.decoded)
 
     def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
         parts, json_bytes = reply

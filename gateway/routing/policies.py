@@ -87,7 +87,8 @@ class Candidate:
             self.rows, self.busy_ns, self.streamed_ns = float(rows), float(busy_ns), float(streamed_ns)
         self.rows += _AVERAGE * (rows - self.rows)
         self.busy_ns += _AVERAGE * (busy_ns - self.busy_ns)
-        self.streamed_ns += _AVERAGE * (streamed_ns - self.streamed_ns)
+        if self.streamed_ns or streamed_ns:
+            self.streamed_ns += _AVERAGE * (streamed_ns - self.streamed_ns)
 
     def repriced(self, busy_ns: float) -> None:
         """Though unused, it would run the usual batch in busy_ns, or to the first part, by what is known of its speed now."""

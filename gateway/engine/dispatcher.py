@@ -259,7 +259,7 @@ class Dispatcher:
 
     def failed(self, candidate: Candidate, now_ns: int, *, hung: bool) -> None:
         if self.router.failed(candidate, now_ns, hung=hung):
-            self._ejected(candidate, now_ns)
+            self._ejected(candidate, now_ns, hung=hung)
 
     def failed_alone(self, candidate: Candidate, *, hung: bool) -> None:
         """One request alone failed. Whether after too long is kept until `blame` asks, or the next one fails."""
@@ -280,8 +280,8 @@ class Dispatcher:
     def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
         return on_answer.moves(now_ns) if isinstance(on_answer, _Sent) else request in self._copied
 
-    def _ejected(self, candidate: Candidate, now_ns: int) -> None:
-        log.warning("%s is ejected: %s", self._name(candidate), candidate.health)
+    def _ejected(self, candidate: Candidate, now_ns: int, *, hung: bool = False) -> None:
+        log.warning("%s %s %s", self._name(candidate), "hung, and is" if hung else "is", candidate.health)
         self._metrics.ejected(candidate.label)
         self._lanes[candidate].hand_over_all(now_ns)
 

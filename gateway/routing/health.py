@@ -40,9 +40,11 @@ class Health:
         return f"<Health {self}>"
 
     def __str__(self) -> str:
+        some = "failure" if self._in_a_row == 1 else "failures"
+        failures = f"{self._in_a_row} {some} in a row, {sum(self._recent)} of the last {len(self._recent)}"
         if self.ejected:
-            return f"ejected for {self._pause_s:g} s, {self._good_probes} of {_PROBES} probes"
-        return f"live, {self._in_a_row} failures in a row, {sum(self._recent)} of the last {len(self._recent)}"
+            return f"ejected for {self._pause_s:g} s after {failures}; {self._good_probes} of {_PROBES} probes"
+        return f"live, {failures}"
 
     def succeeded(self) -> None:
         """An execution for callers ended well."""

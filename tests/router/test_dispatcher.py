@@ -37,6 +37,7 @@ CHEAP = Kind("cheap", 2.0, 0.5, 0.1)
 DEAR = Kind("dear", 1.0, 0.1, 1.0)
 FAILED: Fault = (BackendFailed("no"), False, 1 * MS)
 LOST: Fault = (BackendUnreachable("gone"), True, 1 * MS)
+LOST_LATE: Fault = (*LOST[:2], 1000 * MS)
 
 
 def shadow(share: float, **more: Any) -> Kind:
@@ -724,11 +725,11 @@ def test_served_elsewhere_it_was_the_backend_and_failed_elsewhere_the_request() 
     async def main(fleet: Fleet) -> None:
         fleet.sessions[0].fault = always(FAILED)
         await fleet.send()
-        assert health(fleet, 0).startswith("live, 1 failures in a row, 1 of the last")
+        assert health(fleet, 0).startswith("live, 1 failure in a row, 1 of the last")
         assert health(fleet, 1).startswith("live, 0 failures in a row")
         fleet.sessions[1].fault = always(FAILED)
         await fleet.send()
-        assert health(fleet, 0).startswith("live, 1 failures in a row")
+        assert health(fleet, 0).startswith("live, 1 failure in a row")
         assert health(fleet, 1).startswith("live, 0 failures in a row")
         fleet.sessions[1].available = False  # nobody is left to tell
         await fleet.send()
@@ -801,18 +802,20 @@ def test_lost_sessions_eject_whatever_they_ran() -> None:
         fleet.sessions[0].fault = always(LOST)
         for lost in (1, 2):
             await fleet.send()
-            assert health(fleet, 0).startswith(f"live, {lost} failures in a row")
+            assert health(fleet, 0).startswith(f"live, {lost} failure")
         await fleet.send()
         assert fleet.counted("gateway_ejections_total", backend="cheap1") == 1
 
     simulated((CHEAP, DEAR), main)
 
 
-def test_it_is_logged_who_is_ejected_and_who_is_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("fault", "what"), [(LOST, "is"), (LOST_LATE, "hung, and is")])
+def test_it_is_logged_who_is_ejected_why_and_who_is_back(fault: Fault, what: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main(fleet: Fleet) -> None:
-        fleet.sessions[0].fault = always(LOST)
+        fleet.sessions[0].fault = always(fault)
         await fleet.send()
-        assert caplog.messages == ["m:1/cheap1 is ejected: ejected for 1 s, 0 of 2 probes"]
+        told = f"m:1/cheap1 {what} ejected for 1 s after 1 failure in a row, 1 of the last 4; 0 of 2 probes"
+        assert caplog.messages == [told]
         fleet.sessions[0].fault = always(None)
         for _ in range(15):
             await asyncio.sleep(0.1)

@@ -123,7 +123,7 @@ def test_it_says_how_it_stands() -> None:
     assert str(health) == "live, 2 failures in a row, 2 of the last 3"
     health.eject(0)
     health.probed(True, 2 * S)
-    assert str(health) == "ejected for 1.5 s, 1 of 2 probes"
+    assert str(health) == "ejected for 1.5 s after 2 failures in a row, 2 of the last 3; 1 of 2 probes"
 
 
 def test_only_the_last_twenty_count() -> None:

@@ -148,6 +148,14 @@ def _shape_of(spec: ModelSpec, model: str, tensor: TensorSpec, lines: int, colum
     return found
 
 
+def cell_of_table(datatype: str, cell: str) -> "bool | int | float":
+    """A number as tables have it, which JSON may not: .5, +1, nan, inf, True. Raises: ValueError."""
+    read, _ = _reader(datatype)
+    if datatype == "BYTES" or not _readable(read, cell):
+        raise ValueError
+    return read(cell)  # type: ignore[no-any-return]
+
+
 def _readable(read: Callable[[str], Any], field: str) -> bool:
     try:
         read(field)

@@ -18,6 +18,7 @@ from backends.base import ModelSpec, TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.json_data import any_value
+from gateway.protocols.plain_forms import cell_of_table
 from gateway.protocols.tensors import cast
 from gateway.transform.rows import Bare, Chunk, Row, Unread
 
@@ -84,7 +85,11 @@ class Asker:
             try:
                 value = any_value(value.encode())
             except (ValueError, RecursionError) as exc:
-                raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, expected JSON, as {_CELLS}: {exc}") from exc
+                try:
+                    value = cell_of_table(tensor.datatype, value)
+                except ValueError:
+                    expected = f"expected JSON, as {_CELLS}: {exc}"
+                    raise InvalidArgument(f"input '{tensor.name}': got {value[:80]!r}, {expected}") from exc
         if "INT" in tensor.datatype:
             value = _whole(value, tensor, len(tensor.shape) + 1)
         if isinstance(value, np.ndarray):

@@ -28,6 +28,10 @@ def area(width: float, height: float) -> float:
     return width * height
 
 
+def opposite(flag: bool) -> bool:
+    return not flag
+
+
 def total(x: Any) -> Annotated[npt.NDArray[np.float32], (-1,)]:
     return x.sum(axis=1)
 

@@ -176,6 +176,19 @@ def test_integers_of_parquet_are_taken_where_they_stay_the_same(tmp_path: Path, 
     assert bad["error"] == f"input 'x': element 1 is {odd}, which UINT8 cannot hold"
 
 
+def test_cells_are_read_as_tables_have_numbers(tmp_path: Path) -> None:
+    """As pandas and numpy write them, and as we do."""
+    source = written(tmp_path / "in.csv", [{"width": x, "height": 2} for x in ["inf", "-inf", "nan", ".5", "+1", "1_0"]])
+    assert run(configuration(tmp_path, "area"), "area", source, tmp_path / "out.csv") == 0
+    assert [row["output"] for row in read(tmp_path / "out.csv")] == ["inf", "-inf", "nan", 1.0, 2.0]
+    (bad,) = read(tmp_path / "out.csv.bad.jsonl")
+    assert bad["error"].startswith("input 'width': got '1_0', expected JSON")
+
+    source = written(tmp_path / "in.csv", [{"flag": x} for x in ["True", "FALSE", "yes"]])
+    assert run(configuration(tmp_path, "opposite"), "opposite", source, tmp_path / "out.jsonl") == 0
+    assert [row["output"] for row in read(tmp_path / "out.jsonl")] == [False, True]
+
+
 def test_a_cell_that_is_no_json_is_told_what_is(tmp_path: Path) -> None:
     source = written(tmp_path / "in.csv", [{"x": 1}, {"x": "True"}])
     assert run(configuration(tmp_path, "small"), "small", source, tmp_path / "out.jsonl") == 0

@@ -137,6 +137,19 @@ def test_long_streams_and_clients_that_leave_them_say_nothing_bad_of_a_backend()
     simulated((CHEAP, DEAR), main)
 
 
+def test_the_price_of_a_stream_is_not_learned_from_copies_that_end_with_their_first_part() -> None:
+    async def main(fleet: Streams) -> None:
+        dear = fleet.dispatcher.router.candidates[1]
+        dear.executed(1, 152 * MS, 150 * MS)
+        price = dear.usd_per_row
+        for _ in range(100):
+            assert await Client(fleet).end is None
+        assert fleet.counted("gateway_copies_total", backend="dear1", why="learn", result="ok") > 3
+        assert dear.usd_per_row == pytest.approx(price)
+
+    simulated((CHEAP, DEAR), main)
+
+
 def test_a_shadow_gets_copies_that_end_with_their_first_part() -> None:
     async def main(fleet: Streams) -> None:
         fleet.runners[1]._parts = 1_000_000

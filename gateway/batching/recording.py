@@ -25,6 +25,7 @@ from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
+from gateway.batching.streams import Streams
 from gateway.batching.telling import NOWHERE
 from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
@@ -250,7 +251,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     WHAT = "decisions are"
     # Is no state.
-    NOT_KEPT = frozenset(("ring", "given_up", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
+    NOT_KEPT = frozenset(("ring", "given_up", "streams", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
@@ -283,6 +284,7 @@ class RecordedBatcher(Recorded, Batcher):
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
         self._told_ns = 0
+        self.streams = Streams()
         self._widths_of = self._ragged if ragged else None
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None:

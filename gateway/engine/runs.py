@@ -327,6 +327,8 @@ class Runs:
         cancelled = isinstance(error, Cancelled)
         failed = error is not None and not (cancelled and execution.first_part_ns is not None)
         self._batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
+        if execution.first_part_ns is not None and not failed and not batch.parts[0].request.copied:
+            self._batcher.streams.ended(now_ns - batch.closed_ns)
         self._metrics.batch_done(batch, execution, now_ns, failed=error is not None)
         observer = self._requests.observer
         if observer is not None and failed and cancelled:

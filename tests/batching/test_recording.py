@@ -396,6 +396,14 @@ def test_a_file_that_is_no_recording_says_so() -> None:
         unpacked(broken, "x")
 
 
+def test_how_long_streams_went_on_is_no_part_of_a_state() -> None:
+    batcher = recorder(policy="greedy")
+    batcher.record()
+    before = str(batcher._frozen())
+    batcher.streams.ended(3)
+    assert str(batcher._frozen()) == before
+
+
 def test_a_recording_holds_no_tensors() -> None:
     batcher = recorder()
     batcher.record()

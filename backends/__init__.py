@@ -24,6 +24,7 @@ from backends.base import (
 )
 from backends.digests import check_digest
 from backends.discovery import Found
+from backends.early_failure import EarlyFailure
 from backends.source import check_unchanged
 
 
@@ -181,7 +182,8 @@ class _CheckedSession:
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         with closing(self._stream(inputs, parameters)) as parts:
             for outputs in parts:
-                yield checked_outputs(self._spec, inputs, outputs, cast=self._cast)
+                failed = isinstance(outputs, EarlyFailure)
+                yield outputs if failed else checked_outputs(self._spec, inputs, outputs, cast=self._cast)
 
     def close(self) -> None:
         self._close()

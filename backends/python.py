@@ -48,6 +48,7 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_example, from_ones, from_shapes
+from backends.early_failure import EarlyFailure
 from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
 
@@ -312,7 +313,7 @@ class PythonSession:
                 given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
             with parts_of(given) as parts:
                 for outputs in parts:
-                    yield _copied(_checked(outputs, "yielded"))
+                    yield outputs if isinstance(outputs, EarlyFailure) else _copied(_checked(outputs, "yielded"))
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:

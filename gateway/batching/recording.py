@@ -31,7 +31,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 14
+FORMAT: Final = 15
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 128  # values and events at once

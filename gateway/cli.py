@@ -65,10 +65,14 @@ EXIT_CODES: Final = {
 def main(argv: list[str] | None = None) -> int:
     """Gives one of EXIT_CODES."""
     typed = sys.argv[1:] if argv is None else argv
+    return ended("gateway", lambda: _run(typed), failed=1)
+
+
+def _run(typed: list[str]) -> int:
     with ctrl_c_ends_at_once():  # while modules are imported
         arguments = parser(*typed[:1]).parse_args(typed)
     set_up(speech(arguments))
-    return ended("gateway", lambda: int(arguments.run(arguments)), failed=1)
+    return int(arguments.run(arguments))
 
 
 def parser(typed: str = "") -> argparse.ArgumentParser:

@@ -1,9 +1,7 @@
 """What the command lines of this project have in common: version, completion, examples, how much is said, and how they end."""
 
 import argparse
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,6 +11,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
 from gateway.process.interrupts import ended_by
+from gateway.process.results import printed
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
@@ -81,13 +80,14 @@ def speech(arguments: argparse.Namespace) -> Speech:
 
 
 def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
-    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them."""
+    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them.
+
+    Raises: SystemExit, as argparse does.
+    """
     try:
-        code = run()
-        sys.stdout.flush()
-        return code
+        with printed():
+            return run()
     except BrokenPipeError:  # whoever read it has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except ConfigError as exc:
         words.error(exc.message)

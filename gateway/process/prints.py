@@ -9,10 +9,12 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
+from gateway.process.results import STANDARD_OUTPUT, alike
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_NAMES: Final = {"stdout": "standard output", "stderr": "standard error"}
+_NAMES: Final = {"stdout": STANDARD_OUTPUT, "stderr": "standard error"}
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,7 @@ def never_raise() -> None:
             raw = _Losing(stream.fileno(), title)
             with contextlib.suppress(OSError):
                 stream.flush()
-            how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **how))
+            setattr(sys, name, alike(stream, raw))
 
 
 class _Losing(io.FileIO):

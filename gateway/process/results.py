@@ -1,0 +1,54 @@
+"""Standard output, which is for results: programs read it. An error of writing there names it."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+STANDARD_OUTPUT: Final = "standard output"
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[None]:
+    """Around a command: what it prints is written at its end, however that came, or dropped where it cannot be.
+
+    Raises: OSError, of the file STANDARD_OUTPUT; BrokenPipeError, where its reader has gone.
+    """
+    plain = sys.stdout
+    try:
+        out = alike(plain, _Named(plain.fileno()))
+    except (AttributeError, OSError):  # it is no file, or there is none
+        yield
+        return
+    with contextlib.redirect_stdout(out):
+        try:
+            yield
+        finally:
+            try:
+                out.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else Python, at its end, would complain as well
+                raise
+
+
+def alike(stream: TextIO, raw: io.FileIO) -> TextIO:
+    """Over another file, what encodes and buffers as a standard stream does."""
+    how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
+    return io.TextIOWrapper(io.BufferedWriter(raw), **how)
+
+
+class _Named(io.FileIO):
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            exc.filename = STANDARD_OUTPUT
+            raise

@@ -77,8 +77,8 @@ def test_ctrl_c_ends_at_once_while_a_model_is_read(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "reading\n"
+        assert process.stderr is not None
+        assert process.stderr.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "gateway: ended by Ctrl-C\n")
         assert process.returncode == 130

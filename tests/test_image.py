@@ -17,7 +17,7 @@ import threading
 import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from benchmarks.ports import free_port
+from tests.served.gateway_process import AS_ANYBODY
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -50,9 +51,10 @@ def places(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def entered(places: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def entered(places: Path, *arguments: str, within: Sequence[str] = (), **variables: str) -> "subprocess.CompletedProcess[str]":
+    """within: a command that becomes the one that follows it."""
     environment = {"PATH": f"{places / 'bin'}:/usr/bin:/bin", **variables}
-    command = ["sh", str(places / "entrypoint.sh"), *arguments]
+    command = [*within, "sh", str(places / "entrypoint.sh"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
 
@@ -105,6 +107,23 @@ def test_without_a_model_the_entry_says_where_one_belongs(places: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert f"entrypoint: no model: nothing is in {places}/opt/ml/model (SageMaker)" in done.stderr
     assert "mount one there, or name it: serve MODEL" in done.stderr
+
+
+def test_a_volume_without_a_model_is_empty(places: Path) -> None:
+    (places / "mnt" / "models" / "lost+found").mkdir()
+    done = entered(places, "serve")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "entrypoint: no model: nothing is in " in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o300, 0o600])
+def test_the_entry_says_who_may_not_read_what_is_mounted(mode: int, places: Path) -> None:
+    (places / "mnt" / "models" / "x.yaml").write_text(SYNTHETIC)
+    (places / "mnt" / "models").chmod(mode)
+    done = entered(places, "serve", within=AS_ANYBODY)
+    (places / "mnt" / "models").chmod(0o700)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"entrypoint: {places}/mnt/models: cannot be read by user {os.geteuid()}: expected a folder")
 
 
 @pytest.mark.slow

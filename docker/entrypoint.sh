@@ -54,8 +54,4 @@ case ${1:-} in
     set -- "$model" --http-port 8080 --grpc-port 9000 "$@"
     ;;
 esac
-case " $* " in
-  *' --host '* | *' --host='*) ;;
-  *) set -- "$@" --host 0.0.0.0 ;;
-esac
-exec gateway serve "$@"
+exec gateway serve --host 0.0.0.0 "$@" # a later --host wins

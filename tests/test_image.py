@@ -26,6 +26,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import gateway.cli
 from benchmarks.ports import free_port
 from tests.served.gateway_process import AS_ANYBODY
 
@@ -58,7 +59,7 @@ def entered(places: Path, *arguments: str, within: Sequence[str] = (), **variabl
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
 
-MOUNTED = "gateway serve {} --http-port {} --grpc-port {} --host 0.0.0.0"
+MOUNTED = "gateway serve --host 0.0.0.0 {} --http-port {} --grpc-port {}"
 SAGEMAKER = "gateway sagemaker serve --model {}"
 
 
@@ -78,13 +79,13 @@ SAGEMAKER = "gateway sagemaker serve --model {}"
             "mnt/models",
             ["serve", "--no-ray", "--host", "127.0.0.1"],
             {},
-            "gateway serve {}/mnt/models --http-port 8080 --grpc-port 9000 --no-ray --host 127.0.0.1",
+            f"{MOUNTED.format('{}/mnt/models', 8080, 9000)} --no-ray --host 127.0.0.1",
         ),
-        ("", ["serve", "x.yaml"], {}, "gateway serve x.yaml --host 0.0.0.0"),
-        ("", ["serve", "x.yaml", "--host=::1"], {}, "gateway serve x.yaml --host=::1"),
-        ("", ["serve", "a b.yaml", "--ray"], {}, "gateway serve a b.yaml --ray --host 0.0.0.0"),
+        ("", ["serve", "x.yaml"], {}, "gateway serve --host 0.0.0.0 x.yaml"),
+        ("", ["serve", "x.yaml", "--host=::1"], {}, "gateway serve --host 0.0.0.0 x.yaml --host=::1"),
+        ("", ["serve", "a b.yaml", "--ray"], {}, "gateway serve --host 0.0.0.0 a b.yaml --ray"),
         ("", ["serve", "--help"], {}, "gateway serve --help"),
-        ("", ["gateway", "serve", "x.yaml"], {}, "gateway serve x.yaml --host 0.0.0.0"),
+        ("", ["gateway", "serve", "x.yaml"], {}, "gateway serve --host 0.0.0.0 x.yaml"),
         ("", ["check", "x.yaml"], {}, "gateway check x.yaml"),
         ("", ["--version"], {}, "gateway --version"),
         ("", ["loadtest", "selfcheck"], {}, "loadtest selfcheck"),
@@ -100,6 +101,12 @@ def test_the_entry_becomes_the_program_that_is_asked_for(
         (folder / "x.yaml").write_text(SYNTHETIC)
     done = entered(places, *arguments, **{name: value.format(places) for name, value in variables.items()})
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, becomes.format(places), "")
+
+
+@pytest.mark.parametrize("spelt", ["--host 127.0.0.1", "--host=127.0.0.1", "--hos 127.0.0.1"])
+def test_the_address_that_is_asked_for_wins_over_that_of_the_entry(spelt: str, places: Path) -> None:
+    _, *typed = entered(places, "serve", "x.yaml", *spelt.split()).stdout.split()
+    assert gateway.cli.parser("serve").parse_args(typed).host == "127.0.0.1"
 
 
 def test_without_a_model_the_entry_says_where_one_belongs(places: Path) -> None:

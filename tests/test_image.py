@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -230,10 +231,21 @@ def test_it_is_asked_with_tls_where_it_speaks_that(tmp_path: Path) -> None:
 def test_the_addresses_are_those_that_gateways_have_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "0000000000000000: 00000002 00000000 00000000 0002 01 1234 @serving-gateway:{}:{}:{}:0f:7:ab\n"
     every = line.format(8080, "00000000", "http") + line.format(9000, "00000000", "grpc")
-    assert health().claimed(every) == ["127.0.0.1:8080"]
+    assert [*health().claimed(every)] == ["127.0.0.1:8080"]
     two = line.format(80, "00" * 16, "http") + line.format(81, "7f000002", "http") + line.format(81, "7f000002", "http")
-    assert health().claimed(two) == ["127.0.0.2:81", "[::1]:80"]
+    assert [*health().claimed(two)] == ["[::1]:80", "127.0.0.2:81"]
     monkeypatch.setattr(Path, "read_text", lambda path: "Num RefCount\n")
+    assert health().main([]) == 1
+
+
+def test_a_gateway_without_http_is_healthy_while_it_listens_for_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        claim = f"0: 2 0 0 2 01 1 @serving-gateway:{listener.getsockname()[1]}:7f000001:grpc:0f:7:ab\n"
+        with_http = "0: 2 0 0 2 01 1 @serving-gateway:81:7f000002:{}:1e:8:cd\n"
+        monkeypatch.setattr(Path, "read_text", lambda path: claim)
+        assert health().main([]) == 0
+        other = claim + with_http.format("grpc") + with_http.format("http").replace("81", "80")
+        assert [*health().claimed(other)] == [f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.2:80"]
     assert health().main([]) == 1
 
 

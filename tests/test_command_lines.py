@@ -174,6 +174,21 @@ def test_a_closed_standard_output_takes_what_is_printed() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@slow
+@both
+def test_a_folder_that_was_removed_is_told(program: Program, tmp_path: Path) -> None:
+    arguments = {"gateway": ["check", "x.yaml"], "loadtest": ["recommend", "x.yaml"]}[program.name]
+    away = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path)]
+    command = [*away, sys.executable, "-m", f"{program.name}.cli", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == {"gateway": 1, "loadtest": 2}[program.name]
+    assert (
+        done.stderr
+        == f"{program.name}: the folder that this was started in was removed: expected one that is there: cd to it\n"
+    )
+
+
 class Gone(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError

@@ -1,6 +1,7 @@
 """What the command lines of this project have in common: version, completion, examples, how much is said, and how they end."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -96,12 +97,23 @@ def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
         words.error("%s: %s", name, exc.message)
         return failed
     except OSError as exc:
+        if exc.filename is None and not _has_folder():
+            words.error("%s: the folder that this was started in was removed: expected one that is there: cd to it", name)
+            return failed
         words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
         return failed
     except KeyboardInterrupt as exc:
         what, code = ended_by(exc)
         words.error("%s: ended by %s", name, what)
         return code
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -203,7 +203,7 @@ def test_a_configuration_of_another_name_is_told_what_to_be_called(tmp_path: Pat
 def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     tensors = [{**tensor("x", "FP32", 1, 2), "data": [[1, 2]]}, {**tensor("t", "BYTES", 1), "data": ["ü"]}]
-    request.write_text(json.dumps({"inputs": tensors}))
+    request.write_text(json.dumps({"inputs": tensors}), encoding="utf-8-sig")  # as some editors write it
     found = read_example(request)
     assert (found["x"].tolist(), found["x"].dtype, found["t"].tolist()) == ([[1, 2]], np.float32, ["ü".encode()])
     np.savez(tmp_path / "request.npz", x=np.ones((2, 3), np.float32))

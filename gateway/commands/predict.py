@@ -5,6 +5,7 @@ Of a model that answers in parts, a line for each, when it is there.
 
 import argparse
 import base64
+import codecs
 import json
 import re
 import sys
@@ -104,7 +105,7 @@ def read_input(place: str) -> dict[str, Any]:
     """A JSON object from a file or standard input. Raises: ConfigError."""
     try:
         text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
-        given = any_value(text)
+        given = any_value(text.removeprefix(codecs.BOM_UTF8))
     except OSError as exc:
         raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc
     except (ValueError, RecursionError) as exc:

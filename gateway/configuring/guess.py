@@ -138,7 +138,7 @@ def read_example(path: Path) -> Mapping[str, object]:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(given, dict) or not given:
             raise ValueError("it is no object with inputs")
         if isinstance(given.get("inputs"), list):

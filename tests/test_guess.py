@@ -188,6 +188,13 @@ def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeyp
     assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file; did you mean `models.py`, which is there?"
 
 
+def test_no_name_is_not_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gateway.yaml").write_text("models: [{name: m, backends: [{kind: synthetic}]}]")
+    assert not is_configuration("")
+    assert fault("").startswith("MODEL: '': expected an .onnx")
+
+
 def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     assert fault(f"{tmp_path}/weights.safetensors").startswith(

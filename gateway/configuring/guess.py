@@ -71,6 +71,8 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
             raise ConfigError(f"{file}: is one version of a model of Triton's: serve its folder, {file.parent.parent}")
         stem = file.stem if place.endswith(".py") else place.rpartition(".")[2]
         return _configuration([_of_code(stem, source, request or _beside(file))])
+    if not what:  # which as a path is the folder that this was started in
+        raise ConfigError(f"MODEL: '': expected {_FORMS}")
     path = Path(os.path.normpath(Path(what).absolute()))
     if not path.exists() or special(path):
         raise ConfigError(_absent(path))

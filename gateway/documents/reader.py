@@ -101,7 +101,7 @@ class Document:
 def configuration_in(path: str | Path) -> Path | None:
     """The configuration of a folder that is served by it; None: it is none such."""
     inside = Path(path, PACKED)
-    return inside if os.path.isfile(inside) else None  # which also takes what is too long for a path
+    return inside if str(path) and os.path.isfile(inside) else None  # which also takes what is too long for a path
 
 
 def read(path: str | Path) -> Document:

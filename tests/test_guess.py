@@ -186,6 +186,8 @@ def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeyp
     assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file; expected an .onnx")
     (tmp_path / "models.py").touch()
     assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file; did you mean `models.py`, which is there?"
+    (tmp_path / "model.onnx").symlink_to("gone.onnx")
+    assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: a link to gone.onnx, which is not there; expected an .onnx")
 
 
 def test_no_name_is_not_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from backends.base import NO_OPTIONS, LoadFailed
 from backends.datatypes import NUMPY
 from backends.discovery import normalised
 from backends.near_file import near_file
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent, special
 from backends.source import is_source, load_object
 from gateway.configuring.archive import unpacked
 from gateway.configuring.argument import ARCHIVES, CONFIGURATIONS, is_archive, kept
@@ -123,12 +123,12 @@ def _request(example: Example) -> Mapping[str, object]:
         return {str(name): value for name, value in example.items()}
     path = Path(example)
     if not path.exists() or special(path):
-        raise ConfigError(f"{path.absolute()}: {special(path) or ABSENT}; expected one request, as the example")
+        raise ConfigError(f"{path.absolute()}: {absent(path)}; expected one request, as the example")
     return read_example(path)
 
 
 def _absent(path: Path) -> str:
-    return f"{path}: {special(path) or ABSENT}; {near_file(path) or f'expected {_FORMS}'}"
+    return f"{path}: {absent(path)}; {near_file(path) or f'expected {_FORMS}'}"
 
 
 def read_example(path: Path) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import set_up, step, words
 from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
-from gateway.process.results import apart
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.config import Config

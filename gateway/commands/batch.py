@@ -17,7 +17,7 @@ from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
-from gateway.process.results import apart
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.from_python.loaded import LoadedModel

@@ -12,7 +12,7 @@ from gateway.configuring.argument import is_configuration, opened
 from gateway.configuring.check import check
 from gateway.documents.faults import ConfigFaults, Fault
 from gateway.process.console import words
-from gateway.process.results import apart
+from gateway.process.prints import apart
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:

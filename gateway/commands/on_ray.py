@@ -16,7 +16,7 @@ from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up, step
 from gateway.process.ports import check_ports
-from gateway.process.results import apart
+from gateway.process.prints import apart
 from gateway.process.supervisor import Tell, supervise
 
 _PATH: Final = "PYTHONPATH"

@@ -25,7 +25,7 @@ from backends.datatypes import NUMPY
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
 from gateway.process.command_line import url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
-from gateway.process.results import apart
+from gateway.process.prints import apart
 from gateway.protocols.json_data import any_value
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.values import request_body

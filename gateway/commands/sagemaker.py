@@ -14,7 +14,7 @@ from gateway.documents.reader import Document, configuration_in, read
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
 from gateway.process.command_line import add_command, speech
-from gateway.process.results import apart
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.engine.multi_model import MultiModel

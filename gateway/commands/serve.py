@@ -8,7 +8,7 @@ from gateway.config import Config
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
-from gateway.process.results import apart
+from gateway.process.prints import apart
 from gateway.process.run_dir import forget_regions, fresh_run_dir, make_run_dir
 
 

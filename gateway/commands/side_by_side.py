@@ -22,7 +22,7 @@ from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up
 from gateway.process.ports import PortClaims
-from gateway.process.results import apart
+from gateway.process.prints import apart
 from gateway.process.siblings import Bound, Siblings, bind, close, sockets_of
 from gateway.process.supervisor import ENDING, SERVING, Tell
 

@@ -12,7 +12,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
 from gateway.process.interrupts import ended_by
-from gateway.process.results import printed
+from gateway.process.prints import printed
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended

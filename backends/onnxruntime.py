@@ -22,7 +22,7 @@ from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
 from backends.discovery import Found, from_shapes, outputs_of_ones
 from backends.onnx_file import of_unknown_rank, way_without, with_rows
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.required import check_required
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def load(
     """
     _import()
     if not Path(model).is_file():
-        raise LoadFailed(f"{model}: {special(model) or ABSENT}; `gateway compile` builds the examples' and exports your own")
+        raise LoadFailed(f"{model}: {absent(model)}; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and (lacks := without_cuda()):
         from backends.onnxruntime_libraries import WITH_CUDA
 

@@ -35,7 +35,7 @@ from backends.base import (
 )
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.source import is_source, made_from
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
@@ -121,7 +121,7 @@ def load_callable(
         )
     path = Path(model)
     if not path.is_file():
-        raise LoadFailed(f"{path.absolute()}: {special(path) or ABSENT}")
+        raise LoadFailed(f"{path.absolute()}: {absent(path)}")
     artifact = identify(path)
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:

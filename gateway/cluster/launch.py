@@ -391,7 +391,7 @@ def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> I
     finally:
         if not head.lost and not own and not serve.status().applications:  # others may use it meanwhile
             # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `redirect_stdout` ends
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `apart` ends
             serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 

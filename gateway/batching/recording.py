@@ -90,7 +90,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one backend of a model batches, and what it costs: all that a batcher like it is made of.
 
     model_rows: the most rows that the model takes in one run; 0: it has no batch dimension. max_rows: as batches are limited
-    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known.
+    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known. lent: other processes
+    use the sessions as well, one after the other; which has one while nothing is decided here is not recorded.
     """
 
     label: str = ""
@@ -105,6 +106,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     ragged: dict[str, Any] | None = None
     session_usd_per_hour: float = 0.0
     decoupled: bool = False
+    lent: bool = False
 
     def batcher(self, ring: "Ring | None" = None) -> Batcher:
         """A batcher that has learned nothing. ring: where it records; None: nowhere."""

@@ -323,3 +323,29 @@ def test_a_program_whose_outputs_are_of_a_type_that_is_not_known_is_told_with_wh
     with pytest.raises(LoadFailed, match=r"takes or returns a test_torch\.Output, which .* returns a tuple or dict of them"):
         backends.read("torch", f"{tmp_path}/m.pt2")
     assert [record.name for record in caplog.records if record.exc_info] == []
+
+
+class Embedded(torch.nn.Module):
+    """Token by token; or each with the mean of all in front, behind a layer norm."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 6)
+        self.norm = torch.nn.LayerNorm(6)
+        self.mixed = mixed
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(ids)) * lengths.unsqueeze(1).unsqueeze(2) / lengths.log().isfinite().all()
+        return x - x.mean(0) if self.mixed else x
+
+
+@pytest.mark.parametrize("lengths", [[2, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_rows_of_a_traced_file_that_change_each_other_are_seen(mixed: bool, lengths: list[int], tmp_path: Path) -> None:
+    example = (torch.tensor([[1, 5], [7, 2], [3, 3]]), torch.tensor(lengths))
+    torch.jit.trace(Embedded(mixed=mixed), example).save(tmp_path / "m.pt")
+    found = backends.read("torch", str(tmp_path / "m.pt"))
+    assert found.max_rows == (0 if mixed else 32)
+    assert found.inputs[0].shape == (3 if mixed else -1, 2)
+    given = {"ids": example[0].numpy(), "lengths": example[1].numpy()}
+    assert backends.read("torch", str(tmp_path / "m.pt"), example=given).max_rows == found.max_rows

@@ -76,7 +76,11 @@ def told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[],
         return Why()
     again = tried(run, rows, [0, 1, 2, 2]) or {}
     if not all(name in again and _near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
-        return Why()  # it answers otherwise each time: nothing more can be told
+        return Why(
+            "it answers otherwise each time for the same request",
+            "if it was exported in train mode, call .eval() before; if it draws for each row by itself, set max_rows: "
+            f"{MOST_ROWS}",
+        )
     return Why(
         f"the other rows of a batch change a row's answer in {', '.join(map(repr, apart))}",
         f"if you know that its rows are independent, set max_rows: {MOST_ROWS}",

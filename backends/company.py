@@ -21,6 +21,7 @@ Run = Callable[[Tensors], Tensors]
 
 MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
 ROWS: Final = 8  # that are run, where one row's answer is known; four more where answers differ
+_MOST_S_BEFORE_SIGNS: Final = 1.0
 
 
 class Why(NamedTuple):
@@ -51,12 +52,50 @@ def since(before: tuple[float, float, int], now: tuple[float, float, int]) -> tu
     return min(by_clock, of_cpu), int(grown)
 
 
-def told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[], bool]) -> Why | None:
+def told(
+    run: Run,
+    rows: Tensors,
+    alone: Tensors | None,
+    quantises: Callable[[], bool],
+    spent: Callable[[], tuple[float, float, int]] = spent,
+) -> Why | None:
     """How these three rows change each other's answers. None: a batch of them fails.
 
     alone: the answer to the first one; None: it fails. quantises: whether the model takes scales from the range of each batch;
-    asked only where answers differ.
+    asked only where answers differ. Where all is well and took little, the same numbers with both signs are tried too.
     """
+    before = spent()
+    why = _told(run, rows, alone, quantises)
+    if why == Why() and since(before, spent())[0] <= _MOST_S_BEFORE_SIGNS:
+        return _told_of_signs(run, rows, quantises)
+    return why
+
+
+def tried(run: Run, rows: Tensors, chosen: list[int]) -> Tensors | None:
+    """None: it fails."""
+    try:
+        return run({name: array[chosen] for name, array in rows.items()})
+    except BackendError:
+        return None
+
+
+def without_nan(run: Run) -> Run:
+    """A run that fails where it gives NaN, which nothing can be told by."""
+
+    def run_without_nan(arrays: Tensors) -> Tensors:
+        answers = run(arrays)
+        if has_nan(answers):
+            raise ExecutionFailed("it gives NaN")
+        return answers
+
+    return run_without_nan
+
+
+def has_nan(arrays: Tensors) -> bool:
+    return any(of_floats(array) and bool(np.isnan(array.astype(float)).any()) for array in arrays.values())
+
+
+def _told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[], bool]) -> Why | None:
     batch, other = tried(run, rows, [0, 1, 2, 2]), tried(run, rows, [2, 1, 1, 0])
     if batch is None or other is None:
         return None
@@ -87,28 +126,25 @@ def told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[],
     )
 
 
-def tried(run: Run, rows: Tensors, chosen: list[int]) -> Tensors | None:
-    """None: it fails."""
-    try:
-        return run({name: array[chosen] for name, array in rows.items()})
-    except BackendError:
-        return None
+def _told_of_signs(run: Run, rows: Tensors, quantises: Callable[[], bool]) -> Why:
+    """As `_told`, of the floats with signs that are others in the second row than in the first.
+
+    A model that refuses them, or makes NaN of them, may be one of positive numbers only.
+    """
+    signed = {name: _signed(array) if of_floats(array) else array for name, array in rows.items()}
+    if not any(map(of_floats, rows.values())):
+        return Why()
+
+    run = without_nan(run)
+    alone = tried(run, signed, [0])
+    return (_told(run, signed, alone, quantises) or Why()) if alone is not None else Why()
 
 
-def without_nan(run: Run) -> Run:
-    """A run that fails where it gives NaN, which nothing can be told by."""
-
-    def run_without_nan(arrays: Tensors) -> Tensors:
-        answers = run(arrays)
-        if has_nan(answers):
-            raise ExecutionFailed("it gives NaN")
-        return answers
-
-    return run_without_nan
-
-
-def has_nan(arrays: Tensors) -> bool:
-    return any(of_floats(array) and bool(np.isnan(array.astype(float)).any()) for array in arrays.values())
+def _signed(rows: np.ndarray) -> np.ndarray:
+    signs = np.random.default_rng(0).choice([-1, 1], rows.shape)
+    signs[1] = -signs[0]
+    signed: np.ndarray = rows * signs.astype(rows.dtype)
+    return signed
 
 
 def of_floats(array: np.ndarray) -> bool:

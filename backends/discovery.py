@@ -245,7 +245,7 @@ def _tried_rows(
         seconds, grown = since(before, spent())
         if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
             return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {grown >> 20} MiB")
-        why = told(run, drawn, alone, quantises)
+        why = told(run, drawn, alone, quantises, spent)
         if why is None and alone is not None:
             why = FAIL
         if why is not None:

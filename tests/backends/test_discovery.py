@@ -61,6 +61,12 @@ def by_range(x: np.ndarray) -> np.ndarray:
     return (np.rint(x / scale) * scale).astype(np.float32)
 
 
+def only_positive(x: np.ndarray) -> int:
+    if (x < 0).any():
+        raise ValueError("below 0")
+    return 0
+
+
 def attended(x: np.ndarray) -> np.ndarray:
     weights = np.exp(x @ x.T)
     return x + 0.1 * (weights / weights.sum(1, keepdims=True)) @ x
@@ -84,6 +90,10 @@ def attended(x: np.ndarray) -> np.ndarray:
         (lambda x: x.reshape(1, 4), "several rows at once fail, where one runs, so each request runs alone and whole"),
         (lambda x: x.reshape(-1, 5), None),  # it cannot be run: nothing is known
         (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
+        (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
+        (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
+        (lambda x: np.where(x < 0, np.nan, x + (x < 0).any()), None),  # made for positive numbers
+        (lambda x: x + only_positive(x), None),
     ],
 )  # fmt: skip
 def test_an_open_first_dimension_is_rows_unless_they_change_each_others_answer(function: Any, told: str | None) -> None:
@@ -129,7 +139,8 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
     for datatype in NUMPY:
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
-        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (4, 8), (1, 64), (4, 64), (4, 64)])
+        signed = [(1, 64), (4, 64), (4, 64)] if datatype in ("FP16", "BF16", "FP32", "FP64") else []
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
 
 
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
@@ -211,6 +222,7 @@ COUPLED = {
     "mean": lambda x: x - x.mean(0),
     "batch norm": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-9),
     "largest": lambda x: x + 0.1 * x.max(0),
+    "least": lambda x: x - x.min(0),
     "attention": lambda x: attended(x / (np.abs(x).max() + 1)),
     "attention behind a layer norm": lambda x: attended(normalised_rows(x) / 2),
     "which is largest": lambda x: x == x.max(0),

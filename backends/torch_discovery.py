@@ -29,6 +29,7 @@ _DATATYPES = {
     "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
 }  # fmt: skip
 
+_NAMES: Final = 3  # so many buffers are named, the rest are counted
 _DYNAMIC: Final = re.compile(r"quantized::\w*dynamic|quantized_(?:lstm|gru)|DynamicQuantized")  # of graphs, and of modules
 
 
@@ -65,6 +66,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     order = [name for name in names if name in examples[0]] or list(examples[0])
     others: dict[str, str] = {}
     run = _runner(by_name(call, order), order, others)
+    buffers = _buffers(call)
     for index, each in enumerate(examples, 1):
         arrays = normalised({name: _as_weights(call, each[name]) for name in order})
         try:
@@ -78,6 +80,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     else:
         named = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
         raise LoadFailed(f"{model}: it fails on the example ({named}): {failed}") from failed
+    found = _without_changed_buffers(found, call, buffers)
     if not others:
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
@@ -111,6 +114,29 @@ def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) 
             raise mapped(exc) from exc
 
     return run
+
+
+def _buffers(call: Callable[..., Any]) -> dict[str, Any]:
+    """Copies, by name; none of a compiled package."""
+    return {name: buffer.clone() for name, buffer in call.named_buffers()} if hasattr(call, "named_buffers") else {}
+
+
+def _without_changed_buffers(found: Found, call: Callable[..., Any], before: dict[str, Any]) -> Found:
+    """What was found, without batches if the runs that found it have changed a buffer. before: as of `_buffers`."""
+    changed = [name for name, buffer in _buffers(call).items() if name in before and not _equal(before[name], buffer)]
+    if not changed:
+        return found
+    more = f" and {len(changed) - _NAMES} more" if len(changed) > _NAMES else ""
+    note = (
+        f"its forward changes {', '.join(map(repr, changed[:_NAMES]))}{more}, so what it answers may depend on the requests "
+        "and the warm-up before, and each request runs alone; export it in eval mode, or with such state as inputs and outputs"
+    )
+    return replace(found, max_rows=1 if found.max_rows == 1 else 0, notes=(*found.notes, note))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Buffers, where NaN is as good as a number."""
+    return one.shape == other.shape and bool(one.isclose(other, rtol=0, atol=0, equal_nan=True).all())
 
 
 def _quantises(call: Callable[..., Any]) -> bool:
@@ -199,7 +225,10 @@ def _of_program(model: str, program: Any) -> Found:
             f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"
         )
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
-    return from_shapes(tuple(inputs), outputs, _runner(program.module(), [tensor.name for tensor in inputs], {}))
+    module = program.module()
+    buffers = _buffers(module)
+    found = from_shapes(tuple(inputs), outputs, _runner(module, [tensor.name for tensor in inputs], {}))
+    return _without_changed_buffers(found, module, buffers)
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

@@ -349,3 +349,34 @@ def test_rows_of_a_traced_file_that_change_each_other_are_seen(mixed: bool, leng
     assert found.inputs[0].shape == (3 if mixed else -1, 2)
     given = {"ids": example[0].numpy(), "lengths": example[1].numpy()}
     assert backends.read("torch", str(tmp_path / "m.pt"), example=given).max_rows == found.max_rows
+
+
+class Counted(torch.nn.Module):
+    """Changes what it answers by, or only what nothing looks at."""
+
+    def __init__(self, *, used: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.used = used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum()
+        return x + self.total if self.used else x + 1
+
+
+@pytest.mark.parametrize("form", ["traced", pytest.param("exported", marks=pytest.mark.slow), "factory"])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used: bool, tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    model, options = str(tmp_path / "m.pt"), {}
+    if form == "traced":
+        torch.jit.trace(Counted(used=used), (x,), check_trace=False).save(model)
+    elif form == "exported":
+        rows = torch.export.Dim("rows")
+        torch.export.save(torch.export.export(Counted(used=used), (x,), dynamic_shapes=({0: rows},)), model + "2")
+        model += "2"
+    else:
+        model, options = f"{__file__}:Counted", {"used": used}
+    found = torch_discovery.read(model=model, example=None if form == "exported" else {"x": x.numpy()}, factory_options=options)
+    assert (found.max_rows, found.notes[-1].partition(", so ")[0]) == (0, "its forward changes 'total'")

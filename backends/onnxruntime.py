@@ -123,7 +123,12 @@ def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
         with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(_DYNAMIC) >= 0
 
-    return from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
+    found = from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
+    given = [node.name for node in session.get_outputs()]
+    if not (again := sorted({name for name in given if given.count(name) > 1})):
+        return found
+    note = f"the file gives {', '.join(map(repr, again))} more than once, which is listed once"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _import() -> None:
@@ -181,14 +186,14 @@ def _why_not(path: Path, said: str) -> str:
 
 
 def _tensors(nodes: Any) -> tuple[TensorSpec, ...]:
-    """datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
+    """Each once, by its name. datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
     return tuple(
         TensorSpec(
             node.name,
             _DATATYPES.get(node.type, node.type),
             tuple(size if isinstance(size, int) else -1 for size in node.shape or ()),
         )
-        for node in nodes
+        for node in {node.name: node for node in nodes}.values()
     )
 
 

@@ -2,7 +2,7 @@
 
 Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name where
 they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's order, or
-a mapping by name comes back. Sessions share one module, which must not change in `forward`.
+a mapping or named tuple by name comes back. Sessions share one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set

@@ -21,7 +21,7 @@ from backends.discovery import Found, from_example, from_shapes, normalised
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import by_name, load_callable, parameters_of, unloadable
-from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
+from backends.torch_tensors import check_tensor, fields_of, mapped, to_array, to_tensor
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
@@ -184,7 +184,7 @@ def _named(results: Any) -> Tensors:
     if isinstance(results, Mapping):
         named = {str(name): result for name, result in results.items()}
     elif isinstance(results, tuple | list):
-        named = {f"output_{index}": result for index, result in enumerate(results)}
+        named = dict(zip(fields_of(results) or (f"output_{index}" for index in range(len(results))), results, strict=True))
     else:
         named = {"output": results}
     for name, result in named.items():
@@ -219,7 +219,7 @@ def _of_program(model: str, program: Any) -> Found:
     elif tree == 0:
         names = {0: "output"}
     elif isinstance(tree, tuple | list) and list(tree) == list(range(len(types))):
-        names = {index: f"output_{index}" for index in range(len(types))}
+        names = dict(enumerate(fields_of(tree) or (f"output_{index}" for index in range(len(types)))))
     else:
         raise LoadFailed(
             f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"

@@ -4,7 +4,7 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -64,6 +64,41 @@ def test_outputs_are_taken_by_name_where_the_module_names_them() -> None:
         backends.load("torch", {"model": f"{__file__}:halves"}, two).open_session(0).run({"x": np.ones((2, 3), np.float32)}, {})
     )
     assert (outputs["more"].tolist(), outputs["low"].shape) == ([3, 3], (2, 3))
+
+
+class SumAndProduct(NamedTuple):
+    sum: torch.Tensor
+    product: torch.Tensor
+
+
+class Both(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> SumAndProduct:
+        return SumAndProduct(x + y, x * y)
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+@pytest.mark.parametrize(
+    ("outputs", "found"),
+    [
+        (("sum", "product"), {"sum": 13, "product": 30}),
+        (("product", "sum"), {"sum": 13, "product": 30}),
+        (("output_0", "output_1"), {"output_0": 13, "output_1": 30}),
+        (("product",), {"product": 30}),
+    ],
+)
+def test_fields_of_a_named_tuple_are_taken_by_name_where_they_are_declared(
+    outputs: tuple[str, ...], found: dict[str, float], scripted: bool, tmp_path: Path
+) -> None:
+    model = f"{__file__}:Both"
+    if scripted:
+        model = str(tmp_path / "m.pt")
+        torch.jit.script(Both()).save(model)
+    example = {"x": np.full((1, 2), 3, np.float32), "y": np.full((1, 2), 10, np.float32)}
+    assert [tensor.name for tensor in backends.read("torch", model, example=example).outputs] == ["sum", "product"]
+    inputs = tuple(TensorSpec(name, "FP32", (-1, 2)) for name in "xy")
+    declared = spec(inputs, *(TensorSpec(name, "FP32", (-1, 2)) for name in outputs))
+    answer = backends.load("torch", {"model": model}, declared).open_session(0).run(example, {})
+    assert {name: array[0, 0] for name, array in answer.items()} == found
 
 
 def test_an_output_the_module_does_not_give_fails_the_batch() -> None:

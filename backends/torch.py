@@ -212,7 +212,7 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
             ) from reason
         raise LoadFailed(
             f"{path.absolute()}: {artifact.what} that PyTorch {torch.__version__} cannot load: copy it again, whole, or export "
-            f"it with this version ({_first_sentence(reason)})"
+            f"it with this version ({first_sentence(reason)})"
         ) from exc
 
 
@@ -235,7 +235,8 @@ def _kept_from_the_log(errors: list[BaseException]) -> Iterator[None]:
         log.removeFilter(kept)
 
 
-def _first_sentence(exc: BaseException) -> str:
+def first_sentence(exc: BaseException) -> str:
+    """Of what PyTorch says, which goes on with graphs and advice on itself."""
     said = str(exc).strip() or type(exc).__name__
     return said.splitlines()[0].partition(". ")[0][:200]
 

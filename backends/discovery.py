@@ -7,7 +7,7 @@ model.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -30,7 +30,7 @@ from backends.company import (
     tried,
     without_nan,
 )
-from backends.datatypes import datatype_of
+from backends.datatypes import datatype_of, normalised
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
@@ -201,15 +201,6 @@ def _other_content(array: np.ndarray) -> np.ndarray:
         longer = [text + (b" " if isinstance(text, bytes) else " ") + text for text in array.flat]
         return np.array(longer, object).reshape(array.shape)
     return array if array.dtype.kind == "b" else array * array.dtype.type(2)
-
-
-def normalised(arrays: Mapping[str, object]) -> Tensors:
-    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
-    found: Tensors = {}
-    for name, value in arrays.items():
-        array = np.asarray(value)
-        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
-    return found
 
 
 def _seen_with_rows(run: Run, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:

@@ -20,12 +20,12 @@ from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_shapes, outputs_of_ones
 from backends.onnx_file import of_unknown_rank, way_without, with_rows
 from backends.regular_file import ABSENT, special
 from backends.required import check_required
 
 if TYPE_CHECKING:
+    from backends.discovery import Found
     from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
 _DATATYPES = {
@@ -110,8 +110,10 @@ def without_cuda() -> str:
     return f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
 
 
-def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None) -> "Found":
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
+    from backends.discovery import from_shapes
+
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)
     inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
@@ -233,6 +235,8 @@ def _ranked(
     inputs = stated(inputs, declared.inputs)
     if declared.outputs or not (untold := [tensor.name for tensor in outputs if tensor.name in unknown]):
         return inputs, stated(outputs, declared.outputs)
+    from backends.discovery import outputs_of_ones
+
     session = OnnxRuntimeSession(
         ModelSpec("", inputs, outputs, 0), _open(model, 1, "cpu", False, optimised=False), only_cpu=True
     )

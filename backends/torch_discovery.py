@@ -16,8 +16,8 @@ import numpy as np
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, BackendError, ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
 from backends.company import Run, drawn, without_nan
-from backends.datatypes import NUMPY, datatype_of
-from backends.discovery import Found, from_example, from_shapes, normalised
+from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import by_name, load_callable, parameters_of, unloadable

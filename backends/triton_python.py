@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors
-from backends.discovery import normalised
+from backends.datatypes import normalised
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes

@@ -379,6 +379,21 @@ def test_an_onnx_file_with_time_in_front_runs_each_request_alone(tmp_path: Path)
     )
 
 
+def test_an_onnx_file_that_gives_a_tensor_twice_has_it_listed_once(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = onnx_graph(tmp_path / "twice.onnx", [("Neg", ["x"], ["y"])])
+    file = onnx.load(str(path))
+    file.graph.output.append(file.graph.output[0])
+    onnx.save(file, str(path))
+    found = guess(str(path))
+    assert [tensor["name"] for tensor in found.document["models"][0]["outputs"]] == ["y"]
+    assert found.notes == ("twice: the file gives 'y' more than once, which is listed once",)
+    (tmp_path / "gateway.yaml").write_text(written(found, tmp_path))
+    assert check(tmp_path / "gateway.yaml").faults == ()
+    with gateway.load(str(path)) as served:
+        assert served.predict({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[-1, -1]]
+
+
 def test_an_onnx_file_that_states_one_row_of_an_output_and_gives_more_is_served_in_batches(tmp_path: Path) -> None:
     helper = pytest.importorskip("onnx").helper
     path = tmp_path / "label.onnx"

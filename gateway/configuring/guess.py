@@ -19,8 +19,7 @@ import yaml
 import backends
 from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
 from backends.base import NO_OPTIONS, LoadFailed
-from backends.datatypes import NUMPY
-from backends.discovery import normalised
+from backends.datatypes import NUMPY, normalised
 from backends.near_file import near_file
 from backends.regular_file import absent, special
 from backends.source import is_source, load_object

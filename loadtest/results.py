@@ -332,7 +332,7 @@ class MachineReport:
 
 @dataclass(frozen=True, slots=True)
 class ServerSplit:
-    """Means per request over the whole run, from the server's statistics (v2 statistics extension).
+    """Means per request over the whole run, warm-up included, from the server's statistics (v2 statistics extension).
 
     overhead_ms: the client's mean service time less queue and compute: network, parsing, the server's edges.
     rows_per_execution: mean batch the server formed.

@@ -99,6 +99,15 @@ def test_every_command_says_as_much_and_in_the_format_that_is_asked_for(program:
 
 
 @both
+def test_a_path_of_a_variable_that_is_not_set_is_no_folder(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+    command = {"loadtest": ["recommend", "spec.yaml", "--out", ""], "gateway": ["package", "model", "--out", ""]}[program.name]
+    with pytest.raises(SystemExit) as ended:
+        program.parser().parse_args(command)
+    assert ended.value.code == 2
+    assert "argument --out: '': expected a path" in capsys.readouterr().err
+
+
+@both
 def test_the_exit_codes_stand_in_the_help_and_in_the_document(program: Program) -> None:
     told = program.parser().format_help()
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / program.table).read_text(), re.MULTILINE)

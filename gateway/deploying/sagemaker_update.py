@@ -4,6 +4,7 @@ The alarms are there before the traffic is shifted; SageMaker goes back to the o
 What an endpoint is scaled by is taken off meanwhile, as AWS's guide asks for, and put back at the end, however it ends.
 """
 
+import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -170,12 +171,19 @@ def _scaled_so(hosting: Hosting, scale: StandingScale) -> bool:
 
 
 def _kept(scale: StandingScale, policies: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
-    """policies: those of it that are kept. Put anew, each has another ARN, and its alarms would name the former."""
+    """policies: those of it that are kept. Put anew, each has another ARN, and its alarms would name the former.
+
+    Of one that is refused there is none: its alarms do not set it off any more.
+    """
     asking = "application-autoscaling"
     answered = {}
     for policy in policies:
-        put = Call(asking, "put_scaling_policy", {**policy}, "Scale it again by what it was", label=policy["PolicyName"])
-        if former := scale.arns.get(policy["PolicyName"]):
+        name = policy["PolicyName"]
+        former = scale.arns.get(name, "")
+        users = [alarm["AlarmName"] for alarm in scale.alarms if any(former in alarm.get(key, ()) for key in _ACTIONS)]
+        why = f"Scale it again by its policy {name}" + f", as the alarm {' and '.join(users)} asks for" * bool(users)
+        put = Call(asking, "put_scaling_policy", {**policy}, why, alone=True, label=name)
+        if former:
             answered[former] = Answered(put.named, ("PolicyARN",))
         yield put
     for alarm in scale.alarms:
@@ -183,10 +191,16 @@ def _kept(scale: StandingScale, policies: Iterable[Mapping[str, Any]]) -> Iterat
         asked = {**alarm, **actions}
         if asked != alarm:
             why = f"Have the alarm {alarm['AlarmName']} set off what it did"
-            yield Call("cloudwatch", "put_metric_alarm", asked, why, alone=True)
+            yield Call("cloudwatch", "put_metric_alarm", asked, why, as_of=_what_is_there, alone=True)
     for action in scale.scheduled:
         why = f"Put back the scheduled action {action['ScheduledActionName']}"
         yield Call(asking, "put_scheduled_action", {**action}, why, as_of=to_come, alone=True)
+
+
+def _what_is_there(alarm: Mapping[str, Any], now: datetime.datetime) -> Mapping[str, Any]:
+    """The alarm without actions whose policy was refused."""
+    actions = {key: [each for each in alarm[key] if each is not None] for key in _ACTIONS if key in alarm}
+    return {**alarm, **actions}
 
 
 def _suspended(scale: StandingScale) -> dict[str, Any]:

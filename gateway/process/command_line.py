@@ -72,6 +72,14 @@ def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
         for action in command._actions:
             if action.type is Path:
                 completed_by_files(action)
+                action.type = _path
+
+
+def _path(text: str) -> Path:
+    """Raises: argparse.ArgumentTypeError, for what would name the folder that one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError("'': expected a path: a variable that is not set may stand there")
+    return Path(text)
 
 
 def speech(arguments: argparse.Namespace) -> Speech:

@@ -41,10 +41,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
+    from loadtest.load.signing import check_region
     from loadtest.prices.catalogue import load_catalogue
     from loadtest.prices.live_prices import CACHE, current_catalogue, fetch, write_cache
     from loadtest.reports.consoles import results
 
+    check_region("--region", arguments.region)
     now = datetime.datetime.now(datetime.UTC)
     console = results(hidden=arguments.json)
     cache = arguments.cache or CACHE

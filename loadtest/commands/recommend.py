@@ -169,7 +169,7 @@ def _removed(launcher: "Launcher") -> str:
 
 def _read(arguments: argparse.Namespace, shown: Credentials) -> "tuple[SearchSpec, Catalogue]":
     from gateway.instances.facts import BUNDLED
-    from loadtest.lab.recommender import price_by_metadata
+    from loadtest.lab.launchers.url import price_by_metadata
     from loadtest.prices.catalogue import load_catalogue
     from loadtest.prices.live_prices import current_catalogue
     from loadtest.question.spec import limited, read_search_spec

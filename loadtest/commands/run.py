@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from loadtest.measuring.progress import Progress
 
 DEFAULT_USERS: Final = 10  # as wrk's connections: where nothing says how much to send
+_OPTIONS: Final = {"payloads": "payload"}  # where a field's is another name
 _NO_COLUMNS: Final = ("errors", "latency_counts")  # of a block: no single values
 
 
@@ -119,6 +120,10 @@ def _asked(args: argparse.Namespace) -> LoadSpec:
         for name in LoadSpec.__dataclass_fields__
         if name not in ("slo", "headers") and getattr(args, name, None) is not None
     }
+    for name, value in given.items():  # a label of nothing is none; what would be the target is told with what it takes
+        if name not in ("label", "target") and (value == "" or (isinstance(value, list) and "" in value)):
+            option = _OPTIONS.get(name, name.replace("_", "-"))
+            raise UsageError(f"--{option} '': expected a value: a variable that is not set may stand there")
     for name in ("payloads", "values"):
         if name in given:
             given[name] = tuple(given[name])

@@ -51,7 +51,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.reports.consoles import results as output
 
     slo = SloSpec.parse(args.slo)
-    rates = _parse_rates(args.rates) if args.rates else _RATES
+    rates = _RATES if args.rates is None else _parse_rates(args.rates)
     console = output(hidden=args.json)
     enough = True
     told = []

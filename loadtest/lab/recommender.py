@@ -17,25 +17,25 @@ import psutil
 from backends.base import Tensors
 from gateway.config import Batching, parse_config
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
-from loadtest.errors import LoadtestError
+from loadtest.errors import Interrupted, LoadtestError
 from loadtest.lab.answers import compared, spread
 from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJob
 from loadtest.lab.here import Here, Measure
-from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway
-from loadtest.lab.launchers.url import instance_type_of
+from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway, Unaffordable
 from loadtest.lab.profiling import ProfileFailed, slowdown
 from loadtest.lab.runs_folder import keep
 from loadtest.lab.up import UpCandidates
 from loadtest.load.payloads import distinct, length_of, read_requests
 from loadtest.measuring.progress import Progress
 from loadtest.measuring.reference import ReferenceKernel
-from loadtest.prices.catalogue import Catalogue
-from loadtest.question.candidates import CandidateSetup, priced
+from loadtest.question.candidates import CandidateSetup
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import (
+    CUT_OFF,
     EXPECTED,
     NOT_STARTED,
+    UNREACHED,
     Agree,
     Agreed,
     Event,
@@ -87,27 +87,6 @@ def question_of(spec: SearchSpec, *, paid: bool, parallel: int = 1, start_s: flo
         start_s=start_s if paid else 0.0,
         longest_ms=spec.slo.longest_ms or 0.0,
     )
-
-
-async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Credentials = NOTHING_SHOWN) -> SearchSpec:
-    """Ask running servers without a stated instance type for it, so that every candidate has a price.
-
-    Raises: TargetError, UsageError.
-    """
-    candidates = []
-    names: dict[str, str] = {}  # that change, as they begin with the instance type
-    for candidate in spec.candidates:
-        if candidate.price is None and candidate.url:
-            known = priced(candidate, await instance_type_of(candidate.url, shown), catalogue, spec.basis)
-            names[candidate.name] = known.name
-            candidate = known
-        candidates.append(candidate)
-    test = spec.agreement_test
-    if test is not None:
-        reference = names.get(test.reference, test.reference)
-        stand_ins = tuple(names.get(name, name) for name in test.stand_ins)
-        test = replace(test, reference=reference, stand_ins=stand_ins)
-    return replace(spec, candidates=tuple(candidates), agreement_test=test)
 
 
 class Lab:
@@ -199,6 +178,8 @@ class Lab:
         except (StartFailed, TakenAway, TimeoutError) as exc:
             event = self._failed(experiment, exc)
         event = replace(event, seconds=time.monotonic() - began_s)
+        if isinstance(event, Profiled | Measured) and event.failure.startswith(CUT_OFF) and candidate not in self._up:
+            event = replace(event, start_s=event.seconds)
         result = self._results.pop(experiment.entrant, None)
         if isinstance(event, Measured) and self._runs is not None:
             keep(self._runs, self._count, result)  # numbered as runs end: several may be under way
@@ -206,16 +187,18 @@ class Lab:
         return event
 
     def _failed(self, experiment: Agree | Profile | Load, exc: Exception) -> Event:
-        """What to say of an experiment that came to no end. Whose machine was taken back may be started again."""
+        """What to say of an experiment that came to no end. Whose machine was taken back may be started again, and whom the
+        budget's end cut off when there is more of it.
+        """
         times = self._taken_back[experiment.entrant]
         if isinstance(exc, TakenAway) and times < MOST_TAKEN_BACK:
             return TakenBack(experiment.entrant, str(exc))
         if isinstance(exc, TakenAway):
             failure = f"{exc}; so it was {times} times before"
         elif isinstance(exc, StartFailed):
-            failure = f"{NOT_STARTED}: {exc}"
+            failure = f"{NOT_STARTED}: {exc}" + f": {UNREACHED}" * isinstance(exc, Unaffordable)
         else:
-            failure = f"did not answer before {'the money' if self._payable_s() <= 0 else 'the budget'} ended"
+            failure = f"{CUT_OFF} {'money' if self._payable_s() <= 0 else 'time'} ended: {UNREACHED}"
         if isinstance(experiment, Agree):
             return Agreed(experiment.entrant, failure=failure)
         if isinstance(experiment, Profile):
@@ -339,10 +322,10 @@ class Lab:
                     return "", await self._generating.answers(AnswersJob(self._run_spec(running), files, seconds))
                 finally:
                     await running.look()
+        except (TakenAway, Unaffordable, GeneratorLost):
+            raise
         except StartFailed as exc:
             return f"{NOT_STARTED}: {exc}", []
-        except (TakenAway, GeneratorLost):
-            raise
         except LoadtestError as exc:
             return (running.failure() if running else "") or str(exc), []
 
@@ -407,6 +390,8 @@ class Lab:
         except GeneratorLost:
             raise
         except LoadtestError as exc:
+            if isinstance(exc, Interrupted) and not running.failure():
+                raise TimeoutError from exc  # as nothing was sent before the budget's end
             failure = running.failure() or str(exc)
             return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
         finally:

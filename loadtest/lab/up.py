@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from loadtest.lab.launchers.launcher import GENERATOR, Launcher, Quota, RunningCandidate, StartFailed
+from loadtest.lab.launchers.launcher import GENERATOR, Launcher, Quota, RunningCandidate, Unaffordable
 from loadtest.question.candidates import CandidateSetup
 from loadtest.wording import usd
 
@@ -35,6 +35,9 @@ class UpCandidates:
 
     def __repr__(self) -> str:
         return f"<UpCandidates {', '.join(self._up) or 'none'}>"
+
+    def __contains__(self, candidate: CandidateSetup) -> bool:
+        return candidate.name in self._up
 
     @asynccontextmanager
     async def held(self, candidate: CandidateSetup) -> AsyncIterator[RunningCandidate]:
@@ -101,7 +104,7 @@ class UpCandidates:
         also = candidate.usd_per_hour if purse.runs(GENERATOR) else per_hour  # the purse counts what runs
         if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=also) < wanted_s:
             left = usd(max(0.0, (purse.max_usd or 0.0) - self._spent_usd - purse.usd))
-            raise StartFailed(f"its start could exceed --max-usd: {left} is left, at {usd(per_hour)}/h")
+            raise Unaffordable(f"its start could exceed --max-usd: {left} is left, at {usd(per_hour)}/h")
 
     async def _stop_idle(self) -> None:
         if not self._launcher.paid:

@@ -5,6 +5,7 @@ they are sent.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ class AwsKeys:
             from botocore.session import Session
         except ImportError as exc:
             raise LoadtestError("requests to AWS need botocore: pip install 'serving-gateway[aws]'") from exc
+        logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found them
         try:
             source = Session().get_credentials()
             if source is not None:

@@ -8,6 +8,7 @@ Synthetic values: floats are standard normal; integers are 1 to 99 (valid token 
 input's name has "mask" and 0 where it has "type"; BYTES are short words. `--values NAME=LOW:HIGH` overrides.
 """
 
+import codecs
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -254,11 +255,13 @@ def from_files(spec: LoadSpec, address: Address, model: str) -> list[bytes]:
 
 
 def _as_written(body: bytes, extras: Extras) -> bytes:
-    """A v2 request as its file has it, but for what is not sent: the answer that is expected, and fields that are null."""
+    """A v2 request as its file has it, but for what is not sent: the answer that is expected, fields that are null, and a byte
+    order mark, which JSON must not have (RFC 8259, 8.1).
+    """
     document = parsed(body)
     inputs = [{**{name: each[name] for name in OF_TENSORS}, **extras.of_inputs[each["name"]]} for each in document["inputs"]]
     told = {**extras.fields, "inputs": inputs}
-    return body if told == document else json.dumps(told).encode()
+    return body.removeprefix(codecs.BOM_UTF8) if told == document else json.dumps(told).encode()
 
 
 def read_requests(names: Iterable[str]) -> list[Request]:

@@ -173,10 +173,15 @@ def _template(request: _Parsed, token: str) -> _Template:
     )
 
 
+def check_region(option: str, region: str) -> None:
+    """Raises: UsageError, if it is none of AWS's, by its form."""
+    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", region):
+        raise UsageError(f"{option} {region!r}: expected a region of AWS, such as us-east-1")
+
+
 def check_signed(spec: LoadSpec) -> None:
     """Raises: UsageError, if what it describes cannot be signed for an endpoint of SageMaker."""
-    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", spec.sigv4):
-        raise UsageError(f"--sigv4 {spec.sigv4!r}: expected a region of AWS, such as us-east-1")
+    check_region("--sigv4", spec.sigv4)
     if spec.protocol != "invocations" or not spec.target.startswith("https://"):
         where = f"https://runtime.sagemaker.{spec.sigv4}.amazonaws.com/endpoints/NAME/invocations"
         raise UsageError(f"--sigv4: {spec.target!r} by {spec.protocol}: expected {where} by --protocol invocations")

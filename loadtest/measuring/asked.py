@@ -1,5 +1,6 @@
 """What a run is asked: refused before anything is sent, if it makes no sense or nothing would come of it."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -11,6 +12,7 @@ from loadtest.measuring import connections
 from loadtest.results import LoadSpec
 
 _FRAMING: Final = ("content-length", "transfer-encoding")
+_TOKEN: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
 _LENGTH: Final = LoadSpec.__dataclass_fields__["length"].default
 
 
@@ -31,6 +33,8 @@ def check(spec: LoadSpec) -> None:
     for name, text in spec.headers:
         if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
             raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
+        if not _TOKEN.fullmatch(name):
+            raise UsageError(f"--header {name!r}: expected a name of letters, digits and !#$%&'*+-.^_`|~")
         if name.lower() in _FRAMING:
             raise UsageError(f"--header {name!r}: it says how long a request is, which is known: leave it out")
     repeated = [name for name, count in Counter(name.lower() for name, _ in spec.headers).items() if count > 1]

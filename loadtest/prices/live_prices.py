@@ -5,6 +5,7 @@ The only file that imports boto3 for prices, and only when prices are refreshed.
 
 import datetime
 import json
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ def fetch(instance_types: Iterable[str], region: str, now: datetime.datetime) ->
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as exc:
         raise PricesUnavailable("live prices need boto3: pip install 'serving-gateway[aws]'") from exc
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials
     bounded = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 3})
     found: list[LivePrice] = []
     missing: list[str] = []

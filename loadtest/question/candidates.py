@@ -63,7 +63,7 @@ class CandidateSetup:
 
     @property
     def usd_per_hour(self) -> float:
-        assert self.price is not None  # priced before the search begins: recommender.price_by_metadata
+        assert self.price is not None  # priced before the search begins: launchers.url.price_by_metadata
         return self.price.usd_per_hour
 
     @property

@@ -156,7 +156,14 @@ def build(
         left_usd = math.inf if question.max_usd is None else question.max_usd - outcome.usd
         more_usd = outcome.needed_usd if outcome.needed_usd > left_usd else 0.0
         max_usd = spec.budget.usd if paid else None
-        words, command = headline.needed(found, outcome.needed_seconds, asked_with, more_usd=more_usd, max_usd=max_usd)
+        words, command = headline.needed(
+            found,
+            outcome.needed_seconds,
+            asked_with,
+            at_least=outcome.needed_at_least,
+            more_usd=more_usd,
+            max_usd=max_usd,
+        )
         found = replace(found, needed=words, command=command)
     return replace(found, answer=headline.answer(found))
 

@@ -98,11 +98,17 @@ def _unreached(found: Recommendation) -> bool:
 
 
 def needed(
-    found: Recommendation, seconds: float | None, options: Sequence[str], *, more_usd: float = 0.0, max_usd: float | None = None
+    found: Recommendation,
+    seconds: float | None,
+    options: Sequence[str],
+    *,
+    at_least: bool = False,
+    more_usd: float = 0.0,
+    max_usd: float | None = None,
 ) -> tuple[str, str]:
     """What a proof would take, and the command for it. seconds: of budget on top; None: cannot be told. options: of the
-    command, beside its budget. more_usd: of money on top, where what is left does not do. max_usd: what one command may spend;
-    None: nothing is paid for.
+    command, beside its budget. at_least: it may take more. more_usd: of money on top, where what is left does not do. max_usd:
+    what one command may spend; None: nothing is paid for.
     """
     piped = found.source == STANDARD_INPUT_NAME
     command = shlex.join(("loadtest", "recommend", STANDARD_INPUT if piped else found.source, *options))
@@ -112,7 +118,8 @@ def needed(
     if seconds is None:
         enough = f"{minutes(found.seconds_budget)} of measuring did not suffice" + f"; with {again}" * piped
         return enough, f"{command} --budget-minutes {min(2 * found.seconds_budget / 60, MOST_MINUTES):g}{money}"
-    more = f"needs about {minutes(seconds, 'more ')}" + f" and {usd(more_usd)}" * bool(more_usd) + f", and {again}" * piped
+    about = "at least" if at_least else "about"
+    more = f"needs {about} {minutes(seconds, 'more ')}" + f" and {usd(more_usd)}" * bool(more_usd) + f", and {again}" * piped
     resume = " --resume" if found.seconds_spent else ""  # else there is nothing to go on from
     return more, f"{command}{resume} --budget-minutes {min(max(1, math.ceil(seconds / 60)), MOST_MINUTES)}{money}"
 

@@ -114,7 +114,7 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
         ("Rate over time", good, draw(Chart(time, Axis("per second"), rates))),
         (
             "Where the time goes",
-            "Means per request, from the server's own statistics.",
+            f"Means per request, from the server's own statistics{', warm-up included' * bool(result.warmup_requests)}.",
             stacked_bars(bars, ("queue", "compute", "overhead"), "ms"),
         ),
     ]

@@ -12,6 +12,7 @@ from loadtest.search.events import (
     Agreed,
     Entrant,
     Entry,
+    Event,
     Measured,
     Paid,
     Predicted,
@@ -19,6 +20,7 @@ from loadtest.search.events import (
     Question,
     Spent,
     TakenBack,
+    cut_off,
 )
 from loadtest.search.standing import Standing
 
@@ -46,14 +48,21 @@ class Knowledge:
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
         self._up: dict[str, None] = {}  # the entrants that run, the last one that was asked for behind
+        self._ended: set[str] = set()  # entrants of whom no more is asked, as the end of time or money cut them off
         for event in events:
-            self.take(event)
+            if isinstance(event, Paid) or not cut_off(event):
+                self.take(event)
+            else:  # there may be more of either now
+                self._pay(event)
         self._up.clear()
 
     def take(self, event: Entry) -> None:
         """Add an event to what is known."""
-        self.spent.add(event)
+        self._pay(event)
         if isinstance(event, Paid):
+            return
+        if cut_off(event):
+            self._end(event)
             return
         if isinstance(event, TakenBack):
             self.taken_back[event.entrant] += 1
@@ -83,6 +92,21 @@ class Knowledge:
         self._started(standing.entrant, event)
         if event.failure and event.purpose in SEARCHING:
             standing.out = event.failure
+
+    def _pay(self, event: Entry) -> None:
+        self.spent.add(event)
+        if isinstance(event, Profiled | Measured) and cut_off(event):
+            self.start_s = max(self.start_s, event.start_s)  # it takes longer
+
+    def _end(self, event: Event) -> None:
+        if isinstance(event, Profiled):
+            for standing in self.standings.values():
+                if standing.entrant.group == event.group:
+                    standing.out = standing.out or event.failure
+            return
+        if isinstance(event, Agreed):
+            self.agreed[event.entrant] = event
+        self._ended.add(event.entrant)
 
     def _started(self, entrant: Entrant, event: Profiled | Measured) -> None:
         self._is_up(entrant.name, not event.failure)
@@ -160,13 +184,19 @@ class Knowledge:
         """The same, had there been so much in all."""
         other = copy.copy(self)
         other.question = replace(self.question, seconds=seconds, max_usd=max_usd)
+        other._ended = set()
         return other
 
     def left_seconds(self) -> float:
         return max(0.0, self.question.seconds - self.spent.seconds)
 
     def payable_seconds(self, entrant: Entrant, *, besides_usd_per_hour: float = 0.0) -> float:
-        """For so long the rest of the money pays; infinite, if none is spent. besides: what runs at the same time."""
+        """For so long the rest of the money pays; infinite, if none is spent. besides: what runs at the same time.
+
+        0 of whom the end of time or money cut off: it would again.
+        """
+        if entrant.name in self._ended:
+            return 0.0
         if self.question.max_usd is None:
             return math.inf
         per_hour = entrant.usd_per_hour + besides_usd_per_hour + self.question.beside_usd_per_hour

@@ -169,7 +169,7 @@ class SearchOutcome:
 
     floor: if nobody meets the SLO, the best that could be had, at hardly any load.
     needed_seconds: how much more budget should prove a rate; None if one is proven, or nobody is near. needed_usd: what that
-    costs of machines that are paid for.
+    costs of machines that are paid for. needed_at_least: it is of one of whom nothing is known, at the rate that takes least.
     reference: whom agreement was measured with: the question's, or the one that stood in for it; "" if nothing was compared.
     hoped: a fleet for the target rate that would cost less than the proven one, at rates that time or money did not suffice to
     prove; None if there is none.
@@ -188,6 +188,7 @@ class SearchOutcome:
     notes: tuple[str, ...]
     needed_seconds: float | None = None
     needed_usd: float = 0.0
+    needed_at_least: bool = False
     reference: str = ""
     hoped: Fleet | None = None
     lacking: tuple[str, ...] = ()

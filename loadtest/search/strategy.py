@@ -10,6 +10,7 @@ Agreement with the reference -> profile t(n, k) per group -> predict each candid
 
 import math
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
 from loadtest.search.events import (
@@ -27,6 +28,7 @@ from loadtest.search.events import (
     Question,
     TakenBack,
     Volley,
+    cut_off,
 )
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
@@ -171,11 +173,16 @@ class _Search:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not known.affords(LEAST_SECONDS, entrant):
                 half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
-                lacks = half if spent else self._too_little(LEAST_SECONDS, "a comparison of the answers of")
-                self._unreached.setdefault(lacks, []).append(entrant.name)
+                if spent:
+                    self._unreached.setdefault(half, []).append(entrant.name)
+                else:
+                    self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
             yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
-        return known.agreed[entrant.name]
+        agreed = known.agreed[entrant.name]
+        if cut_off(agreed):
+            self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
+        return agreed
 
     def _profile(self) -> Steps:
         known = self._known
@@ -200,13 +207,16 @@ class _Search:
                 elif together:
                     continue  # the money may do for it alone
                 else:
-                    lacks = self._too_little(seconds + known.start_s, "a profile of")
-                    self._unreached.setdefault(lacks, []).extend(standing.entrant.name for standing in members)
+                    self._lack(seconds + known.start_s, "a profile of", [standing.entrant.name for standing in members])
                     for standing in members:
                         standing.out = UNREACHED
                 del left[group]
             if together:
                 yield from self._ask_all(together)
+            for profile in together:
+                if profile.group not in known.profiles:  # its end came before
+                    names = [standing.entrant.name for standing in groups[profile.group]]
+                    self._lack(seconds + known.start_s, "a profile of", names)
 
     def _predict(self) -> Steps:
         for standing in self._known.contenders:
@@ -263,10 +273,12 @@ class _Search:
 
     # What it comes to.
 
-    def _too_little(self, seconds: float, for_what: str) -> str:
-        if seconds > self._known.left_seconds():
-            return f"that is too short for {for_what}"
-        return f"{self._money_short()} {for_what}"
+    def _lack(self, seconds: float, for_what: str, names: Sequence[str]) -> None:
+        """Time or money is too little for so many seconds."""
+        short = seconds > self._known.left_seconds()
+        lacks = f"that is too short for {for_what}" if short else f"{self._money_short()} {for_what}"
+        unreached = self._unreached.setdefault(lacks, [])
+        unreached += [name for name in names if name not in unreached]
 
     def _what_lacks(self) -> tuple[str, ...]:
         """As in SearchOutcome; when all loads are done but the check of the winner."""
@@ -289,7 +301,7 @@ class _Search:
         ranked = known.ranked()
         winner = ranked[0] if ranked else None
         verified = self._verified(winner) if winner else None
-        needed = self._needed(winner)
+        needed, at_least = self._needed(winner)
         hoped = hoped_fleet(known)
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
@@ -308,6 +320,7 @@ class _Search:
             notes=tuple(self._notes),
             needed_seconds=self._needed_seconds(needed),
             needed_usd=sum((each.usd_per_hour + self._question.beside_usd_per_hour) * s / 3600 for each, s in needed),
+            needed_at_least=at_least,
             reference=self._reference,
             hoped=hoped[0] if hoped else None,
             lacking=self._lacking,
@@ -331,13 +344,14 @@ class _Search:
             return f"its fleet for {rate(target_rps)} is predicted to cost {dearer:.3g} times the best one's"
         return "the budget ended before it was tried"
 
-    def _needed(self, winner: Standing | None) -> list[tuple[Entrant, float]]:
+    def _needed(self, winner: Standing | None) -> tuple[list[tuple[Entrant, float]], bool]:
         """What a proof takes: who is to be up, and for how long, starts included. First the profiles that the budget did not
-        reach, then a proof and the check behind it. Empty if there is none to be had.
+        reach, then a proof and the check behind it. Empty if there is none to be had. And whether the proof is of one of whom
+        nothing is known.
         """
         known = self._known
         if winner is not None and winner.peak_rps and known.is_carried(known.contenders):
-            return []
+            return [], False
         by_sessions = sorted((s.entrant for s in known.standings.values() if s.unreached), key=lambda each: each.sessions)
         unreached = {entrant.group: entrant for entrant in by_sessions}.values()
         unproven = [s for s in known.contenders if not s.peak_rps and hoped_rps(known, s)]
@@ -346,17 +360,25 @@ class _Search:
         if nearest is not None:
             provable.append((nearest.entrant, SURE * nearest.estimated_rps))
         if not provable:
-            return []
-        profile_s = known.start_s + profile_seconds(self._question, max(1, len(unreached)))
+            return [], False
         proven, rps = min(provable, key=lambda each: (known.decisive_seconds(each[1]), each[0].usd_per_hour))
-        proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(self._question))
-        return [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]
+        groups = len({entrant.group for entrant in (*unreached, *(s.entrant for s in known.contenders))})
+        question = self._question
+        while True:  # profiles and the check are the longer, the larger the budget: with what is needed
+            profile_s = known.start_s + profile_seconds(question, groups)
+            proof_s = PROOF * known.decisive_seconds(rps) + 2 * (known.start_s + verify_seconds(question))
+            needed = [*((entrant, profile_s) for entrant in unreached), (proven, proof_s)]
+            seconds = known.spent.seconds + (self._needed_seconds(needed) or 0.0)
+            if seconds < question.seconds + 1:
+                return needed, proven in unreached
+            question = replace(question, seconds=seconds)
 
     def _needed_seconds(self, needed: Sequence[tuple[Entrant, float]]) -> float | None:
         """As in SearchOutcome. Where answers are left to compare, it has time that costs nothing: nobody new is compared in the
         last part of a budget.
         """
         known = self._known
-        compares = any(s.unreached and s.out != UNREACHED for s in known.standings.values())
+        agreements = (standing.agreement for standing in known.standings.values() if standing.unreached)
+        compares = any(agreed is not None and agreed.failure.endswith(UNREACHED) for agreed in agreements)
         least_s = (1 / AGREE_MOST - 1) * known.spent.seconds if needed and compares else 0.0
         return max(least_s, sum(seconds for _, seconds in needed)) or None

@@ -6,8 +6,8 @@ and its estimate is beyond the tolerance; the intervals together hold at 95 % (B
 
 A queue that drains slowly carries over from block to block, and with it what chance did to one of the runs: near the knee two
 equal servers differ for seconds. So the error of a mean allows for what neighbouring blocks share (`statistics.mean_error`).
-Not that of the rate of a closed loop, where no more wait than there are users: there one outage, however long, would be one
-event, and tell nothing.
+Not that of the rate of a closed loop, where no more wait than there are users, nor that of the share that succeeded: failures
+do not queue. There one outage, however long, would be one event, and tell nothing. One that slows is told by the SLO's verdict.
 """
 
 import math
@@ -23,15 +23,17 @@ from scipy import special
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import range_of, values_of
 from loadtest.results import Block, LoadSpec, RunResult
-from loadtest.verdict.statistics import mean_error
+from loadtest.verdict.statistics import event_error, independent_error, mean_error
 
 Change = Literal["regression", "improvement", "same", "undecided"]
 
 CONFIDENCE: Final = 0.95
-SHARES: Final = ("attainment", "succeeded")  # metrics that are shares
+_SUCCEEDED: Final = "succeeded"
+SHARES: Final = ("attainment", _SUCCEEDED)  # metrics that are shares
 _ANSWERED: Final = "answered (1/s)"
 _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
+_ERRORS: Final = {_SUCCEEDED: event_error, _ANSWERED: independent_error}  # of a metric's mean, where not `mean_error`
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
 
 
@@ -54,13 +56,14 @@ class ComparedMetric:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """paired: block by block. notes: what to keep in mind."""
+    """paired: block by block. notes: what to keep in mind. lost_slo: why an SLO is a regression by itself, or ""."""
 
     verdict: Change
     paired: bool
     blocks: int
     metrics: tuple[ComparedMetric, ...]
     notes: tuple[str, ...]
+    lost_slo: str = ""
 
 
 def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_tolerance: float = 0.005) -> Comparison:
@@ -95,15 +98,15 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
         attained = base.attainment.estimate, new.attainment.estimate
         compared.append(_Compared("attainment", *attained, _share_met, more_is_better=True, tolerance=share_tolerance))
     shares = _succeeded(base), _succeeded(new)
-    compared.append(_Compared("succeeded", *shares, _share_succeeded, more_is_better=True, tolerance=share_tolerance))
+    compared.append(_Compared(_SUCCEEDED, *shares, _share_succeeded, more_is_better=True, tolerance=share_tolerance))
     if closed:
         rates = base.succeeded_rps, new.succeeded_rps
         compared.append(_Compared(_ANSWERED, *rates, _answered, more_is_better=True, tolerance=tolerance))
     confidence = 1 - (1 - CONFIDENCE) / len(compared)
     metrics = tuple(_metric(each, before, after, paired=paired, confidence=confidence) for each in compared)
-    return Comparison(
-        _overall(base, new, metrics), paired, min(len(before), len(after)), metrics, _notes(base, new, paired=paired)
-    )
+    lost_slo = _turned(base, new) if _slo_is_lost(base, new) else ""
+    verdict, notes = _overall(base, new, metrics), _notes(base, new, paired=paired)
+    return Comparison(verdict, paired, min(len(before), len(after)), metrics, notes, lost_slo)
 
 
 def _meant(spec: LoadSpec, name: str) -> object:
@@ -171,10 +174,10 @@ def _metric(
         return unknown
     was, old_rest = _ratio(first)
     now_is, new_rest = _ratio(second)
+    error_of = _ERRORS.get(name, mean_error)
     if paired:
-        error, freedom = mean_error(new_rest - old_rest)
+        error, freedom = error_of(new_rest - old_rest)
     else:
-        error_of = _independent_error if name == _ANSWERED else mean_error
         errors = error_of(old_rest), error_of(new_rest)
         error, freedom = math.hypot(errors[0][0], errors[1][0]), _welch(*errors)
     reach = float(special.stdtrit(freedom, 1 - (1 - confidence) / 2)) * error
@@ -198,11 +201,6 @@ def _ratio(values: Sequence[tuple[float, float]]) -> tuple[float, np.ndarray]:
     return ratio, (above - ratio * below) / below.mean()
 
 
-def _independent_error(series: np.ndarray) -> tuple[float, float]:
-    """As `mean_error`, of what does not carry over from block to block."""
-    return float(series.std(ddof=1)) / math.sqrt(len(series)), len(series) - 1
-
-
 def _welch(*errors: tuple[float, float]) -> float:
     """The degrees of freedom of a difference. errors: (standard error, degrees of freedom) of both means."""
     total = sum(error**2 for error, _ in errors)
@@ -220,11 +218,21 @@ def _decide(change: float, lower: float, upper: float, tolerance: float, more_is
 
 def _overall(base: RunResult, new: RunResult, metrics: Sequence[ComparedMetric]) -> Change:
     verdicts = {metric.verdict for metric in metrics}
-    if "regression" in verdicts or (base.verdict == "pass" and new.verdict == "fail"):
+    if "regression" in verdicts or _slo_is_lost(base, new):
         return "regression"
     if "improvement" in verdicts or (base.verdict == "fail" and new.verdict == "pass"):
         return "improvement"
     return "undecided" if "undecided" in verdicts else "same"
+
+
+def _slo_is_lost(base: RunResult, new: RunResult) -> bool:
+    """Whether it fails now, and did not before: it passed, or held in the sample.
+
+    A server that misses an objective by a little fails in some runs and is undecided in others. That one of those held it in
+    the sample and the next fails happens in less than 5 % of pairs: P(Z < -d) * P(Z < d - 1.645) is at most 0.042.
+    """
+    held = base.verdict == "undecided" and all(objective.overrun <= 1 for objective in base.objectives)
+    return new.verdict == "fail" and (base.verdict == "pass" or held)
 
 
 def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
@@ -236,8 +244,12 @@ def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
         if old != now:
             notes.append(f"{name} differs: {_told(old)} and {_told(now)}")
     if base.verdict != new.verdict:
-        notes.append(f"the SLO's verdict was {base.verdict} and is {new.verdict}")
+        notes.append(_turned(base, new))
     return tuple(notes)
+
+
+def _turned(base: RunResult, new: RunResult) -> str:
+    return f"the SLO's verdict was {base.verdict} and is {new.verdict}"
 
 
 def _told(value: object) -> str:
@@ -286,10 +298,11 @@ def cells(metric: ComparedMetric) -> tuple[str, ...]:
 
 
 def junit(comparison: Comparison) -> str:
-    """One test case per metric: a regression fails, an undecided one is skipped."""
-    failures = sum(metric.verdict == "regression" for metric in comparison.metrics)
+    """One test case per metric: a regression fails, an undecided one is skipped. One more fails where the SLO is lost."""
+    lost = bool(comparison.lost_slo)
+    failures = sum(metric.verdict == "regression" for metric in comparison.metrics) + lost
     skipped = sum(metric.verdict == "undecided" for metric in comparison.metrics)
-    attributes = {"tests": len(comparison.metrics), "failures": failures, "skipped": skipped, "errors": 0}
+    attributes = {"tests": len(comparison.metrics) + lost, "failures": failures, "skipped": skipped, "errors": 0}
     suite = ElementTree.Element(
         "testsuite", {"name": "loadtest compare"} | {key: str(count) for key, count in attributes.items()}
     )
@@ -302,5 +315,8 @@ def junit(comparison: Comparison) -> str:
             ElementTree.SubElement(case, "skipped", message=text)
         else:
             ElementTree.SubElement(case, "system-out").text = text
+    if lost:
+        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.commands.compare", name="SLO")
+        ElementTree.SubElement(case, "failure", message=comparison.lost_slo)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

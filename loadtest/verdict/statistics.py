@@ -35,6 +35,7 @@ TAIL: Final = 3  # times as many requests as may miss
 _MOST_CORRELATION: Final = 0.8  # of neighbouring blocks: beyond it the estimate is noise
 _BEYOND_CHANCE: Final = 2.0  # standard errors of the correlation of independent batches, 1 / sqrt(batches)
 _LEAST_BATCHES: Final = 8
+_EVENT_BATCHES: Final = 20
 _LEAST_FREEDOM: Final = 2.0
 _FEWER, _MORE = 0.25, 2.0  # times the share seen, up to which the design effect of another share is extrapolated
 _NOISE_BATCHES: Final = 20
@@ -225,17 +226,37 @@ def mean_error(series: np.ndarray) -> tuple[float, float]:
     series: (n,) in order of time, n at least 2. As N-Skart does [2]: neighbours are joined to batches until von Neumann's test
     takes those for independent, or too few would be left; what they still share is added as for a first-order autoregression.
     """
-    batches, length = series, 1
-    while (alike := _correlation(batches)) > _BEYOND_CHANCE / math.sqrt(len(batches)):
-        length += 1
-        count = len(series) // length
-        if count < _LEAST_BATCHES:
-            break
-        batches = series[-count * length :].reshape(count, length).mean(axis=1)
+    batches, alike = _joined(series, _LEAST_BATCHES)
     alike = min(alike, _MOST_CORRELATION)
     wider = (1 + alike) / (1 - alike)
     error = math.sqrt(float(batches.var(ddof=1)) / len(batches) * wider)
     return error, max(_LEAST_FREEDOM, (len(batches) - 1) / wider)
+
+
+def event_error(series: np.ndarray) -> tuple[float, float]:
+    """As `mean_error`, where a series may hold one event, such as an outage, that must not pass for chance however long it is.
+
+    So only what is shorter than a batch of _EVENT_BATCHES is one event; what batches still share is not added.
+    """
+    batches, _ = _joined(series, _EVENT_BATCHES)
+    return independent_error(batches)
+
+
+def independent_error(series: np.ndarray) -> tuple[float, float]:
+    """As `mean_error`, of what does not carry over from one to the next."""
+    return float(series.std(ddof=1)) / math.sqrt(len(series)), len(series) - 1
+
+
+def _joined(series: np.ndarray, least: int) -> tuple[np.ndarray, float]:
+    """Means of so many neighbours that they pass for independent, or that `least` are left, and how alike those still are."""
+    batches, length = series, 1
+    while (alike := _correlation(batches)) > _BEYOND_CHANCE / math.sqrt(len(batches)):
+        length += 1
+        count = len(series) // length
+        if count < least:
+            break
+        batches = series[-count * length :].reshape(count, length).mean(axis=1)
+    return batches, alike
 
 
 def falling(shares: Sequence[float] | np.ndarray, weights: Sequence[float]) -> np.ndarray:

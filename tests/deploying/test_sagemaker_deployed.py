@@ -748,6 +748,33 @@ def test_an_alarm_that_sets_two_policies_off_sets_both_off_after_an_update(
     assert puts.count("busy") == 1
 
 
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_policy_that_is_refused_after_an_update_is_named_and_keeps_no_other_off(
+    aws: FakeAws, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rolled_back: bool
+) -> None:
+    deployed(capsys)
+    scaled_by_hand(aws)
+    fewer = {**aws.policies["mine"], "PolicyName": "fewer"}
+    aws.alarms["busy"]["OKActions"] = [boto3.client("application-autoscaling").put_scaling_policy(**fewer)["PolicyARN"]]
+    put = aws._put_scaling_policy
+
+    def refusing(**asked: Any) -> dict[str, Any]:
+        if asked["PolicyName"] == "fewer":
+            raise Refused("LimitExceededException", "no more")
+        return put(**asked)
+
+    monkeypatch.setattr(aws, "_put_scaling_policy", refusing)
+    aws.reason = "One or more configured alarm(s) are in alarm: iris-late" if rolled_back else ""
+    told = said(capsys, "deploy", "sagemaker", str(IRIS), *OF_THE_DOCUMENT, code=1)
+    assert list(aws.policies) == ["iris", "mine"]
+    assert aws.alarms["busy"]["AlarmActions"] == ["arn:aws:sns:us-east-1:123456789012:me", aws.arns["mine"]]
+    assert aws.alarms["busy"]["OKActions"] == []  # there is nothing that it could set off
+    assert list(aws.scheduled) == ["nightly", "once"]
+    refused = "Scale it again by its policy fewer, as the alarm busy asks for"
+    left = f"Left are: application-autoscaling.deregister_scalable_target, as this failed: {refused}: AWS: "
+    assert (left if rolled_back else f"Failed: {refused}. All else was done.") in told
+
+
 def once(time: datetime.datetime) -> str:
     """A schedule."""
     return f"at({time:%Y-%m-%dT%H:%M:%S})"

@@ -45,6 +45,20 @@ def test_an_option_that_would_change_nothing_is_refused(options: list[str], word
 
 
 @pytest.mark.parametrize(
+    "option",
+    ["--sigv4", "--slo", "--header", "--payload", "--model", "--version", "--pattern", "--rows", "--length", "--values",
+     "--content-type"],
+)  # fmt: skip
+def test_an_option_of_a_variable_that_is_not_set_is_refused(option: str) -> None:
+    with pytest.raises(UsageError, match=f"^{option} '': expected |^an SLO needs at least one objective"):
+        asked("--rate", "5", option, "")
+
+
+def test_a_label_of_nothing_is_none() -> None:
+    assert asked("--rate", "5", "--label", "").label == ""
+
+
+@pytest.mark.parametrize(
     "options",
     [
         ["--rate", "5", "--slo", "p99<1s", "--until-decided", "--pattern", "burst"],

@@ -1,6 +1,8 @@
 """What a comparison reckons, against SciPy's tests, and what it says."""
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -10,7 +12,7 @@ from scipy import stats
 
 from loadtest.errors import UsageError
 from loadtest.load.patterns import schedule
-from loadtest.results import Block, RunResult
+from loadtest.results import Block, Interval, ObjectiveResult, RunResult, Verdict
 from loadtest.verdict.comparison import ComparedMetric, cells, compare, junit, markdown
 from tests.loadtest.test_compare import SPEC, levels, made
 
@@ -136,6 +138,48 @@ def test_what_fails_fast_is_a_regression_also_where_nobody_asked_for_an_slo() ->
     assert compare(base, failing(made(levels()), 1)).verdict == "same"  # 0.5 % are the tolerance
 
 
+def outages(down: np.ndarray, *, slo: bool = False) -> RunResult:
+    """down: of each block of a second, the share of its 200 requests that failed. The first two are warm-up."""
+    failed = np.rint(200 * down).astype(int)
+    blocks = tuple(
+        replace(block, met=200 - lost, failed=lost, p50_ms=block.p50_ms if lost < 200 else None)
+        for block, lost in zip(made(levels(blocks=len(down))).blocks, failed.tolist(), strict=True)
+    )
+    requests = 200 * (len(down) - 2)
+    result = replace(made(levels()), blocks=blocks, requests=requests, succeeded=requests - int(failed[2:].sum()))
+    return result if slo else replace(result, attainment=None, verdict=None, spec=replace(SPEC, slo=None))
+
+
+@pytest.mark.parametrize("change", [lambda result: result, other_seed], ids=["paired", "of another seed"])
+@pytest.mark.parametrize("blocks", [24, 60, 160])
+def test_an_open_loop_that_fails_for_a_third_of_the_time_or_more_is_a_regression(
+    blocks: int, change: Callable[[RunResult], RunResult]
+) -> None:
+    up = np.zeros(2 + blocks)
+    for share in (1 / 3, 0.5, 2 / 3, 0.9):
+        for begins in (0.0, 0.5, 1.0):  # of the time that is left beside it
+            down, first = up.copy(), 2 + round(begins * (1 - share) * blocks)
+            down[first : first + math.ceil(share * blocks)] = 1
+            found = compare(outages(up), change(outages(down)))
+            assert (found.verdict, found.metrics[-1].verdict) == ("regression", "regression"), (share, begins)
+            assert compare(change(outages(down)), outages(up)).verdict == "improvement"
+
+
+@pytest.mark.parametrize(("blocks", "burst_s", "share"), [(24, 1, 0.05), (24, 2, 0.01), (60, 2, 0.05), (160, 5, 0.05)])
+def test_equal_servers_whose_errors_come_in_bursts_are_seldom_told_apart(blocks: int, burst_s: int, share: float) -> None:
+    rng = np.random.default_rng(3)
+
+    def bursts() -> RunResult:
+        down, at = np.zeros((2 + blocks) * 20), 0.0
+        while (at := at + rng.exponential(burst_s / share)) < 2 + blocks:
+            lasts = rng.exponential(burst_s)
+            down[int(at * 20) : int((at + lasts) * 20) + 1] = 1
+            at += lasts
+        return outages(down.reshape(-1, 20).mean(axis=1))
+
+    assert sum(compare(bursts(), bursts()).metrics[-1].verdict in ("regression", "improvement") for _ in range(200)) <= 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("utilisation", "at_most"), [(0.7, 0.05), (0.9, 0.05), (0.95, 0.1)])
 def test_equal_servers_are_seldom_told_apart_however_slowly_their_queues_drain(utilisation: float, at_most: float) -> None:
@@ -236,6 +280,25 @@ def test_a_verdict_that_turned_is_a_change_by_itself() -> None:
     ]
     assert "the SLO's verdict was pass and is fail" in compare(passed, failed).notes
     assert compare(passed, passed).notes == ()
+
+
+def objective(attained: float, verdict: Verdict) -> ObjectiveResult:
+    interval = Interval(attained, 0.9, 1, 0.95)
+    return ObjectiveResult("p99<50ms", 0.99, interval, interval, 1, verdict, None)
+
+
+def test_an_slo_that_held_without_a_proof_and_fails_now_is_a_regression() -> None:
+    failed = replace(made(levels()), verdict="fail", objectives=(objective(0.8, "fail"),))
+    for attained, expected in ((0.995, "regression"), (0.985, "same")):  # the second may have been as bad before
+        base = replace(made(levels()), verdict="undecided", objectives=(objective(attained, "undecided"),))
+        assert compare(base, failed).verdict == expected
+    lost = compare(made(levels()), failed)
+    suite = ElementTree.fromstring(junit(lost))
+    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["6", "1", "0"]
+    case = suite.findall("testcase")[-1]
+    assert (case.get("name"), case[0].tag, case[0].get("message")) == (
+        "SLO", "failure", "the SLO's verdict was pass and is fail",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

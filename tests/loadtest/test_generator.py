@@ -336,6 +336,7 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
         ({"values": ("z=0:1",)}, "no input 'z'"),
         ({"headers": (("A", "b\r\nC: d"),)}, "one line"),
         ({"headers": (("A", "ü"),)}, "ASCII"),
+        ({"headers": (("X Y", "1"),)}, "--header 'X Y': expected a name of letters, digits and "),
         ({"headers": (("content-length", "3"),)}, "--header 'content-length': it says how long a request is"),
         ({"headers": (("Transfer-Encoding", "chunked"),)}, "--header 'Transfer-Encoding': it says how long"),
         ({"headers": (("X-A", "1"), ("x-a", "2"))}, "--header 'x-a': given more than once: expected once, with all"),

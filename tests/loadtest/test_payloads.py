@@ -191,6 +191,17 @@ def test_what_stands_beside_the_tensors_is_checked_as_it_is_read(
         from_files(spec, Address.of(SPEC), "m")
 
 
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
+def test_a_byte_order_mark_is_not_sent(tmp_path: Path, protocol: Any, ending: str) -> None:
+    made = []
+    for name, mark in (("plain", ""), ("marked", "\ufeff")):
+        path = tmp_path / f"{name}.{ending}"
+        path.write_text(mark + json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}))
+        made.append(from_files(replace(SPEC, payloads=(str(path),), protocol=protocol), Address.of(SPEC), "m"))
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize(("ending", "rows"), [("json", "1"), ("jsonl", "1"), ("jsonl", "2")])
 @pytest.mark.parametrize("protocol", ["rest-json", "rest-binary", "grpc"])
 def test_a_field_that_is_null_is_none(tmp_path: Path, protocol: Any, ending: str, rows: str) -> None:

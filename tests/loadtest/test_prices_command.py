@@ -137,6 +137,14 @@ def test_an_unknown_type_is_refused_before_anything_is_asked(prices: Prices, act
     assert "unknown instance type 'c7i.xlrge'; the nearest are c7i." in said
 
 
+@pytest.mark.parametrize("action", ["list", "refresh"])
+@pytest.mark.parametrize("region", ["", "eu west"])
+def test_what_is_no_region_is_told(prices: Prices, action: str, region: str) -> None:
+    code, told, said = prices(action, "c7i.large", "--region", region)
+    assert (code, told) == (ExitCode.USAGE, "")
+    assert said == f"loadtest: --region {region!r}: expected a region of AWS, such as us-east-1\n"
+
+
 def test_what_can_be_asked_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["prices", "--help"])
@@ -270,8 +278,8 @@ def test_what_aws_asks_today_is_fetched_and_shown_from_then_on(aws: Aws, prices:
 
 def test_what_aws_does_not_list_is_told_and_the_rest_is_kept(aws: Aws, prices: Prices) -> None:
     aws.on_demand = {"c7i.large": "0.1234"}
-    code, told, _ = prices("refresh", "c7i.large", "t3.medium")
-    assert code == ExitCode.MET
+    code, told, said = prices("refresh", "c7i.large", "t3.medium")
+    assert (code, said) == (ExitCode.MET, "")  # and nothing of where credentials were found
     assert "expected one hourly sagemaker price of c7i.large in us-east-1, AWS lists 0: []" in told
     assert "AWS has no spot price of c7i.large in us-east-1" in told
     assert "expected one hourly ec2 price of t3.medium in us-east-1" in told

@@ -14,7 +14,8 @@ import yaml
 
 from loadtest.cli import main
 from loadtest.lab.launchers.local import Local
-from loadtest.lab.recommender import Lab, price_by_metadata, question_of
+from loadtest.lab.launchers.url import price_by_metadata
+from loadtest.lab.recommender import Lab, question_of
 from loadtest.measuring import generator
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.spec import parse_search_spec

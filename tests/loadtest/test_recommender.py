@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.errors import TargetError
+from loadtest.errors import Interrupted, TargetError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Usage
+from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Unaffordable, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, question_of
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
@@ -21,7 +21,7 @@ from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult, read_run
 from loadtest.search.budget import decisive_seconds
-from loadtest.search.events import Load, Measured, Profile, Profiled
+from loadtest.search.events import UNREACHED, Load, Measured, Profile, Profiled, cut_off
 from loadtest.search.knowledge import Knowledge
 from loadtest.verdict.decision import JudgedRequests, judge
 from tests.loadtest.examples import example_spec
@@ -266,7 +266,43 @@ def test_what_never_answers_ends_with_the_budget_all_the_same(spec: SearchSpec, 
     name = spec.candidates[0].name
     asked = Load(name, 10, 500, "peak") if experiment is Load else Profile(name, "g", (1,), 1, 1.0)
     measured = answer_late(Lab(spec, FakeLauncher(), measure), asked, HARD_END_S - 0.2)
-    assert measured.failure == "did not answer before the budget ended"
+    assert measured.failure == f"did not answer before the time ended: {UNREACHED}"
+    assert measured.start_s == 0  # it was up
+
+
+def test_a_load_that_the_budgets_end_stops_before_anything_was_sent_is_no_failure_of_the_candidate(spec: SearchSpec) -> None:
+    async def measure(wanted: LoadSpec, *, stop: asyncio.Event, **how: Any) -> RunResult:
+        await stop.wait()
+        raise Interrupted("ended before anything was sent")
+
+    measured = answer_late(Lab(spec, FakeLauncher(), measure), Load(spec.candidates[0].name, 10, 500, "peak"), WRAP_UP_S)
+    assert measured.failure == f"did not answer before the time ended: {UNREACHED}"
+
+
+@pytest.mark.parametrize("experiment", [Load, Profile])
+def test_a_start_that_the_budgets_end_cut_off_took_so_long_at_least(spec: SearchSpec, experiment: type) -> None:
+    class NeverUp(FakeLauncher):
+        async def start(self, candidate: CandidateSetup) -> FakeRunning:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    launcher, name = NeverUp(), spec.candidates[0].name
+    asked = Load(name, 10, 500, "peak") if experiment is Load else Profile(name, "g", (1,), 1, 1.0)
+    measured = answer_late(Lab(spec, launcher, FakeMeasure(launcher)), asked, HARD_END_S - 0.2)
+    assert measured.failure == f"did not answer before the time ended: {UNREACHED}"
+    assert measured.start_s == measured.seconds >= 0.2
+
+
+def test_a_start_that_the_rest_of_the_money_does_not_pay_for_is_no_failure_of_the_candidate(spec: SearchSpec) -> None:
+    class Dear(FakeLauncher):
+        async def start(self, candidate: CandidateSetup) -> FakeRunning:
+            raise Unaffordable("its start could exceed --max-usd: $0.100 is left, at $5.00/h")
+
+    launcher, name = Dear(), spec.candidates[0].name
+    for asked in (Profile(name, "g", (1,), 1, 1.0), Load(name, 10, 5, "peak")):
+        event = answer(Lab(spec, launcher, FakeMeasure(launcher)), asked)
+        assert event.failure.startswith("did not start: its start could exceed --max-usd: ")
+        assert cut_off(event)
 
 
 def test_a_target_that_nobody_answers_at_is_lost(spec: SearchSpec) -> None:

@@ -68,6 +68,22 @@ def test_a_run_is_reported_as_wide_as_the_terminal_and_in_its_colours(
     assert "\x1b[1;32mPASS" in capsys.readouterr().out
 
 
+def test_what_the_server_counted_is_told_as_of_all_requests_where_some_were_dropped(
+    result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    told = []
+    for warmup_requests in (0, 300):
+        (tmp_path / "run.json").write_text(to_json(replace(result, warmup_requests=warmup_requests)))
+        main(["report", str(tmp_path / "run.json")])
+        told.append(capsys.readouterr().out)
+        main(["report", str(tmp_path / "run.json"), "--format", "html"])
+        assert ("own statistics, warm-up included" in capsys.readouterr().out) == bool(warmup_requests)
+    assert result.server is not None
+    assert "(means), " in told[0]
+    assert f"(means of all {result.server.requests:,} requests, warm-up included), " in told[1]
+
+
 def test_stalls_are_told_with_whose_they_were(result: RunResult) -> None:
     stalls = (Stall(3.0, 220.0, 200.0, 0.0, "machine"), Stall(9.0, 150.0, 0.0, 0.0, "server"))
     machine = MachineReport((0,), (1,), 0.012, 0.0, (("backup", 0.4),), 0.0, 30.0, 12, 0.004, "pass", 0.01, False)

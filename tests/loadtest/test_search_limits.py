@@ -1,11 +1,28 @@
 """What ends a search, or a candidate, against laboratories in which nothing else would."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from loadtest.search.events import EXPECTED, UNREACHED, Agreed, Entrant, Event, Experiment, Load, Predicted, Profile, Profiled
-from loadtest.search.next_load import MOST_VAIN
+from loadtest.search.budget import decisive_seconds, profile_seconds, verify_seconds
+from loadtest.search.events import (
+    EXPECTED,
+    UNREACHED,
+    Agreed,
+    Entrant,
+    Event,
+    Experiment,
+    Load,
+    Measured,
+    Predicted,
+    Profile,
+    Profiled,
+    Question,
+    TakenBack,
+)
+from loadtest.search.knowledge import Knowledge
+from loadtest.search.next_load import MOST_VAIN, PROOF
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search import entrants, question
 from tests.loadtest.test_search_answers import resumed
@@ -71,6 +88,74 @@ def test_a_slow_one_that_was_seen_is_not_waited_for_where_others_were_not_reache
     assert first.needed_seconds < 200  # a proof of 8/s takes half an hour
     more = replace(asked, seconds=first.seconds + first.needed_seconds, max_usd=first.usd + first.needed_usd)
     assert resumed(more, lab).standings[1].peak_rps > 0
+
+
+ENDED = f"did not answer before the money ended: {UNREACHED}"
+
+
+class CutOff(SimulatedLab):
+    """The end of the budget cuts off what is the so-manieth of its kind: all of it is spent then."""
+
+    def __init__(self, asked: Question, truths: dict[str, Truth], *, kind: str, number: int = 0) -> None:
+        super().__init__(asked, truths)
+        self.asked, self.kind, self.number = asked, kind, number
+
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
+        kind = experiment.purpose if isinstance(experiment, Load) else type(experiment).__name__
+        if isinstance(event, Predicted | TakenBack) or kind != self.kind:
+            return event
+        self.number -= 1
+        if self.number != -1:
+            return event
+        known = Knowledge(self.asked, self.events)
+        seconds = min(known.left_seconds() + 20.0, known.payable_seconds(self.asked.entrants[0]))
+        ended = replace(event, seconds=seconds, failure=ENDED)
+        return replace(ended, blocks=(), start_s=0.0, verdict="fail") if isinstance(ended, Measured) else ended
+
+
+@pytest.mark.parametrize("words", [ENDED, "did not answer before the budget ended"], ids=["now", "in an old journal"])
+@pytest.mark.parametrize("kind", ["Agree", "Profile", "peak"])
+@pytest.mark.parametrize("limits", [{"seconds": 120.0}, {"max_usd": 0.05}], ids=str)
+def test_what_the_end_of_the_budget_cuts_off_is_asked_again_once_there_is_more(
+    limits: dict[str, float], kind: str, words: str
+) -> None:
+    asked = replace(question(entrants(0.5)), reference=EXPECTED, min_agreement=0.9, **limits)  # type: ignore[arg-type]
+    lab = CutOff(asked, {"c0": Truth(1000.0)}, kind=kind)
+    first = resumed(asked, lab)
+    assert first.winner is None
+    assert not first.standings[0].broken
+    assert first.lacking
+    assert first.needed_seconds is not None
+    assert first.needed_at_least == first.standings[0].unreached == (kind != "peak")
+    lab.events = [
+        event if isinstance(event, Predicted | TakenBack) or not event.failure else replace(event, failure=words)
+        for event in lab.events
+    ]
+    again = resumed(asked, lab)  # with no more of it, as after an interrupt at that moment: nothing new
+    assert (again.winner, again.seconds) == (None, first.seconds)
+    more_usd = None if asked.max_usd is None else first.usd + first.needed_usd
+    second = resumed(replace(asked, seconds=first.seconds + first.needed_seconds, max_usd=more_usd), lab)
+    assert second.standings[0].peak_rps > 0
+
+
+def test_a_later_run_that_is_cut_off_takes_nothing_back() -> None:
+    asked = question(entrants(0.5))
+    trial = resumed(asked, CutOff(asked, {"c0": Truth(1000.0)}, kind="peak", number=1))
+    assert trial.winner == "c0"
+    assert trial.standings[0].peak_rps > 0
+    check = resumed(asked, CutOff(asked, {"c0": Truth(1000.0)}, kind="overload"))
+    assert (check.winner, check.verified, check.notes) == ("c0", None, ())
+
+
+def test_what_is_needed_reckons_with_the_profiles_and_the_check_of_the_budget_that_will_be() -> None:
+    asked = replace(question(entrants(0.5)), seconds=1.8)
+    first = resumed(asked, SimulatedLab(asked, {"c0": Truth(1000.0)}))
+    assert first.needed_seconds is not None
+    seconds = first.seconds + first.needed_seconds
+    wanted_s = profile_seconds(replace(asked, seconds=seconds), 1) + 2 * verify_seconds(replace(asked, seconds=seconds))
+    assert first.needed_seconds == pytest.approx(PROOF * decisive_seconds(50, math.inf) + wanted_s, abs=1)
+    assert first.needed_at_least
 
 
 class Unlike(SimulatedLab):

@@ -18,6 +18,10 @@ class StartFailed(LoadtestError):
     """The candidate did not come up; the message says what it last wrote. The search goes on without it."""
 
 
+class Unaffordable(StartFailed):
+    """What is left of the money does not pay for its start."""
+
+
 class TakenAway(LoadtestError):
     """The platform took the candidate's machine back, as it may with spare capacity: what was measured on it meanwhile is
     spoilt, and another may be had."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import urllib.error
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.errors import GatewayError
@@ -11,9 +12,11 @@ from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
 from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
+from loadtest.prices.catalogue import Catalogue
 from loadtest.prices.purse import Purse
-from loadtest.question.candidates import CandidateSetup
+from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.preflight import Refusals
+from loadtest.question.spec import SearchSpec
 
 TIMEOUT_S = 5.0
 
@@ -86,6 +89,27 @@ async def instance_type_of(url: str, shown: Credentials = NOTHING_SHOWN) -> str:
             f"{url} does not say which instance type it runs on: set `instances` or `usd_per_hour` on the candidate"
         )
     return found
+
+
+async def price_by_metadata(spec: SearchSpec, catalogue: Catalogue, shown: Credentials = NOTHING_SHOWN) -> SearchSpec:
+    """Ask running servers without a stated instance type for it, so that every candidate has a price.
+
+    Raises: TargetError, UsageError.
+    """
+    candidates = []
+    names: dict[str, str] = {}  # that change, as they begin with the instance type
+    for candidate in spec.candidates:
+        if candidate.price is None and candidate.url:
+            known = priced(candidate, await instance_type_of(candidate.url, shown), catalogue, spec.basis)
+            names[candidate.name] = known.name
+            candidate = known
+        candidates.append(candidate)
+    test = spec.agreement_test
+    if test is not None:
+        reference = names.get(test.reference, test.reference)
+        stand_ins = tuple(names.get(name, name) for name in test.stand_ins)
+        test = replace(test, reference=reference, stand_ins=stand_ins)
+    return replace(spec, candidates=tuple(candidates), agreement_test=test)
 
 
 def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:

@@ -585,6 +585,22 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("a\u2028b\nc\x85\x0cd\n", ["a\u2028b", "c\x85\x0cd"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("a\n\nc", ["a", "", "c"]),
+        ("a\n\n", ["a", ""]),
+        ("", []),
+    ],
+)
+def test_a_label_of_triton_ends_where_its_line_does(tmp_path: Path, text: str, labels: list[str]) -> None:
+    folder = triton_model(tmp_path / "scaled", PBTXT, v1="model.py")
+    (folder / "labels.txt").write_bytes(text.encode())
+    assert model(str(folder))["outputs"][0].get("labels") == labels
+
+
 def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

@@ -277,11 +277,16 @@ def _tensors(where: str, tensors: Any, batched: bool, folder: Path | None = None
             entry["optional"] = True
         if folder is not None and tensor.label_filename:
             try:
-                entry["labels"] = file_bytes(folder / tensor.label_filename).decode("utf-8").splitlines()
+                entry["labels"] = _lines(file_bytes(folder / tensor.label_filename).decode("utf-8"))
             except (OSError, UnicodeDecodeError) as exc:
                 raise ConfigError(f"{where}: {tensor.name}: label_filename: {exc}") from exc
         found.append(entry)
     return found
+
+
+def _lines(text: str) -> list[str]:
+    """Each ends at \\n, as in Triton's label files; a \\r before it is dropped. `splitlines` splits at other characters too."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _ordered(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:

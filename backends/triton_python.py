@@ -257,9 +257,25 @@ def model_config(path: Path) -> dict[str, Any]:
         group.kind = group.kind or type(group).KIND_CPU
         group.count = max(group.count, 1)
     config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    for tensor in (*config.get("input", ()), *config.get("output", ())):
-        tensor["dims"] = [int(size) for size in tensor["dims"]]  # protobuf writes int64 as text, Triton as numbers
+    _in_numbers(config, message.DESCRIPTOR)
     return config
+
+
+def _in_numbers(config: dict[str, Any], descriptor: Any) -> None:
+    """Integers of 64 bits: protobuf writes them as text in JSON, Triton as numbers. The keys of a map are text in both."""
+    for field in descriptor.fields:
+        value = config.get(field.name)
+        if value is None:
+            continue
+        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            config[field.name] = [int(each) for each in value] if isinstance(value, list) else int(value)
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            of_values = field.message_type.fields_by_name["value"].message_type
+            for each in value.values() if of_values is not None else ():
+                _in_numbers(each, of_values)
+        elif field.message_type is not None:
+            for each in value if isinstance(value, list) else [value]:
+                _in_numbers(each, field.message_type)
 
 
 def read_pbtxt(path: Path) -> Any:

@@ -31,7 +31,7 @@ from backends.base import (
     TensorSpec,
 )
 from backends.refusals import Refusal
-from backends.triton_python import lend_utils
+from backends.triton_python import lend_utils, model_config
 from gateway.engine.session_process import ProcessModel
 from gateway.errors import Code
 from tests.rest_routes.serving import serving
@@ -308,6 +308,31 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     (told,) = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
     assert json.loads(told) == expected
     served.session.close()
+
+
+NUMBERS = """
+input [{ name: "x" data_type: TYPE_FP32 dims: [-1, 2] }]
+dynamic_batching {
+  max_queue_delay_microseconds: 5000
+  default_queue_policy { default_timeout_microseconds: 7 }
+  priority_levels: 3
+  priority_queue_policy { key: 1 value { default_timeout_microseconds: 8 } }
+}
+version_policy { specific { versions: [1, 3] } }
+model_warmup [{ inputs { key: "x" value { dims: [1] } } }]
+"""
+
+
+def test_numbers_of_64_bits_are_numbers_in_what_initialize_gets(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text(NUMBERS)
+    config = model_config(tmp_path / "config.pbtxt")
+    batching = config["dynamic_batching"]
+    assert config["input"][0]["dims"] == [-1, 2]
+    assert (batching["max_queue_delay_microseconds"], batching["priority_levels"]) == (5000, 3)
+    assert batching["default_queue_policy"]["default_timeout_microseconds"] == 7
+    assert batching["priority_queue_policy"]["1"]["default_timeout_microseconds"] == 8
+    assert config["version_policy"]["specific"]["versions"] == [1, 3]
+    assert config["model_warmup"][0]["inputs"]["x"]["dims"] == [1]
 
 
 SEES = """

@@ -28,14 +28,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors
+from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors, words_of
 from backends.discovery import normalised
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes
-from backends.source import load_object
+from backends.source import line_of, load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
 
+_COMPLETES: Final = "auto_complete_config"
 _UTILS: Final = "triton_python_backend_utils"
 _REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL: the model has failed
     pb_utils.ErrorCode.NOT_FOUND: "not_found",
@@ -60,32 +61,72 @@ def lend_utils() -> None:
 
 def adapted(model: str) -> type:
     """A class with `predict` around the one that `model` names. Raises: LoadFailed."""
-    lend_utils()
-    theirs = load_object(model)
+    theirs = _class_of(model)
     if not callable(getattr(theirs, "execute", None)):
         raise LoadFailed(f"{model}: expected a class with a method `execute(requests)`, as Triton's Python backend has it")
     file = Path(model.rpartition(":")[0]).absolute()
-    decoupled = pb_utils.using_decoupled_model_transaction_policy(model_config(_config_of(file)))
+    config = _config_of(model, theirs, file.parent.parent)
+    decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
 
     class Adapter(DecoupledAdapter if decoupled else _Adapter):  # type: ignore[misc]  # it is one of two
         __module__ = theirs.__module__  # in whose file the lines are that messages point at
 
         def __init__(self) -> None:
-            super().__init__(theirs, file)
+            super().__init__(theirs, file, config)
 
     return Adapter
 
 
-def _config_of(file: Path) -> Path:
-    return file.parent.parent / "config.pbtxt"
+def _class_of(model: str) -> Any:
+    lend_utils()
+    return load_object(model)
+
+
+def completed(config: Any, file: Path) -> Any:
+    """A message ModelConfig with what the `auto_complete_config` of a model.py adds; the same where there is none.
+
+    file: MODEL/VERSION/model.py; it is imported only where it has that word, or the message no input or output.
+    Raises: LoadFailed.
+    """
+    if config.input and config.output and _COMPLETES.encode() not in file_bytes(file):
+        return config
+    from google.protobuf import json_format
+
+    model = f"{file}{CLASS}"
+    theirs = _class_of(model)
+    if not hasattr(theirs, _COMPLETES):
+        return config
+    said = _completed(model, theirs, _in_json(config, file.parent.parent.name))
+    try:
+        return json_format.ParseDict(said, type(config)())
+    except json_format.ParseError as exc:
+        raise LoadFailed(f"{model}: {_COMPLETES}: not a model configuration of Triton: {exc}") from exc
+
+
+def _config_of(model: str, theirs: Any, folder: Path) -> dict[str, Any]:
+    """The config.pbtxt of a folder, completed by the class, as `initialize` gets it; empty where there is neither."""
+    path = folder / "config.pbtxt"
+    if not hasattr(theirs, _COMPLETES):
+        return model_config(path)
+    return _completed(model, theirs, _in_json(read_pbtxt(path), folder.name))
+
+
+def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What `auto_complete_config` makes of a configuration. Raises: LoadFailed."""
+    try:
+        given = getattr(theirs, _COMPLETES)(pb_utils.ModelConfig(json.dumps(config)))
+    except Exception as exc:
+        raise LoadFailed(f"{model}: {_COMPLETES} raised {words_of(exc)} ({line_of(exc, theirs)})") from exc
+    if not isinstance(given, pb_utils.ModelConfig):
+        raise LoadFailed(f"{model}: {_COMPLETES}: expected the ModelConfig that it was given, got {type(given).__name__}")
+    return given.as_dict()
 
 
 class _Adapter:
-    def __init__(self, theirs: Any, file: Path) -> None:
-        """file: MODEL/VERSION/model.py."""
+    def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
+        """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
         self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
-        config = model_config(_config_of(file))
         name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
@@ -145,12 +186,12 @@ class _Adapter:
 class DecoupledAdapter(_Adapter):
     """Calls the model from one thread, for one request at a time."""
 
-    def __init__(self, theirs: Any, file: Path) -> None:
+    def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
         self._responses: pb_utils.Responses | None = None  # while they are taken
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._main, name=f"{file.parent.parent.name}-execute", daemon=True).start()
         try:
-            self._begin(lambda: _Adapter.__init__(self, theirs, file)).result()
+            self._begin(lambda: _Adapter.__init__(self, theirs, file, config)).result()
         except BaseException:
             self._calls.put(None)
             raise
@@ -240,25 +281,29 @@ def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed.
+    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
+    return _in_json(read_pbtxt(path), path.parent.name) if path.exists() else {}
+
+
+def _in_json(config: Any, name: str) -> dict[str, Any]:
+    """config: a message ModelConfig. name: that of its folder.
 
     Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
     """
     from google.protobuf.json_format import MessageToDict
 
-    if not path.exists():
-        return {}
-    message = read_pbtxt(path)
-    message.name = message.name or path.parent.name
+    message = type(config)()
+    message.CopyFrom(config)
+    message.name = message.name or name
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for number, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{number}"
         group.kind = group.kind or type(group).KIND_CPU
         group.count = max(group.count, 1)
-    config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    _in_numbers(config, message.DESCRIPTOR)
-    return config
+    said: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    _in_numbers(said, message.DESCRIPTOR)
+    return said
 
 
 def _in_numbers(config: dict[str, Any], descriptor: Any) -> None:
@@ -279,11 +324,12 @@ def _in_numbers(config: dict[str, Any], descriptor: Any) -> None:
 
 
 def read_pbtxt(path: Path) -> Any:
-    """A config.pbtxt as the message ModelConfig. Raises: LoadFailed."""
+    """A config.pbtxt as the message ModelConfig; an empty one without the file. Raises: LoadFailed."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
     try:
-        return text_format.Parse(file_bytes(path).decode("utf-8"), model_config_pb2.ModelConfig())
+        text = file_bytes(path).decode("utf-8") if path.exists() else ""
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as exc:
         raise LoadFailed(f"{path}: not a model configuration of Triton: {exc}") from exc

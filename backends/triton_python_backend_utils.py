@@ -181,6 +181,63 @@ class InferenceResponse:
         return self._error
 
 
+class ModelConfig:
+    """What `auto_complete_config` gets and returns: the config.pbtxt, to which it may add what is not said there."""
+
+    def __init__(self, model_config: str) -> None:
+        """model_config: in JSON."""
+        self._config: dict[str, Any] = json.loads(model_config)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._config
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Raises: ValueError, if the configuration says more."""
+        if self._config["max_batch_size"] > max_batch_size:
+            said = self._config["max_batch_size"]
+            raise ValueError(f"set_max_batch_size: got {max_batch_size}, the configuration says {said}: expected as much")
+        self._config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Raises: ValueError, if the configuration has another scheduler."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._config:
+                raise ValueError(f"set_dynamic_batching: the configuration has {other}: one of them has to go")
+        self._config.setdefault("dynamic_batching", {})
+
+    def add_input(self, input: Mapping[str, Any]) -> None:
+        """Raises: ValueError, for what is no input, or another than the configuration has of that name."""
+        self._add("input", input, ("optional",))
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Raises: as `add_input`."""
+        self._add("output", output, ())
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
+        """Raises: ValueError, if the configuration says otherwise."""
+        policy = self._config.setdefault("model_transaction_policy", {})
+        for key, value in transaction_policy_dict.items():
+            if key != "decoupled":
+                raise ValueError(f"set_model_transaction_policy: got {key!r}, expected 'decoupled'")
+            if policy.setdefault(key, value) != value:
+                raise ValueError(f"set_model_transaction_policy: {key}: got {value}, the configuration says {policy[key]}")
+
+    def _add(self, kind: str, tensor: Mapping[str, Any], others: tuple[str, ...]) -> None:
+        what = f"add_{kind}: {tensor.get('name')!r}"
+        needed = ("name", "data_type", "dims")
+        if any(key not in tensor for key in needed) or any(key not in (*needed, *others) for key in tensor):
+            allowed = f", and {', '.join(others)} if need be" if others else ""
+            raise ValueError(f"{what}: got {', '.join(tensor)}, expected {', '.join(needed)}{allowed}")
+        for known in self._config[kind]:
+            if known["name"] == tensor["name"]:
+                for key, value in tensor.items():
+                    if known.get(key) not in (value, "TYPE_INVALID", [], None):
+                        raise ValueError(f"{what}: {key}: got {value}, the configuration says {known[key]}")
+                known.update(tensor)
+                return
+        self._config[kind].append(dict(tensor))
+
+
 class Responses:
     """What a model sends to one request, from any thread, taken by another."""
 

@@ -779,6 +779,61 @@ def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
     loaded.close()
 
 
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(config):
+        said = config.as_dict()
+        assert said["name"] == "m" and said["max_batch_size"] < 8
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [4]})
+        if "w" not in [each["name"] for each in said["input"]]:
+            config.add_input({"name": "w", "data_type": "TYPE_INT64", "dims": [-1], "optional": True})
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.set_model_transaction_policy({"decoupled": True})
+        return config
+"""
+
+
+def completing(folder: Path, pbtxt: str | None, method: str = COMPLETES) -> Path:
+    triton_model(folder, pbtxt or "", v1="model.py")
+    (folder / "1" / "model.py").write_text(MODEL_PY + method)
+    if pbtxt is None:
+        (folder / "config.pbtxt").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("pbtxt", [None, "", 'backend: "python" max_batch_size: 4', TENSORS])
+def test_a_model_of_tritons_python_backend_completes_its_configuration(tmp_path: Path, pbtxt: str | None) -> None:
+    import backends
+
+    found = model(str(completing(tmp_path / "m", pbtxt)))
+    assert found["inputs"] == [tensor("x", "FP32", -1, 4), {**tensor("w", "INT64", -1, -1), "optional": True}]
+    assert found["outputs"] == [tensor("y", "FP32", -1, 4)]
+    assert found["max_rows"] == 8
+    config = parse_config({"models": [found]}, source="guess").models[0]
+    loaded = backends.load("python", config.backends[0].options(), config.declared())
+    assert loaded.spec.decoupled
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "body", "told"),
+    [
+        (TENSORS, 'config.add_input({"name": "x", "data_type": "TYPE_FP64", "dims": [4]}); return config',
+         "ValueError: add_input: 'x': data_type: got TYPE_FP64, the configuration says TYPE_FP32 ("),
+        (TENSORS, 'config.add_output({"name": "y"}); return config', "add_output: 'y': got name, expected name, data_type,"),
+        ("max_batch_size: 9", "config.set_max_batch_size(8)", "set_max_batch_size: got 8, the configuration says 9"),
+        (TENSORS, "pass", "auto_complete_config: expected the ModelConfig that it was given, got NoneType"),
+        (TENSORS, 'config.as_dict()["rows"] = 8; return config', "auto_complete_config: not a model configuration of Triton: "),
+        ("", "return config", "input, output: missing: state them in a config.pbtxt, or by auto_complete_config in "),
+    ],
+)  # fmt: skip
+def test_how_a_model_fails_to_complete_its_configuration_is_told(tmp_path: Path, pbtxt: str, body: str, told: str) -> None:
+    method = f"    @staticmethod\n    def auto_complete_config(config): {body}\n"
+    assert told in fault(str(completing(tmp_path / "m", pbtxt, method)))
+
+
 def test_a_decoupled_model_of_tritons_python_backend_is_read_as_one(tmp_path: Path) -> None:
     import backends
 

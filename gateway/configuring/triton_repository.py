@@ -14,7 +14,7 @@ from backends.base import LoadFailed, TensorSpec
 from backends.check import gpus as gpus_here
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
-from backends.triton_python import read_pbtxt
+from backends.triton_python import CLASS, completed, read_pbtxt
 from gateway.errors import ConfigError
 
 _CONFIG: Final = "config.pbtxt"
@@ -62,6 +62,8 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
             f"{where}: no version: expected a folder named by a number, such as {folder.name}/1, with the model in it"
         )
     kind, file = _backend(where, config, versions)
+    if config is None and kind == "python":
+        config = read_pbtxt(path)  # which is empty, for `auto_complete_config` to fill
     if config is None:
         return _from_files(folder.name, kind, file, versions)
     _refuse(where, config, kind)
@@ -75,16 +77,6 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         backend["device"] = f"cuda:{gpus[0]}" if kind == "torch" and len(gpus) == 1 and gpus[0] else "cuda"
     if kind != "python" and (threads := _threads(config)):
         backend["threads"] = threads
-    batched = config.max_batch_size > 0
-    inputs = _tensors(where, config.input, batched)
-    outputs = _tensors(where, config.output, batched, folder)
-    if kind == "torch":
-        inputs, outputs = _ordered(inputs), _ordered(outputs)
-    if not inputs or not outputs:
-        if kind == "python":
-            raise ConfigError(f"{where}: input, output: missing: state them, as auto_complete_config is not called here")
-        if kind == "torch":
-            raise ConfigError(f"{where}: input, output: missing: a PyTorch file does not tell them, so state them")
     entries = []
     for version in _wanted(where, config, versions):
         model = version / (config.default_model_filename or file)
@@ -95,15 +87,33 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
-        passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
-        entry |= {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
-        entry["max_rows"] = config.max_batch_size
-        place = f"{model}:TritonPythonModel" if kind == "python" else str(model)
+        own = completed(config, model) if kind == "python" else config
+        entry |= _tensors_and_rows(where, own, kind, folder, model)
+        place = f"{model}{CLASS}" if kind == "python" else str(model)
         entry["backends"] = [
             {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
         entries.append(entry)
     return entries, notes
+
+
+def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: Path) -> dict[str, Any]:
+    """folder: of the model. model: the file of a version."""
+    batched = config.max_batch_size > 0
+    inputs = _tensors(where, config.input, batched)
+    outputs = _tensors(where, config.output, batched, folder)
+    if kind == "torch":
+        inputs, outputs = _ordered(inputs), _ordered(outputs)
+    if not inputs or not outputs:
+        if kind == "python":
+            raise ConfigError(
+                f"{where}: input, output: missing: state them in a {_CONFIG}, or by auto_complete_config in {model}"
+            )
+        if kind == "torch":
+            raise ConfigError(f"{where}: input, output: missing: a PyTorch file does not tell them, so state them")
+    passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
+    found: dict[str, Any] = {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
+    return found | {"max_rows": config.max_batch_size}
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -325,8 +335,6 @@ def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list
 
 def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of a model without config.pbtxt, which Triton too would complete from its file."""
-    if kind == "python":
-        raise ConfigError(f"{versions[-1].parent}: no {_CONFIG}: a Python model needs one that states its input and output")
     model = versions[-1] / file
     if what := special(model):
         raise ConfigError(f"{model}: {what}")

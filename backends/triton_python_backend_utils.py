@@ -7,12 +7,14 @@ import enum
 import json
 import logging
 import struct
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from backends.base import writeable
 from backends.datatypes import NUMPY, config_datatype, datatype_of
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
@@ -83,18 +85,46 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> Any:
-        return self._array.__dlpack__()
+        return self.__dlpack__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        if self._array.dtype == NUMPY["BF16"]:  # which numpy does not export
+            from backends.torch_tensors import to_tensor
+
+            return to_tensor(self._array).__dlpack__(**options)
+        return writeable(self._array).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """tensor: on the CPU, and of a type with `__dlpack__`, such as torch.Tensor."""
-        return Tensor(name, np.from_dlpack(tensor))
+        """tensor: on the CPU; a capsule, or of a type with `__dlpack__`, such as torch.Tensor."""
+        if type(tensor).__name__ == "PyCapsule":
+            tensor = _Capsule(tensor)
+        try:
+            return Tensor(name, np.from_dlpack(tensor))
+        except RuntimeError:  # BF16, which numpy does not import; it leaves the capsule as it was
+            if "torch" not in sys.modules:
+                raise
+            from torch.utils.dlpack import from_dlpack
+
+            from backends.torch_tensors import to_array
+
+            return Tensor(name, to_array(from_dlpack(tensor)))
+
+
+class _Capsule:
+    """A capsule of DLPack, as `torch.utils.dlpack.to_dlpack` makes it, in the form in which numpy takes one."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU; of a capsule that is elsewhere numpy tells so itself
 
 
 class InferenceRequest:

@@ -560,3 +560,15 @@ def test_types_are_named_as_by_triton() -> None:
     assert [pb_utils.numpy_to_triton_type(each) for each in (np.bool_, np.float32, np.object_)] == [1, 11, 13]
     assert pb_utils.triton_to_numpy_type(11) is np.float32
     assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_STRING"] is np.object_
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
+@pytest.mark.parametrize("as_capsule", [True, False])
+def test_tensors_go_to_torch_and_come_from_it_by_dlpack(dtype: str, as_capsule: bool) -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.tensor([[1, 0], [3, 2]], dtype=getattr(torch, dtype))
+    ours = pb_utils.Tensor.from_dlpack("y", torch.utils.dlpack.to_dlpack(given) if as_capsule else given)
+    assert (ours.name(), str(ours.as_numpy().dtype)) == ("y", dtype)
+    back = torch.utils.dlpack.from_dlpack(ours.to_dlpack() if as_capsule else ours)
+    assert back.dtype == given.dtype
+    assert back.tolist() == given.tolist()

@@ -289,7 +289,8 @@ class PythonSession:
         self._signature = signature
         self._outputs = spec.output_by_name or None
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
-        # Of other classes, a method of this name may be anything.
+        # Of other classes, methods of these names may be anything.
+        self._declared = instance.declared if isinstance(instance, triton_python.ExecuteAdapter) else None
         self.cancel = instance.cancel if isinstance(instance, triton_python.DecoupledAdapter) else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -300,7 +301,7 @@ class PythonSession:
                 outputs: Any = call_by_name(predict, self._signature, inputs, self._outputs)
             else:
                 outputs = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
-        return _copied(_checked(outputs))
+        return _copied(self._kept(_checked(outputs)))
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         predict = self._open()
@@ -312,7 +313,10 @@ class PythonSession:
                 given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
             with parts_of(given) as parts:
                 for outputs in parts:
-                    yield _copied(_checked(outputs, "yielded"))
+                    yield _copied(self._kept(_checked(outputs, "yielded")))
+
+    def _kept(self, outputs: Tensors) -> Tensors:
+        return outputs if self._declared is None or self._outputs is None else self._declared(outputs, self._outputs)
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:

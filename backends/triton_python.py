@@ -18,11 +18,12 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import logging
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +53,8 @@ _FLAGS: Final = {
     "sequence_end": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
 }
 
+log = logging.getLogger(__name__)
+
 
 def lend_utils() -> None:
     """Let a model import its utilities, unless they are installed."""
@@ -68,7 +71,7 @@ def adapted(model: str) -> type:
     config = _config_of(model, theirs, file.parent.parent)
     decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
 
-    class Adapter(DecoupledAdapter if decoupled else _Adapter):  # type: ignore[misc]  # it is one of two
+    class Adapter(DecoupledAdapter if decoupled else ExecuteAdapter):  # type: ignore[misc]  # it is one of two
         __module__ = theirs.__module__  # in whose file the lines are that messages point at
 
         def __init__(self) -> None:
@@ -122,12 +125,13 @@ def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any
     return given.as_dict()
 
 
-class _Adapter:
+class ExecuteAdapter:
     def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
         """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
         self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
-        name = config.get("name", file.parent.parent.name)
+        self._dropped: set[str] = set()  # outputs, of which the log was told
+        name = self._name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
             self._model.initialize(
@@ -151,6 +155,17 @@ class _Adapter:
                 "may answer otherwise"
             )
         return _outputs_of(responses[0])
+
+    def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
+        """Without what is not declared, as on Triton; the log is told once."""
+        undeclared = outputs.keys() - declared
+        if not undeclared:
+            return outputs
+        if new := sorted(undeclared - self._dropped):
+            self._dropped.update(new)
+            log.warning("%s: the outputs %s are dropped: no output of the model has that name", self._name, new)
+        kept = {name: array for name, array in outputs.items() if name in declared}
+        return LastPart(kept) if isinstance(outputs, LastPart) else kept
 
     def _executed(self, request: pb_utils.InferenceRequest) -> Any:
         """What `execute` returns, in the end."""
@@ -183,7 +198,7 @@ class _Adapter:
                 self._model.finalize()
 
 
-class DecoupledAdapter(_Adapter):
+class DecoupledAdapter(ExecuteAdapter):
     """Calls the model from one thread, for one request at a time."""
 
     def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
@@ -191,7 +206,7 @@ class DecoupledAdapter(_Adapter):
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._main, name=f"{file.parent.parent.name}-execute", daemon=True).start()
         try:
-            self._begin(lambda: _Adapter.__init__(self, theirs, file, config)).result()
+            self._begin(lambda: ExecuteAdapter.__init__(self, theirs, file, config)).result()
         except BaseException:
             self._calls.put(None)
             raise

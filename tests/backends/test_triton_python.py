@@ -179,6 +179,20 @@ def test_execute_may_be_async(tmp_path: Path) -> None:
     served.session.close()
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_outputs_that_are_not_declared_are_dropped(tmp_path: Path, decoupled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    debug = '[pb_utils.Tensor("DEBUG", [[0.5]]), '
+    code = (ASYNC if decoupled else AWAITS).replace('[pb_utils.Tensor("VALUE"', f'{debug}pb_utils.Tensor("VALUE"')
+    served = Served(tmp_path, code, decoupled_model.CONFIG if decoupled else "max_batch_size: 0")
+    inputs = {"SCRIPT": np.array([b"any"], object)}
+    for _ in range(2):
+        parts = list(served.stream("any")) if decoupled else [served.session.run(inputs, {})]
+        assert [[*part] for part in parts] == [["VALUE"]] * len(parts)
+    assert isinstance(parts[-1], LastPart) == decoupled
+    served.session.close()
+    assert caplog.messages == ["parts: the outputs ['DEBUG'] are dropped: no output of the model has that name"]
+
+
 AWAITS = """
 import asyncio
 import triton_python_backend_utils as pb_utils

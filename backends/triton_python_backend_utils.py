@@ -75,8 +75,8 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         return self._array
 
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
 
     def triton_dtype(self) -> int:
         return numpy_to_triton_type(self._array.dtype)
@@ -133,7 +133,7 @@ class InferenceRequest:
     def __init__(
         self,
         inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
+        requested_output_names: Iterable[str] = (),
         model_name: str = "",
         parameters: Mapping[str, object] | None = None,
         request_id: str = "",
@@ -146,7 +146,7 @@ class InferenceRequest:
     ) -> None:
         """timeout: µs that are left until nobody waits any more; 0: unknown. sender: of a request that was made here."""
         self._inputs = list(inputs)
-        self._names = list(requested_output_names)
+        self._names = set(requested_output_names)
         self._model_name = model_name
         self._parameters = dict(parameters or {})
         self._request_id = request_id
@@ -158,7 +158,7 @@ class InferenceRequest:
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         return self._names
 
     def parameters(self) -> str:

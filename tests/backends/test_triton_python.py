@@ -570,6 +570,14 @@ def test_bytes_are_written_as_triton_does(elements: list[Any]) -> None:
     assert written == serialize_byte_tensor(np.array(elements, object)).item()
 
 
+def test_what_a_request_tells_is_of_the_types_that_triton_gives() -> None:
+    x = pb_utils.Tensor("x", np.zeros((2, 3)))
+    assert x.shape() == [2, 3]
+    request = pb_utils.InferenceRequest([x], ["y", "z"])
+    assert request.requested_output_names() == {"y", "z"}
+    assert request.requested_output_names() & {"y"}
+
+
 def test_types_are_named_as_by_triton() -> None:
     assert [pb_utils.numpy_to_triton_type(each) for each in (np.bool_, np.float32, np.object_)] == [1, 11, 13]
     assert pb_utils.triton_to_numpy_type(11) is np.float32

@@ -262,7 +262,8 @@ class PythonModel:
     def open_session(self, index: int) -> "PythonSession":
         if not inspect.isclass(self._code):
             return PythonSession(self._code, None, self._signature, self.spec)
-        instance = make(self._model, self._code, self._options, key="class_options")
+        code = self._code.numbered(index) if issubclass(self._code, triton_python.ExecuteAdapter) else self._code
+        instance = make(self._model, code, self._options, key="class_options")
         if hasattr(instance, "load"):
             try:
                 instance.load()

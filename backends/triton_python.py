@@ -126,6 +126,13 @@ def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any
 
 
 class ExecuteAdapter:
+    number = 0  # of the session that has it
+
+    @classmethod
+    def numbered(cls, number: int) -> type:
+        """The class for one session."""
+        return type(cls.__name__, (cls,), {"number": number, "__module__": cls.__module__})
+
     def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
         """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
@@ -138,13 +145,19 @@ class ExecuteAdapter:
                 {
                     "model_config": json.dumps(config),
                     "model_instance_kind": "CPU",
-                    "model_instance_name": f"{config['instance_group'][0]['name'] if config else name}_0",
+                    "model_instance_name": self._instance_name(config, name),
                     "model_instance_device_id": "0",
                     "model_repository": str(file.parent.parent),
                     "model_version": file.parent.name,
                     "model_name": name,
                 }
             )
+
+    def _instance_name(self, config: Mapping[str, Any], name: str) -> str:
+        """As Triton calls them, group by group; sessions beyond the groups are counted on in the first."""
+        groups = config.get("instance_group") or [{"name": name, "count": 1}]
+        names = [f"{group['name']}_{each}" for group in groups if not group.get("passive") for each in range(group["count"])]
+        return names[self.number] if self.number < len(names) else f"{groups[0]['name']}_{self.number}"
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""

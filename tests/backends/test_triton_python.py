@@ -324,6 +324,22 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     served.session.close()
 
 
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_each_session_is_told_an_instance_of_its_own(tmp_path: Path, isolation: str) -> None:
+    write_model(tmp_path, "parts", 'instance_group [{ count: 2 }, { passive: true }, { name: "own" }]', TELLS)
+    options = {"model": f"{tmp_path}/parts/1/model.py:TritonPythonModel"}
+    process = isolation == "process"
+    model: Any = ProcessModel("python", options, TOLD).load() if process else backends.load("python", options, TOLD)
+    sessions = [model.open_session(index) for index in (3, 0, 1, 2)]
+    try:
+        told = [json.loads(session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"][0])[1] for session in sessions]
+        assert told == ["parts_0_3", "parts_0_0", "parts_0_1", "own_0"]
+    finally:
+        for session in sessions:
+            session.close()
+        model.close()
+
+
 NUMBERS = """
 input [{ name: "x" data_type: TYPE_FP32 dims: [-1, 2] }]
 dynamic_batching {

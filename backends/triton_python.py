@@ -161,13 +161,19 @@ class ExecuteAdapter:
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
-        responses = self._executed(self._request(inputs, parameters))
-        if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
-            raise ExecutionFailed(
-                "execute: expected a list of one response for one request; only a model whose config.pbtxt says `decoupled` "
-                "may answer otherwise"
-            )
-        return _outputs_of(responses[0])
+        sent = pb_utils.Responses(most=1)
+        request = self._request(inputs, parameters, pb_utils.ResponseSender(sent))
+        returned = self._executed(request)
+        if isinstance(returned, list | tuple) and len(returned) == 1 and returned[0] is not None:
+            return _outputs_of(returned[0])
+        if request.sender_is_asked_for and returned in (None, [None]):
+            del request  # what the model keeps of it may answer yet
+            for response, _ in sent:
+                return _outputs_of(response)
+        raise ExecutionFailed(
+            "execute: expected a list of one response for one request, or None and one by its response sender; only a model "
+            "whose config.pbtxt says `decoupled` may answer otherwise"
+        )
 
     def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
         """Without what is not declared, as on Triton; the log is told once."""
@@ -186,7 +192,7 @@ class ExecuteAdapter:
         return self._runner.run(given) if inspect.iscoroutine(given) else given
 
     def _request(
-        self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender | None = None
+        self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender
     ) -> pb_utils.InferenceRequest:
         tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
         told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}

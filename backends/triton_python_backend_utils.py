@@ -154,6 +154,7 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._sender = sender
+        self.sender_is_asked_for = False
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -189,7 +190,8 @@ class InferenceRequest:
 
     def get_response_sender(self) -> "ResponseSender":
         if self._sender is None:
-            raise TritonModelException("a response sender: only of a request that `execute` of a decoupled model was given")
+            raise TritonModelException("a response sender: only of a request that `execute` was given")
+        self.sender_is_asked_for = True
         return self._sender
 
 
@@ -269,9 +271,14 @@ class ModelConfig:
 
 
 class Responses:
-    """What a model sends to one request, from any thread, taken by another."""
+    """What a model sends to one request, from any thread, taken by another.
 
-    def __init__(self) -> None:
+    most: responses that it may send, and then has to; None: as many as it likes.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._count = 0
         self._sent: list[tuple[InferenceResponse, bool]] = []
         self._changed = threading.Condition()
         self._closed = False  # by the model
@@ -287,10 +294,15 @@ class Responses:
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
         """Waits while `_AHEAD` wait as well; drops what nobody will take. Raises: TritonModelException, after the last."""
         with self._changed:
+            count = self._count + (response is not None)
+            if self._most is not None and count != self._most:
+                did = "more than one response" if count else "complete final before sending a response"
+                raise TritonModelException(f"Unable to send response. Non-decoupled model cannot send {did}.")
             if response is not None:
                 self._changed.wait_for(lambda: self._closed or self._left or len(self._sent) < _AHEAD)
             if self._closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._count += response is not None
             if response is not None and not self._left:
                 self._sent.append((response._copied(), final))  # the model may use its arrays again
             self._closed = final
@@ -332,7 +344,7 @@ class Responses:
 
 
 class ResponseSender:
-    """Of a decoupled model's request. `send` waits while nobody takes what was sent, and drops it when nobody will."""
+    """Of a request. `send` waits while nobody takes what was sent, and drops it when nobody will."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses

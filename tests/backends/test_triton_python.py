@@ -255,11 +255,65 @@ def test_a_decoupled_model_that_fails_to_finalize_leaves_no_thread(tmp_path: Pat
     assert not thread.is_alive()
 
 
-def test_a_model_that_is_not_decoupled_has_no_sender(tmp_path: Path) -> None:
-    code = "class TritonPythonModel:\n    def execute(self, requests): requests[0].get_response_sender()\n"
-    served = Served(tmp_path, code, "max_batch_size: 0")
+SENDS = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        (script,) = request.inputs()[0].as_numpy()
+        thread, *words = script.decode().split()
+        sender = request.get_response_sender()
+
+        def sends():
+            for word in words:
+                value = int(word.strip("!") or 0)
+                response = pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [value])]) if value else None
+                sender.send(response, flags=int(word[-1] == "!"))
+
+        if thread == "thread":
+            threading.Thread(target=sends).start()
+        else:
+            sends()
+        return None if thread == "thread" else [None]
+"""
+
+
+@pytest.mark.parametrize("thread", ["thread", "here"])
+@pytest.mark.parametrize("script", ["7!", "7 !", "7"])
+def test_a_model_that_is_not_decoupled_may_answer_by_its_sender(tmp_path: Path, thread: str, script: str) -> None:
+    served = Served(tmp_path, SENDS, "max_batch_size: 0")
     assert not served.model.spec.decoupled
-    with pytest.raises(ExecutionFailed, match="a response sender: only of a request that `execute` of a decoupled model"):
+    for _ in range(2):
+        outputs = served.session.run({"SCRIPT": np.array([f"{thread} {script}".encode()], object)}, {})
+        assert outputs["VALUE"].tolist() == [7]
+    served.session.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("here 7 8", "Non-decoupled model cannot send more than one response"),
+        ("here !", "Non-decoupled model cannot send complete final before sending a response"),
+        ("here 7! !", "Response sender has been closed"),
+        ("here", "the model has let go of the request without TRITONSERVER_RESPONSE_COMPLETE_FINAL"),
+        ("thread", "the model has let go of the request without TRITONSERVER_RESPONSE_COMPLETE_FINAL"),
+    ],
+)
+def test_a_model_that_is_not_decoupled_sends_one_response(tmp_path: Path, script: str, told: str) -> None:
+    served = Served(tmp_path, SENDS, "max_batch_size: 0")
+    with pytest.raises(ExecutionFailed, match=told):
+        served.session.run({"SCRIPT": np.array([script.encode()], object)}, {})
+    served.session.close()
+
+
+@pytest.mark.parametrize("returned", ["None", "[]", "[None]", "requests * 2"])
+def test_what_execute_should_return_for_a_request_is_told(tmp_path: Path, returned: str) -> None:
+    code = f"class TritonPythonModel:\n    def execute(self, requests): return {returned}\n"
+    served = Served(tmp_path, code, "max_batch_size: 0")
+    with pytest.raises(ExecutionFailed, match="expected a list of one response for one request, or None and one by its"):
         served.session.run({"SCRIPT": np.array([b"any"], object)}, {})
     served.session.close()
 

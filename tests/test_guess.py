@@ -640,6 +640,7 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         ('backend: "tensorflow"', "backend: 'tensorflow': not one that is read here (onnxruntime, pytorch, "),
         ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
         ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
+        ('backend: "python" max_batch_size: -1', "max_batch_size: -1: expected the most rows of a batch, or 0"),
         ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
         ('platform: "pytorch_libtorch" model_transaction_policy { decoupled: true }',
          "decoupled: not supported: of the models that are read here only Python ones answer in parts"),
@@ -832,6 +833,27 @@ def test_a_model_of_tritons_python_backend_completes_its_configuration(tmp_path:
 def test_how_a_model_fails_to_complete_its_configuration_is_told(tmp_path: Path, pbtxt: str, body: str, told: str) -> None:
     method = f"    @staticmethod\n    def auto_complete_config(config): {body}\n"
     assert told in fault(str(completing(tmp_path / "m", pbtxt, method)))
+
+
+@pytest.mark.parametrize("pbtxt", [None, 'backend: "onnxruntime"', f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}'])
+def test_an_onnx_model_of_triton_may_be_a_folder_with_its_weights(tmp_path: Path, pbtxt: str | None) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    helper = onnx.helper
+    weights = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) * 2, "w")
+    x, y = (helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+    onnx.save(made, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    if pbtxt is not None:
+        (tmp_path / "m" / "config.pbtxt").write_text(pbtxt)
+    found = model(str(tmp_path / "m"))
+    assert found["inputs"] == [tensor("x", "FP32", -1, 4)]
+    assert found["outputs"] == [tensor("y", "FP32", -1, 4)]
+    assert found["max_rows"] == (8 if pbtxt and "max_batch_size" in pbtxt else 32)
+    with gateway.load(str(tmp_path / "m")) as loaded:
+        assert loaded.predict({"x": [[1.0, 2.0, 3.0, 4.0]]})["y"].tolist() == [[2.0, 4.0, 6.0, 8.0]]
 
 
 def test_a_decoupled_model_of_tritons_python_backend_is_read_as_one(tmp_path: Path) -> None:

@@ -79,22 +79,35 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         backend["threads"] = threads
     entries = []
     for version in _wanted(where, config, versions):
-        model = version / (config.default_model_filename or file)
+        model = _file_of(version, kind, config.default_model_filename or file)
         if not model.exists():
             raise ConfigError(f"{where}: no file {model}")
-        if what := special(model):
-            raise ConfigError(f"{model}: {what}")
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
-        own = completed(config, model) if kind == "python" else config
-        entry |= _tensors_and_rows(where, own, kind, folder, model)
+        if kind == "onnxruntime" and not (config.input or config.output or config.max_batch_size):
+            found, told = _of_file(kind, model)
+            entry |= found
+            notes += [f"{folder.name}: {note}" for note in told]
+        else:
+            own = completed(config, model) if kind == "python" else config
+            entry |= _tensors_and_rows(where, own, kind, folder, model)
         place = f"{model}{CLASS}" if kind == "python" else str(model)
         entry["backends"] = [
             {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
         entries.append(entry)
     return entries, notes
+
+
+def _file_of(version: Path, kind: str, file: str) -> Path:
+    """A version's model, which may not be there. Raises: ConfigError, for what is neither file nor folder."""
+    model = version / file
+    if kind == "onnxruntime" and model.is_dir():  # with the files of its weights (Triton, docs/user_guide/model_repository.md)
+        model /= _RUNS[kind][1]
+    if what := special(model):
+        raise ConfigError(f"{model}: {what}")
+    return model
 
 
 def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: Path) -> dict[str, Any]:
@@ -157,6 +170,10 @@ def _backend(where: str, config: Any, versions: list[Path]) -> tuple[str, str]:
 
 def _refuse(where: str, config: Any, kind: str) -> None:
     """Raises: ConfigError, for what would be answered otherwise than by Triton."""
+    if config.max_batch_size < 0:
+        raise ConfigError(
+            f"{where}: max_batch_size: {config.max_batch_size}: expected the most rows of a batch, or 0: no batch dimension"
+        )
     set_here = {field.name for field, _ in config.ListFields()}
     for key, instead in _REFUSED.items():
         if key in set_here:
@@ -335,18 +352,18 @@ def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list
 
 def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of a model without config.pbtxt, which Triton too would complete from its file."""
-    model = versions[-1] / file
-    if what := special(model):
-        raise ConfigError(f"{model}: {what}")
-    found = backends.read(kind, str(model))
+    model = _file_of(versions[-1], kind, file)
+    found, notes = _of_file(kind, model)
     version = {} if versions[-1].name == "1" else {"version": versions[-1].name}
-    return [
-        {
-            "name": name, **version, "inputs": [plain(tensor) for tensor in found.inputs],
-            "outputs": [plain(tensor) for tensor in found.outputs],
-            "max_rows": found.max_rows, "backends": [{"kind": kind, "model": str(model)}],
-        }
-    ], [f"{name}: {note}" for note in found.notes]  # fmt: skip
+    entry = {"name": name, **version, **found, "backends": [{"kind": kind, "model": str(model)}]}
+    return [entry], [f"{name}: {note}" for note in notes]
+
+
+def _of_file(kind: str, model: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Tensors and rows, and what is to be told of them."""
+    found = backends.read(kind, str(model))
+    tensors = {"inputs": [plain(tensor) for tensor in found.inputs], "outputs": [plain(tensor) for tensor in found.outputs]}
+    return tensors | {"max_rows": found.max_rows}, found.notes
 
 
 def plain(tensor: TensorSpec) -> dict[str, Any]:

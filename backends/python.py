@@ -267,7 +267,8 @@ class PythonModel:
     def open_session(self, index: int) -> "PythonSession":
         if not inspect.isclass(self._code):
             return PythonSession(self._code, None, self._signature, self.spec)
-        instance = make(self._model, self._code, self._options, key="class_options")
+        code = self._code.numbered(index) if issubclass(self._code, triton_python.ExecuteAdapter) else self._code
+        instance = make(self._model, code, self._options, key="class_options")
         if hasattr(instance, "load"):
             try:
                 instance.load()
@@ -294,7 +295,8 @@ class PythonSession:
         self._signature = signature
         self._outputs = spec.output_by_name or None
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
-        # Of other classes, a method of this name may be anything.
+        # Of other classes, methods of these names may be anything.
+        self._declared = instance.declared if isinstance(instance, triton_python.ExecuteAdapter) else None
         self.cancel = instance.cancel if isinstance(instance, triton_python.DecoupledAdapter) else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -305,7 +307,7 @@ class PythonSession:
                 outputs: Any = call_by_name(predict, self._signature, inputs, self._outputs)
             else:
                 outputs = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
-        return _copied(_checked(outputs))
+        return _copied(self._kept(_checked(outputs)))
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         predict = self._open()
@@ -317,7 +319,11 @@ class PythonSession:
                 given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
             with parts_of(given) as parts:
                 for outputs in parts:
-                    yield outputs if isinstance(outputs, EarlyFailure) else _copied(_checked(outputs, "yielded"))
+                    failed = isinstance(outputs, EarlyFailure)
+                    yield outputs if failed else _copied(self._kept(_checked(outputs, "yielded")))
+
+    def _kept(self, outputs: Tensors) -> Tensors:
+        return outputs if self._declared is None or self._outputs is None else self._declared(outputs, self._outputs)
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:

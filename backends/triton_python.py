@@ -18,25 +18,27 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import logging
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors
+from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors, words_of
 from backends.datatypes import normalised
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes
-from backends.source import load_object
+from backends.source import line_of, load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
 
+_COMPLETES: Final = "auto_complete_config"
 _UTILS: Final = "triton_python_backend_utils"
 _REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL: the model has failed
     pb_utils.ErrorCode.NOT_FOUND: "not_found",
@@ -52,6 +54,8 @@ _FLAGS: Final = {
     "sequence_end": pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
 }
 
+log = logging.getLogger(__name__)
+
 
 def lend_utils() -> None:
     """Let a model import its utilities, unless they are installed."""
@@ -61,40 +65,88 @@ def lend_utils() -> None:
 
 def adapted(model: str) -> type:
     """A class with `predict` around the one that `model` names. Raises: LoadFailed."""
-    lend_utils()
-    theirs = load_object(model)
+    theirs = _class_of(model)
     if not callable(getattr(theirs, "execute", None)):
         raise LoadFailed(f"{model}: expected a class with a method `execute(requests)`, as Triton's Python backend has it")
     file = Path(model.rpartition(":")[0]).absolute()
-    decoupled = pb_utils.using_decoupled_model_transaction_policy(model_config(_config_of(file)))
+    config = _config_of(model, theirs, file.parent.parent)
+    decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
 
-    class Adapter(DecoupledAdapter if decoupled else _Adapter):  # type: ignore[misc]  # it is one of two
+    class Adapter(DecoupledAdapter if decoupled else ExecuteAdapter):  # type: ignore[misc]  # it is one of two
         __module__ = theirs.__module__  # in whose file the lines are that messages point at
 
         def __init__(self) -> None:
-            super().__init__(theirs, file)
+            super().__init__(theirs, file, config)
 
     return Adapter
 
 
-def _config_of(file: Path) -> Path:
-    return file.parent.parent / "config.pbtxt"
+def _class_of(model: str) -> Any:
+    lend_utils()
+    return load_object(model)
 
 
-class _Adapter:
-    def __init__(self, theirs: Any, file: Path) -> None:
-        """file: MODEL/VERSION/model.py."""
+def completed(config: Any, file: Path) -> Any:
+    """A message ModelConfig with what the `auto_complete_config` of a model.py adds; the same where there is none.
+
+    file: MODEL/VERSION/model.py; it is imported only where it has that word, or the message no input or output.
+    Raises: LoadFailed.
+    """
+    if config.input and config.output and _COMPLETES.encode() not in file_bytes(file):
+        return config
+    from google.protobuf import json_format
+
+    model = f"{file}{CLASS}"
+    theirs = _class_of(model)
+    if not hasattr(theirs, _COMPLETES):
+        return config
+    said = _completed(model, theirs, _in_json(config, file.parent.parent.name))
+    try:
+        return json_format.ParseDict(said, type(config)())
+    except json_format.ParseError as exc:
+        raise LoadFailed(f"{model}: {_COMPLETES}: not a model configuration of Triton: {exc}") from exc
+
+
+def _config_of(model: str, theirs: Any, folder: Path) -> dict[str, Any]:
+    """The config.pbtxt of a folder, completed by the class, as `initialize` gets it; empty where there is neither."""
+    path = folder / "config.pbtxt"
+    if not hasattr(theirs, _COMPLETES):
+        return model_config(path)
+    return _completed(model, theirs, _in_json(read_pbtxt(path), folder.name))
+
+
+def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """What `auto_complete_config` makes of a configuration. Raises: LoadFailed."""
+    try:
+        given = getattr(theirs, _COMPLETES)(pb_utils.ModelConfig(json.dumps(config)))
+    except Exception as exc:
+        raise LoadFailed(f"{model}: {_COMPLETES} raised {words_of(exc)} ({line_of(exc, theirs)})") from exc
+    if not isinstance(given, pb_utils.ModelConfig):
+        raise LoadFailed(f"{model}: {_COMPLETES}: expected the ModelConfig that it was given, got {type(given).__name__}")
+    return given.as_dict()
+
+
+class ExecuteAdapter:
+    number = 0  # of the session that has it
+
+    @classmethod
+    def numbered(cls, number: int) -> type:
+        """The class for one session."""
+        return type(cls.__name__, (cls,), {"number": number, "__module__": cls.__module__})
+
+    def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
+        """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
         self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
-        config = model_config(_config_of(file))
-        name = config.get("name", file.parent.parent.name)
+        self._dropped: set[str] = set()  # outputs, of which the log was told
+        name = self._name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
         if hasattr(self._model, "initialize"):
             self._model.initialize(
                 {
                     "model_config": json.dumps(config),
                     "model_instance_kind": "CPU",
-                    "model_instance_name": f"{config['instance_group'][0]['name'] if config else name}_0",
+                    "model_instance_name": self._instance_name(config, name),
                     "model_instance_device_id": "0",
                     "model_repository": str(file.parent.parent),
                     "model_version": file.parent.name,
@@ -102,15 +154,38 @@ class _Adapter:
                 }
             )
 
+    def _instance_name(self, config: Mapping[str, Any], name: str) -> str:
+        """As Triton calls them, group by group; sessions beyond the groups are counted on in the first."""
+        groups = config.get("instance_group") or [{"name": name, "count": 1}]
+        names = [f"{group['name']}_{each}" for group in groups if not group.get("passive") for each in range(group["count"])]
+        return names[self.number] if self.number < len(names) else f"{groups[0]['name']}_{self.number}"
+
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
-        responses = self._executed(self._request(inputs, parameters))
-        if not isinstance(responses, list | tuple) or len(responses) != 1 or responses[0] is None:
-            raise ExecutionFailed(
-                "execute: expected a list of one response for one request; only a model whose config.pbtxt says `decoupled` "
-                "may answer otherwise"
-            )
-        return _outputs_of(responses[0])
+        sent = pb_utils.Responses(most=1)
+        request = self._request(inputs, parameters, pb_utils.ResponseSender(sent))
+        returned = self._executed(request)
+        if isinstance(returned, list | tuple) and len(returned) == 1 and returned[0] is not None:
+            return _outputs_of(returned[0])
+        if request.sender_is_asked_for and returned in (None, [None]):
+            del request  # what the model keeps of it may answer yet
+            for response, _ in sent:
+                return _outputs_of(response)
+        raise ExecutionFailed(
+            "execute: expected a list of one response for one request, or None and one by its response sender; only a model "
+            "whose config.pbtxt says `decoupled` may answer otherwise"
+        )
+
+    def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
+        """Without what is not declared, as on Triton; the log is told once."""
+        undeclared = outputs.keys() - declared
+        if not undeclared:
+            return outputs
+        if new := sorted(undeclared - self._dropped):
+            self._dropped.update(new)
+            log.warning("%s: the outputs %s are dropped: no output of the model has that name", self._name, new)
+        kept = {name: array for name, array in outputs.items() if name in declared}
+        return LastPart(kept) if isinstance(outputs, LastPart) else kept
 
     def _executed(self, request: pb_utils.InferenceRequest) -> Any:
         """What `execute` returns, in the end."""
@@ -118,7 +193,7 @@ class _Adapter:
         return self._runner.run(given) if inspect.iscoroutine(given) else given
 
     def _request(
-        self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender | None = None
+        self, inputs: Tensors, parameters: Mapping[str, object], sender: pb_utils.ResponseSender
     ) -> pb_utils.InferenceRequest:
         tensors = [pb_utils.Tensor(name, array) for name, array in inputs.items()]
         told = {name: value for name, value in parameters.items() if not name.startswith("gateway.")}
@@ -143,15 +218,15 @@ class _Adapter:
                 self._model.finalize()
 
 
-class DecoupledAdapter(_Adapter):
+class DecoupledAdapter(ExecuteAdapter):
     """Calls the model from one thread, for one request at a time."""
 
-    def __init__(self, theirs: Any, file: Path) -> None:
+    def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
         self._responses: pb_utils.Responses | None = None  # while they are taken
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._main, name=f"{file.parent.parent.name}-execute", daemon=True).start()
         try:
-            self._begin(lambda: _Adapter.__init__(self, theirs, file)).result()
+            self._begin(lambda: ExecuteAdapter.__init__(self, theirs, file, config)).result()
         except BaseException:
             self._calls.put(None)
             raise
@@ -248,34 +323,55 @@ def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed.
+    """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
+    return _in_json(read_pbtxt(path), path.parent.name) if path.exists() else {}
+
+
+def _in_json(config: Any, name: str) -> dict[str, Any]:
+    """config: a message ModelConfig. name: that of its folder.
 
     Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
     """
     from google.protobuf.json_format import MessageToDict
 
-    if not path.exists():
-        return {}
-    message = read_pbtxt(path)
-    message.name = message.name or path.parent.name
+    message = type(config)()
+    message.CopyFrom(config)
+    message.name = message.name or name
     if not message.instance_group:
         message.instance_group.add(name=message.name)
     for number, group in enumerate(message.instance_group):
         group.name = group.name or f"{message.name}_{number}"
         group.kind = group.kind or type(group).KIND_CPU
         group.count = max(group.count, 1)
-    config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    for tensor in (*config.get("input", ()), *config.get("output", ())):
-        tensor["dims"] = [int(size) for size in tensor["dims"]]  # protobuf writes int64 as text, Triton as numbers
-    return config
+    said: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    _in_numbers(said, message.DESCRIPTOR)
+    return said
+
+
+def _in_numbers(config: dict[str, Any], descriptor: Any) -> None:
+    """Integers of 64 bits: protobuf writes them as text in JSON, Triton as numbers. The keys of a map are text in both."""
+    for field in descriptor.fields:
+        value = config.get(field.name)
+        if value is None:
+            continue
+        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            config[field.name] = [int(each) for each in value] if isinstance(value, list) else int(value)
+        elif field.message_type is not None and field.message_type.GetOptions().map_entry:
+            of_values = field.message_type.fields_by_name["value"].message_type
+            for each in value.values() if of_values is not None else ():
+                _in_numbers(each, of_values)
+        elif field.message_type is not None:
+            for each in value if isinstance(value, list) else [value]:
+                _in_numbers(each, field.message_type)
 
 
 def read_pbtxt(path: Path) -> Any:
-    """A config.pbtxt as the message ModelConfig. Raises: LoadFailed."""
+    """A config.pbtxt as the message ModelConfig; an empty one without the file. Raises: LoadFailed."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
     try:
-        return text_format.Parse(file_bytes(path).decode("utf-8"), model_config_pb2.ModelConfig())
+        text = file_bytes(path).decode("utf-8") if path.exists() else ""
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as exc:
         raise LoadFailed(f"{path}: not a model configuration of Triton: {exc}") from exc

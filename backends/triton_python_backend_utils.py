@@ -7,12 +7,14 @@ import enum
 import json
 import logging
 import struct
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from backends.base import writeable
 from backends.datatypes import NUMPY, config_datatype, datatype_of
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
@@ -73,8 +75,8 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         return self._array
 
-    def shape(self) -> tuple[int, ...]:
-        return self._array.shape
+    def shape(self) -> list[int]:
+        return list(self._array.shape)
 
     def triton_dtype(self) -> int:
         return numpy_to_triton_type(self._array.dtype)
@@ -83,18 +85,46 @@ class Tensor:
         return True
 
     def to_dlpack(self) -> Any:
-        return self._array.__dlpack__()
+        return self.__dlpack__()
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._array.__dlpack__(**options)
+        if self._array.dtype == NUMPY["BF16"]:  # which numpy does not export
+            from backends.torch_tensors import to_tensor
+
+            return to_tensor(self._array).__dlpack__(**options)
+        return writeable(self._array).__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> "Tensor":
-        """tensor: on the CPU, and of a type with `__dlpack__`, such as torch.Tensor."""
-        return Tensor(name, np.from_dlpack(tensor))
+        """tensor: on the CPU; a capsule, or of a type with `__dlpack__`, such as torch.Tensor."""
+        if type(tensor).__name__ == "PyCapsule":
+            tensor = _Capsule(tensor)
+        try:
+            return Tensor(name, np.from_dlpack(tensor))
+        except RuntimeError:  # BF16, which numpy does not import; it leaves the capsule as it was
+            if "torch" not in sys.modules:
+                raise
+            from torch.utils.dlpack import from_dlpack
+
+            from backends.torch_tensors import to_array
+
+            return Tensor(name, to_array(from_dlpack(tensor)))
+
+
+class _Capsule:
+    """A capsule of DLPack, as `torch.utils.dlpack.to_dlpack` makes it, in the form in which numpy takes one."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU; of a capsule that is elsewhere numpy tells so itself
 
 
 class InferenceRequest:
@@ -103,7 +133,7 @@ class InferenceRequest:
     def __init__(
         self,
         inputs: Sequence[Tensor] = (),
-        requested_output_names: Sequence[str] = (),
+        requested_output_names: Iterable[str] = (),
         model_name: str = "",
         parameters: Mapping[str, object] | None = None,
         request_id: str = "",
@@ -116,7 +146,7 @@ class InferenceRequest:
     ) -> None:
         """timeout: µs that are left until nobody waits any more; 0: unknown. sender: of a request that was made here."""
         self._inputs = list(inputs)
-        self._names = list(requested_output_names)
+        self._names = set(requested_output_names)
         self._model_name = model_name
         self._parameters = dict(parameters or {})
         self._request_id = request_id
@@ -124,11 +154,12 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._sender = sender
+        self.sender_is_asked_for = False
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         return self._names
 
     def parameters(self) -> str:
@@ -159,7 +190,8 @@ class InferenceRequest:
 
     def get_response_sender(self) -> "ResponseSender":
         if self._sender is None:
-            raise TritonModelException("a response sender: only of a request that `execute` of a decoupled model was given")
+            raise TritonModelException("a response sender: only of a request that `execute` was given")
+        self.sender_is_asked_for = True
         return self._sender
 
 
@@ -181,10 +213,72 @@ class InferenceResponse:
         return self._error
 
 
-class Responses:
-    """What a model sends to one request, from any thread, taken by another."""
+class ModelConfig:
+    """What `auto_complete_config` gets and returns: the config.pbtxt, to which it may add what is not said there."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_config: str) -> None:
+        """model_config: in JSON."""
+        self._config: dict[str, Any] = json.loads(model_config)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._config
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Raises: ValueError, if the configuration says more."""
+        if self._config["max_batch_size"] > max_batch_size:
+            said = self._config["max_batch_size"]
+            raise ValueError(f"set_max_batch_size: got {max_batch_size}, the configuration says {said}: expected as much")
+        self._config["max_batch_size"] = max_batch_size
+
+    def set_dynamic_batching(self) -> None:
+        """Raises: ValueError, if the configuration has another scheduler."""
+        for other in ("sequence_batching", "ensemble_scheduling"):
+            if other in self._config:
+                raise ValueError(f"set_dynamic_batching: the configuration has {other}: one of them has to go")
+        self._config.setdefault("dynamic_batching", {})
+
+    def add_input(self, input: Mapping[str, Any]) -> None:
+        """Raises: ValueError, for what is no input, or another than the configuration has of that name."""
+        self._add("input", input, ("optional",))
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Raises: as `add_input`."""
+        self._add("output", output, ())
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
+        """Raises: ValueError, if the configuration says otherwise."""
+        policy = self._config.setdefault("model_transaction_policy", {})
+        for key, value in transaction_policy_dict.items():
+            if key != "decoupled":
+                raise ValueError(f"set_model_transaction_policy: got {key!r}, expected 'decoupled'")
+            if policy.setdefault(key, value) != value:
+                raise ValueError(f"set_model_transaction_policy: {key}: got {value}, the configuration says {policy[key]}")
+
+    def _add(self, kind: str, tensor: Mapping[str, Any], others: tuple[str, ...]) -> None:
+        what = f"add_{kind}: {tensor.get('name')!r}"
+        needed = ("name", "data_type", "dims")
+        if any(key not in tensor for key in needed) or any(key not in (*needed, *others) for key in tensor):
+            allowed = f", and {', '.join(others)} if need be" if others else ""
+            raise ValueError(f"{what}: got {', '.join(tensor)}, expected {', '.join(needed)}{allowed}")
+        for known in self._config[kind]:
+            if known["name"] == tensor["name"]:
+                for key, value in tensor.items():
+                    if known.get(key) not in (value, "TYPE_INVALID", [], None):
+                        raise ValueError(f"{what}: {key}: got {value}, the configuration says {known[key]}")
+                known.update(tensor)
+                return
+        self._config[kind].append(dict(tensor))
+
+
+class Responses:
+    """What a model sends to one request, from any thread, taken by another.
+
+    most: responses that it may send, and then has to; None: as many as it likes.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._count = 0
         self._sent: list[tuple[InferenceResponse, bool]] = []
         self._changed = threading.Condition()
         self._closed = False  # by the model
@@ -200,10 +294,15 @@ class Responses:
     def send(self, response: InferenceResponse | None, *, final: bool) -> None:
         """Waits while `_AHEAD` wait as well; drops what nobody will take. Raises: TritonModelException, after the last."""
         with self._changed:
+            count = self._count + (response is not None)
+            if self._most is not None and count != self._most:
+                did = "more than one response" if count else "complete final before sending a response"
+                raise TritonModelException(f"Unable to send response. Non-decoupled model cannot send {did}.")
             if response is not None:
                 self._changed.wait_for(lambda: self._closed or self._left or len(self._sent) < _AHEAD)
             if self._closed:
                 raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._count += response is not None
             if response is not None and not self._left:
                 self._sent.append((response._copied(), final))  # the model may use its arrays again
             self._closed = final
@@ -245,7 +344,7 @@ class Responses:
 
 
 class ResponseSender:
-    """Of a decoupled model's request. `send` waits while nobody takes what was sent, and drops it when nobody will."""
+    """Of a request. `send` waits while nobody takes what was sent, and drops it when nobody will."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses

@@ -609,6 +609,22 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("a\u2028b\nc\x85\x0cd\n", ["a\u2028b", "c\x85\x0cd"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("a\n\nc", ["a", "", "c"]),
+        ("a\n\n", ["a", ""]),
+        ("", []),
+    ],
+)
+def test_a_label_of_triton_ends_where_its_line_does(tmp_path: Path, text: str, labels: list[str]) -> None:
+    folder = triton_model(tmp_path / "scaled", PBTXT, v1="model.py")
+    (folder / "labels.txt").write_bytes(text.encode())
+    assert model(str(folder))["outputs"][0].get("labels") == labels
+
+
 def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
@@ -648,6 +664,7 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         ('backend: "tensorflow"', "backend: 'tensorflow': not one that is read here (onnxruntime, pytorch, "),
         ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
         ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
+        ('backend: "python" max_batch_size: -1', "max_batch_size: -1: expected the most rows of a batch, or 0"),
         ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
         ('platform: "pytorch_libtorch" model_transaction_policy { decoupled: true }',
          "decoupled: not supported: of the models that are read here only Python ones answer in parts"),
@@ -785,6 +802,82 @@ def test_a_model_of_tritons_python_backend_answers(tmp_path: Path) -> None:
         session.run({"x": -np.ones((2, 4), np.float32)}, {})
     session.close()
     loaded.close()
+
+
+COMPLETES = """
+    @staticmethod
+    def auto_complete_config(config):
+        said = config.as_dict()
+        assert said["name"] == "m" and said["max_batch_size"] < 8
+        config.add_input({"name": "x", "data_type": "TYPE_FP32", "dims": [4]})
+        config.add_output({"name": "y", "data_type": "TYPE_FP32", "dims": [4]})
+        if "w" not in [each["name"] for each in said["input"]]:
+            config.add_input({"name": "w", "data_type": "TYPE_INT64", "dims": [-1], "optional": True})
+        config.set_max_batch_size(8)
+        config.set_dynamic_batching()
+        config.set_model_transaction_policy({"decoupled": True})
+        return config
+"""
+
+
+def completing(folder: Path, pbtxt: str | None, method: str = COMPLETES) -> Path:
+    triton_model(folder, pbtxt or "", v1="model.py")
+    (folder / "1" / "model.py").write_text(MODEL_PY + method)
+    if pbtxt is None:
+        (folder / "config.pbtxt").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("pbtxt", [None, "", 'backend: "python" max_batch_size: 4', TENSORS])
+def test_a_model_of_tritons_python_backend_completes_its_configuration(tmp_path: Path, pbtxt: str | None) -> None:
+    import backends
+
+    found = model(str(completing(tmp_path / "m", pbtxt)))
+    assert found["inputs"] == [tensor("x", "FP32", -1, 4), {**tensor("w", "INT64", -1, -1), "optional": True}]
+    assert found["outputs"] == [tensor("y", "FP32", -1, 4)]
+    assert found["max_rows"] == 8
+    config = parse_config({"models": [found]}, source="guess").models[0]
+    loaded = backends.load("python", config.backends[0].options(), config.declared())
+    assert loaded.spec.decoupled
+    loaded.close()
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "body", "told"),
+    [
+        (TENSORS, 'config.add_input({"name": "x", "data_type": "TYPE_FP64", "dims": [4]}); return config',
+         "ValueError: add_input: 'x': data_type: got TYPE_FP64, the configuration says TYPE_FP32 ("),
+        (TENSORS, 'config.add_output({"name": "y"}); return config', "add_output: 'y': got name, expected name, data_type,"),
+        ("max_batch_size: 9", "config.set_max_batch_size(8)", "set_max_batch_size: got 8, the configuration says 9"),
+        (TENSORS, "pass", "auto_complete_config: expected the ModelConfig that it was given, got NoneType"),
+        (TENSORS, 'config.as_dict()["rows"] = 8; return config', "auto_complete_config: not a model configuration of Triton: "),
+        ("", "return config", "input, output: missing: state them in a config.pbtxt, or by auto_complete_config in "),
+    ],
+)  # fmt: skip
+def test_how_a_model_fails_to_complete_its_configuration_is_told(tmp_path: Path, pbtxt: str, body: str, told: str) -> None:
+    method = f"    @staticmethod\n    def auto_complete_config(config): {body}\n"
+    assert told in fault(str(completing(tmp_path / "m", pbtxt, method)))
+
+
+@pytest.mark.parametrize("pbtxt", [None, 'backend: "onnxruntime"', f'backend: "onnxruntime" max_batch_size: 8 {TENSORS}'])
+def test_an_onnx_model_of_triton_may_be_a_folder_with_its_weights(tmp_path: Path, pbtxt: str | None) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = tmp_path / "m" / "1" / "model.onnx" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    helper = onnx.helper
+    weights = onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32) * 2, "w")
+    x, y = (helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weights])
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+    onnx.save(made, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    if pbtxt is not None:
+        (tmp_path / "m" / "config.pbtxt").write_text(pbtxt)
+    found = model(str(tmp_path / "m"))
+    assert found["inputs"] == [tensor("x", "FP32", -1, 4)]
+    assert found["outputs"] == [tensor("y", "FP32", -1, 4)]
+    assert found["max_rows"] == (8 if pbtxt and "max_batch_size" in pbtxt else 32)
+    with gateway.load(str(tmp_path / "m")) as loaded:
+        assert loaded.predict({"x": [[1.0, 2.0, 3.0, 4.0]]})["y"].tolist() == [[2.0, 4.0, 6.0, 8.0]]
 
 
 def test_a_decoupled_model_of_tritons_python_backend_is_read_as_one(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ _Advice = tuple[tuple[re.Pattern[str], str], ...]
 
 def _advice(path: Path, table: _Advice) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a form feed ends none
     except (OSError, UnicodeDecodeError) as exc:
         return [f"{path.name}: cannot be read: {exc}"]
     return [

@@ -14,7 +14,7 @@ from backends.base import LoadFailed, TensorSpec
 from backends.check import gpus as gpus_here
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
-from backends.triton_python import read_pbtxt
+from backends.triton_python import CLASS, completed, read_pbtxt
 from gateway.errors import ConfigError
 
 _CONFIG: Final = "config.pbtxt"
@@ -68,6 +68,8 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
             f"{where}: no version: expected a folder named by a number, such as {folder.name}/1, with the model in it"
         )
     kind, file = _backend(where, config, versions)
+    if config is None and kind == "python":
+        config = read_pbtxt(path)  # which is empty, for `auto_complete_config` to fill
     if config is None:
         return _from_files(folder.name, kind, file, versions)
     _refuse(where, config, kind)
@@ -81,6 +83,41 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         backend["device"] = f"cuda:{gpus[0]}" if kind == "torch" and len(gpus) == 1 and gpus[0] else "cuda"
     if kind != "python" and (threads := _threads(config)):
         backend["threads"] = threads
+    entries = []
+    for version in _wanted(where, config, versions):
+        model = _file_of(version, kind, config.default_model_filename or file)
+        if not model.exists():
+            raise ConfigError(f"{where}: no file {model}")
+        entry: dict[str, Any] = {"name": config.name or folder.name}
+        if version.name != "1":
+            entry["version"] = version.name
+        if kind == "onnxruntime" and not (config.input or config.output or config.max_batch_size):
+            found, told = _of_file(kind, model)
+            entry |= found
+            notes += [f"{folder.name}: {note}" for note in told]
+        else:
+            own = completed(config, model) if kind == "python" else config
+            entry |= _tensors_and_rows(where, own, kind, folder, model)
+        place = f"{model}{CLASS}" if kind == "python" else str(model)
+        entry["backends"] = [
+            {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
+        ]
+        entries.append(entry)
+    return entries, notes
+
+
+def _file_of(version: Path, kind: str, file: str) -> Path:
+    """A version's model, which may not be there. Raises: ConfigError, for what is neither file nor folder."""
+    model = version / file
+    if kind == "onnxruntime" and model.is_dir():  # with the files of its weights (Triton, docs/user_guide/model_repository.md)
+        model /= _RUNS[kind][1]
+    if what := special(model):
+        raise ConfigError(f"{model}: {what}")
+    return model
+
+
+def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: Path) -> dict[str, Any]:
+    """folder: of the model. model: the file of a version."""
     batched = config.max_batch_size > 0
     inputs = _tensors(where, config.input, batched)
     outputs = _tensors(where, config.output, batched, folder)
@@ -88,28 +125,14 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         inputs, outputs = _ordered(inputs), _ordered(outputs)
     if not inputs or not outputs:
         if kind == "python":
-            raise ConfigError(f"{where}: input, output: missing: state them, as auto_complete_config is not called here")
+            raise ConfigError(
+                f"{where}: input, output: missing: state them in a {_CONFIG}, or by auto_complete_config in {model}"
+            )
         if kind == "torch":
             raise ConfigError(f"{where}: input, output: missing: a PyTorch file does not tell them, so state them")
-    entries = []
-    for version in _wanted(where, config, versions):
-        model = version / (config.default_model_filename or file)
-        if not model.exists():
-            raise ConfigError(f"{where}: no file {model}")
-        if what := special(model):
-            raise ConfigError(f"{model}: {what}")
-        entry: dict[str, Any] = {"name": config.name or folder.name}
-        if version.name != "1":
-            entry["version"] = version.name
-        passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
-        entry |= {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
-        entry["max_rows"] = config.max_batch_size
-        place = f"{model}:TritonPythonModel" if kind == "python" else str(model)
-        entry["backends"] = [
-            {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
-        ]
-        entries.append(entry)
-    return entries, notes
+    passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
+    found: dict[str, Any] = {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
+    return found | {"max_rows": config.max_batch_size}
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -153,6 +176,10 @@ def _backend(where: str, config: Any, versions: list[Path]) -> tuple[str, str]:
 
 def _refuse(where: str, config: Any, kind: str) -> None:
     """Raises: ConfigError, for what would be answered otherwise than by Triton."""
+    if config.max_batch_size < 0:
+        raise ConfigError(
+            f"{where}: max_batch_size: {config.max_batch_size}: expected the most rows of a batch, or 0: no batch dimension"
+        )
     set_here = {field.name for field, _ in config.ListFields()}
     for key, instead in _REFUSED.items():
         if key in set_here:
@@ -283,11 +310,16 @@ def _tensors(where: str, tensors: Any, batched: bool, folder: Path | None = None
             entry["optional"] = True
         if folder is not None and tensor.label_filename:
             try:
-                entry["labels"] = file_bytes(folder / tensor.label_filename).decode("utf-8").splitlines()
+                entry["labels"] = _lines(file_bytes(folder / tensor.label_filename).decode("utf-8"))
             except (OSError, UnicodeDecodeError) as exc:
                 raise ConfigError(f"{where}: {tensor.name}: label_filename: {exc}") from exc
         found.append(entry)
     return found
+
+
+def _lines(text: str) -> list[str]:
+    """Each ends at \\n, as in Triton's label files; a \\r before it is dropped. `splitlines` splits at other characters too."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _ordered(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -326,20 +358,18 @@ def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list
 
 def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of a model without config.pbtxt, which Triton too would complete from its file."""
-    if kind == "python":
-        raise ConfigError(f"{versions[-1].parent}: no {_CONFIG}: a Python model needs one that states its input and output")
-    model = versions[-1] / file
-    if what := special(model):
-        raise ConfigError(f"{model}: {what}")
-    found = backends.read(kind, str(model))
+    model = _file_of(versions[-1], kind, file)
+    found, notes = _of_file(kind, model)
     version = {} if versions[-1].name == "1" else {"version": versions[-1].name}
-    return [
-        {
-            "name": name, **version, "inputs": [plain(tensor) for tensor in found.inputs],
-            "outputs": [plain(tensor) for tensor in found.outputs],
-            "max_rows": found.max_rows, "backends": [{"kind": kind, "model": str(model)}],
-        }
-    ], [f"{name}: {note}" for note in found.notes]  # fmt: skip
+    entry = {"name": name, **version, **found, "backends": [{"kind": kind, "model": str(model)}]}
+    return [entry], [f"{name}: {note}" for note in notes]
+
+
+def _of_file(kind: str, model: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Tensors and rows, and what is to be told of them."""
+    found = backends.read(kind, str(model))
+    tensors = {"inputs": [plain(tensor) for tensor in found.inputs], "outputs": [plain(tensor) for tensor in found.outputs]}
+    return tensors | {"max_rows": found.max_rows}, found.notes
 
 
 def plain(tensor: TensorSpec) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def describe_welcome(models: list[dict[str, Any]], *, metrics: bool) -> dict[str
 
 
 def describe_metadata(name: str, spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
-    """The answer to a metadata request of a model. versions: those that are ready."""
+    """The answer to a metadata request of a model. versions: the one that was asked for, or those that are ready."""
 
     def plain(tensor: TensorSpec) -> dict[str, Any]:
         return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}

@@ -235,8 +235,8 @@ class Repository:
 
     def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Raises: NotFound, NotReady."""
-        served = self.model(name, version)
-        return describe_metadata(name, served.spec, [known.version for known in self._models[name].values() if known.lanes])
+        spec, of_name = self.model(name, version).spec, self._models[name]
+        return describe_metadata(name, spec, [each for each in of_name if of_name[each].lanes and version in ("", each)])
 
     def model_config(self, name: str, version: str = "") -> dict[str, Any]:
         """Triton's ModelConfig in its JSON form, as far as it has a meaning here. Raises: NotFound, NotReady."""

@@ -48,7 +48,7 @@ _FAULTS: Final[dict[str, Callable[[str], ExecutionFailed]]] = {
 
 
 class ProcessModel:
-    """A `Model` whose sessions are processes. The first of them is started by `load`, since only it can tell the spec."""
+    """A `Model` whose sessions are processes. Number 0 of them is started by `load`, since only one can tell the spec."""
 
     def __init__(self, kind: str, options: Mapping[str, Any], declared: ModelSpec) -> None:
         self.spec = declared
@@ -68,14 +68,16 @@ class ProcessModel:
                 f"model: {model!r} is defined in the script or notebook that runs, which a process of its own cannot import: "
                 "put it into a file, as FILE.py:name, or leave `isolation: process` out"
             )
-        self._spare = self._start()
+        self._spare = self._start(0)
         self.spec = self._spare.spec
         return self
 
     def open_session(self, index: int) -> "ProcessSession":
-        with self._lock:
-            spare, self._spare = self._spare, None
-        return spare or self._start()
+        spare = None
+        if not index:
+            with self._lock:
+                spare, self._spare = self._spare, None
+        return spare or self._start(index)
 
     def close(self) -> None:
         """End all children at once, those that are still loading too. From any thread."""
@@ -85,7 +87,7 @@ class ProcessModel:
         for session in sessions:
             session.kill()
 
-    def _start(self) -> "ProcessSession":
+    def _start(self, index: int) -> "ProcessSession":
         session = ProcessSession()
         with self._lock:
             self._sessions.add(session)
@@ -93,7 +95,7 @@ class ProcessModel:
         if closed:
             session.kill()
         try:
-            session.load(self._load)
+            session.load({**self._load, "index": index})
         except BaseException:
             session.close()
             raise
@@ -197,7 +199,7 @@ def _serve(channel: socket.socket) -> None:
     _, load = decode_frame(receive(channel))
     try:
         model = backends.load(load["kind"], load["options"], spec_from_plain(load["declared"]))
-        session = model.open_session(0)
+        session = model.open_session(load["index"])
     except BaseException as exc:  # whatever it is, the parent must be told in words
         answer(encode_frame({}, {"error": words_of(exc)}))
         return

@@ -274,7 +274,7 @@ def want_once(wanted: dict[str, OutputRequest], output: OutputRequest) -> None:
 
 
 def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool, in_haste: bool = False) -> np.ndarray:
-    """The k best classes of each row as BYTES "score:index[:label]" (classification extension).
+    """The k best classes of each row as BYTES "score:index[:label]" (classification extension); an empty label is none.
 
     Shapes: (rows, *classes) -> (rows, min(k, classes)) if batched, else the whole array is one row and the result (min(k, n),).
     Order: score falling, then index rising. Raises: InvalidArgument, for a datatype that has no scores, or more classes than
@@ -299,7 +299,7 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool,
             if not (row * k + column) % SLICE:
                 pause()
             index = int(best[row, column])
-            label = f":{labels[index]}" if index < len(labels) else ""
+            label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
             score = rows[row, index]
             text = f"{score:f}" if array.dtype.kind == "f" else f"{score}"
             out[row, column] = f"{text}:{index}{label}".encode()

@@ -32,7 +32,7 @@ from backends.base import (
 )
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
-from backends.triton_python import lend_utils
+from backends.triton_python import lend_utils, model_config
 from gateway.engine.session_process import ProcessModel
 from gateway.errors import Code
 from tests.rest_routes.serving import serving
@@ -192,6 +192,20 @@ def test_execute_may_be_async(tmp_path: Path) -> None:
     served.session.close()
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_outputs_that_are_not_declared_are_dropped(tmp_path: Path, decoupled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    debug = '[pb_utils.Tensor("DEBUG", [[0.5]]), '
+    code = (ASYNC if decoupled else AWAITS).replace('[pb_utils.Tensor("VALUE"', f'{debug}pb_utils.Tensor("VALUE"')
+    served = Served(tmp_path, code, decoupled_model.CONFIG if decoupled else "max_batch_size: 0")
+    inputs = {"SCRIPT": np.array([b"any"], object)}
+    for _ in range(2):
+        parts = list(served.stream("any")) if decoupled else [served.session.run(inputs, {})]
+        assert [[*part] for part in parts] == [["VALUE"]] * len(parts)
+    assert isinstance(parts[-1], LastPart) == decoupled
+    served.session.close()
+    assert caplog.messages == ["parts: the outputs ['DEBUG'] are dropped: no output of the model has that name"]
+
+
 AWAITS = """
 import asyncio
 import triton_python_backend_utils as pb_utils
@@ -254,11 +268,65 @@ def test_a_decoupled_model_that_fails_to_finalize_leaves_no_thread(tmp_path: Pat
     assert not thread.is_alive()
 
 
-def test_a_model_that_is_not_decoupled_has_no_sender(tmp_path: Path) -> None:
-    code = "class TritonPythonModel:\n    def execute(self, requests): requests[0].get_response_sender()\n"
-    served = Served(tmp_path, code, "max_batch_size: 0")
+SENDS = """
+import threading
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        (request,) = requests
+        (script,) = request.inputs()[0].as_numpy()
+        thread, *words = script.decode().split()
+        sender = request.get_response_sender()
+
+        def sends():
+            for word in words:
+                value = int(word.strip("!") or 0)
+                response = pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [value])]) if value else None
+                sender.send(response, flags=int(word[-1] == "!"))
+
+        if thread == "thread":
+            threading.Thread(target=sends).start()
+        else:
+            sends()
+        return None if thread == "thread" else [None]
+"""
+
+
+@pytest.mark.parametrize("thread", ["thread", "here"])
+@pytest.mark.parametrize("script", ["7!", "7 !", "7"])
+def test_a_model_that_is_not_decoupled_may_answer_by_its_sender(tmp_path: Path, thread: str, script: str) -> None:
+    served = Served(tmp_path, SENDS, "max_batch_size: 0")
     assert not served.model.spec.decoupled
-    with pytest.raises(ExecutionFailed, match="a response sender: only of a request that `execute` of a decoupled model"):
+    for _ in range(2):
+        outputs = served.session.run({"SCRIPT": np.array([f"{thread} {script}".encode()], object)}, {})
+        assert outputs["VALUE"].tolist() == [7]
+    served.session.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("here 7 8", "Non-decoupled model cannot send more than one response"),
+        ("here !", "Non-decoupled model cannot send complete final before sending a response"),
+        ("here 7! !", "Response sender has been closed"),
+        ("here", "the model has let go of the request without TRITONSERVER_RESPONSE_COMPLETE_FINAL"),
+        ("thread", "the model has let go of the request without TRITONSERVER_RESPONSE_COMPLETE_FINAL"),
+    ],
+)
+def test_a_model_that_is_not_decoupled_sends_one_response(tmp_path: Path, script: str, told: str) -> None:
+    served = Served(tmp_path, SENDS, "max_batch_size: 0")
+    with pytest.raises(ExecutionFailed, match=told):
+        served.session.run({"SCRIPT": np.array([script.encode()], object)}, {})
+    served.session.close()
+
+
+@pytest.mark.parametrize("returned", ["None", "[]", "[None]", "requests * 2"])
+def test_what_execute_should_return_for_a_request_is_told(tmp_path: Path, returned: str) -> None:
+    code = f"class TritonPythonModel:\n    def execute(self, requests): return {returned}\n"
+    served = Served(tmp_path, code, "max_batch_size: 0")
+    with pytest.raises(ExecutionFailed, match="expected a list of one response for one request, or None and one by its"):
         served.session.run({"SCRIPT": np.array([b"any"], object)}, {})
     served.session.close()
 
@@ -327,6 +395,47 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     (told,) = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
     assert json.loads(told) == expected
     served.session.close()
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_each_session_is_told_an_instance_of_its_own(tmp_path: Path, isolation: str) -> None:
+    write_model(tmp_path, "parts", 'instance_group [{ count: 2 }, { passive: true }, { name: "own" }]', TELLS)
+    options = {"model": f"{tmp_path}/parts/1/model.py:TritonPythonModel"}
+    process = isolation == "process"
+    model: Any = ProcessModel("python", options, TOLD).load() if process else backends.load("python", options, TOLD)
+    sessions = [model.open_session(index) for index in (3, 0, 1, 2)]
+    try:
+        told = [json.loads(session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"][0])[1] for session in sessions]
+        assert told == ["parts_0_3", "parts_0_0", "parts_0_1", "own_0"]
+    finally:
+        for session in sessions:
+            session.close()
+        model.close()
+
+
+NUMBERS = """
+input [{ name: "x" data_type: TYPE_FP32 dims: [-1, 2] }]
+dynamic_batching {
+  max_queue_delay_microseconds: 5000
+  default_queue_policy { default_timeout_microseconds: 7 }
+  priority_levels: 3
+  priority_queue_policy { key: 1 value { default_timeout_microseconds: 8 } }
+}
+version_policy { specific { versions: [1, 3] } }
+model_warmup [{ inputs { key: "x" value { dims: [1] } } }]
+"""
+
+
+def test_numbers_of_64_bits_are_numbers_in_what_initialize_gets(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text(NUMBERS)
+    config = model_config(tmp_path / "config.pbtxt")
+    batching = config["dynamic_batching"]
+    assert config["input"][0]["dims"] == [-1, 2]
+    assert (batching["max_queue_delay_microseconds"], batching["priority_levels"]) == (5000, 3)
+    assert batching["default_queue_policy"]["default_timeout_microseconds"] == 7
+    assert batching["priority_queue_policy"]["1"]["default_timeout_microseconds"] == 8
+    assert config["version_policy"]["specific"]["versions"] == [1, 3]
+    assert config["model_warmup"][0]["inputs"]["x"]["dims"] == [1]
 
 
 SEES = """
@@ -550,7 +659,27 @@ def test_bytes_are_written_as_triton_does(elements: list[Any]) -> None:
     assert written == serialize_byte_tensor(np.array(elements, object)).item()
 
 
+def test_what_a_request_tells_is_of_the_types_that_triton_gives() -> None:
+    x = pb_utils.Tensor("x", np.zeros((2, 3)))
+    assert x.shape() == [2, 3]
+    request = pb_utils.InferenceRequest([x], ["y", "z"])
+    assert request.requested_output_names() == {"y", "z"}
+    assert request.requested_output_names() & {"y"}
+
+
 def test_types_are_named_as_by_triton() -> None:
     assert [pb_utils.numpy_to_triton_type(each) for each in (np.bool_, np.float32, np.object_)] == [1, 11, 13]
     assert pb_utils.triton_to_numpy_type(11) is np.float32
     assert pb_utils.TRITON_STRING_TO_NUMPY["TYPE_STRING"] is np.object_
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
+@pytest.mark.parametrize("as_capsule", [True, False])
+def test_tensors_go_to_torch_and_come_from_it_by_dlpack(dtype: str, as_capsule: bool) -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.tensor([[1, 0], [3, 2]], dtype=getattr(torch, dtype))
+    ours = pb_utils.Tensor.from_dlpack("y", torch.utils.dlpack.to_dlpack(given) if as_capsule else given)
+    assert (ours.name(), str(ours.as_numpy().dtype)) == ("y", dtype)
+    back = torch.utils.dlpack.from_dlpack(ours.to_dlpack() if as_capsule else ours)
+    assert back.dtype == given.dtype
+    assert back.tolist() == given.tolist()

@@ -84,6 +84,7 @@ def test_an_empty_version_is_the_highest_by_number(tmp_path: Path) -> None:
         assert repository.model("m").version == "10"
         assert repository.model("m", "1").version == "1"
         assert repository.model_metadata("m")["versions"] == ["1", "10"]
+        assert repository.model_metadata("m", "1")["versions"] == ["1"]
 
     with_repository(tmp_path, main)
 

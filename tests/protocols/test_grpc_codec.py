@@ -28,7 +28,7 @@ Wish = pb.ModelInferRequest.InferRequestedOutputTensor
 ADD_SUB = ModelSpec(
     "test",
     (TensorSpec("INPUT0", "FP32", (-1, 4)), TensorSpec("INPUT1", "FP32", (-1, 4))),
-    (TensorSpec("OUTPUT0", "FP32", (-1, 4), labels=("zero", "one")), TensorSpec("OUTPUT1", "FP32", (-1, 4))),
+    (TensorSpec("OUTPUT0", "FP32", (-1, 4), labels=("zero", "one", "")), TensorSpec("OUTPUT1", "FP32", (-1, 4))),
     max_rows=8,
 )
 ROW = np.arange(4, dtype=np.float32)
@@ -390,8 +390,10 @@ def test_the_best_classes_are_answered_with_their_labels() -> None:
     message = write(InferResponse("m", "1", "", {"OUTPUT0": np.array([[0.5, 2, -1, 0.5]], np.float32)}), request)
     assert message.outputs[0].datatype == "BYTES"
     assert list(message.outputs[0].shape) == [1, 3]
-    # equal scores: the lower index first; labels are there for 0 and 1 only
+    # equal scores: the lower index first; labels are there for 0, 1 and 2 only, and that of 2 is empty
     assert InferResult(message).as_numpy("OUTPUT0").tolist() == [[b"2.000000:1:one", b"0.500000:0:zero", b"0.500000:3"]]
+    message = write(InferResponse("m", "1", "", {"OUTPUT0": np.array([[0, 0, 1, 0]], np.float32)}), request)
+    assert InferResult(message).as_numpy("OUTPUT0").tolist() == [[b"1.000000:2", b"0.000000:0:zero", b"0.000000:1:one"]]
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,9 @@ def test_health(served: Served) -> None:
 
 
 def test_a_model_describes_itself(served: Served) -> None:
-    for path in ("/v2/models/pair", "/v2/models/p%61ir", "/v2/models/pair/versions/2"):
+    for path in ("/v2/models/pair", "/v2/models/p%61ir"):
         assert ask(served, "GET", path).json()["versions"] == ["1", "2"]
+    assert ask(served, "GET", "/v2/models/pair/versions/2").json()["versions"] == ["2"]
     metadata = ask(served, "GET", "/v2/models/pair/versions/1").json()
     assert metadata["inputs"][1] == {"name": "B", "datatype": "INT32", "shape": [-1, 2]}
     assert ask(served, "GET", "/v2/models/pair/versions/1/config").json()["input"][1]["data_type"] == "TYPE_INT32"

@@ -12,15 +12,15 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 
-class Holder(Protocol):
+class HoldsDescriptors(Protocol):
     def descriptors(self) -> Iterable[int]:
         """Those that it holds now; -1 for one that is closed."""
 
 
-_holders: Final["weakref.WeakSet[Holder]"] = weakref.WeakSet()
+_holders: Final["weakref.WeakSet[HoldsDescriptors]"] = weakref.WeakSet()
 
 
-def keep_from_forks(holder: Holder) -> None:
+def keep_from_forks(holder: HoldsDescriptors) -> None:
     """Of what it holds a fork has nothing, as long as the holder lives."""
     _holders.add(holder)
 

@@ -226,6 +226,13 @@ async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Ports]:
         raise
 
 
+async def _drained(ingress: Ingress, *, late: bool) -> None:
+    cancelled = {task for task in asyncio.all_tasks() if task.cancelling()}
+    if cancelled:  # what they have asked leaves its queue first
+        await asyncio.wait(cancelled, timeout=_ENDING_S)
+    await ingress.drain(late=late)
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """What is done when a `Hosted` is closed, or is no more; it may not hold that."""
@@ -244,8 +251,8 @@ class _End:
             threading.Thread(target=self).start()
             return
         try:
-            wait(set(self.pending), self.drain_timeout_s)
-            self.thread.run(self.ingress.drain())
+            late = bool(wait(set(self.pending), self.drain_timeout_s).not_done)
+            self.thread.run(_drained(self.ingress, late=late))
         finally:
             self.thread.stop()
             shutil.rmtree(self.run_dir, ignore_errors=True)

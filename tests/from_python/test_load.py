@@ -371,6 +371,36 @@ def test_close_waits_for_what_is_in_flight() -> None:
         closing.result(10)
 
 
+def test_what_close_does_not_wait_for_is_told_with_the_time_that_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    Gate.opened.set()
+    document = {"name": "gate", "backends": [{"kind": "python", "model": "tests.from_python.models:Gate"}]}
+    model = gateway.load({"models": [document], "server": {"drain_timeout_s": 0.05}})
+    Gate.opened.clear()
+    Gate.entered.clear()
+    with ThreadPoolExecutor() as others:
+        asked = others.submit(model.predict, {"x": [[1]]})
+        assert Gate.entered.wait(10)
+        model.close()
+        Gate.opened.set()
+        with pytest.raises(NotReady, match="had no time left for this"):
+            asked.result(10)
+    assert "1 requests are answered with an error: drain_timeout_s 0.05 is over" in caplog.messages
+
+
+@pytest.mark.slow
+def test_what_was_cancelled_before_close_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(model: gateway.LoadedModel) -> None:
+        asked = asyncio.ensure_future(model.predict_async({"x": [[1, 2]]}))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        model.close()
+
+    for _ in range(8):  # it shows where both come to the gateway's loop in one turn
+        asyncio.run(ask(gateway.load(double)))
+    assert not caplog.messages
+
+
 def gateway_threads() -> int:
     return sum(thread.name.startswith(("gateway", "double:1/python")) for thread in threading.enumerate())
 

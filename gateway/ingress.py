@@ -227,6 +227,16 @@ class Ingress:
 
         late: who asks without a listener has waited for as long already. A second call does nothing.
         """
+        try:
+            await self._answer_and_close(late=late)
+        finally:  # also where that is broken off
+            for task in self._beside:
+                task.cancel()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+            self._beside.clear()
+        self.metrics.flush()
+
+    async def _answer_and_close(self, *, late: bool) -> None:
         if self._multi_model is not None:
             self._multi_model.end_loads()
         self.repository.end_loads()  # nobody gains by their end, and their callers would hold the listeners up
@@ -249,11 +259,6 @@ class Ingress:
         if self._tracer is not None:
             sent_s = min(_TRACES_SENT_S, max(_FREEING_LEAST_S, end_s - time.monotonic()))
             await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, sent_s)
-        for task in self._beside:
-            task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
-        self._beside.clear()
-        self.metrics.flush()
 
     def _give_up(self, *, late: bool = True) -> None:
         """late: the time for answers is over; else nobody waits for those that are left."""

@@ -154,7 +154,11 @@ class LoopThread:
     async def _ended(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            await asyncio.wait(others, timeout=_ENDING_S)
+            _, left = await asyncio.wait(others, timeout=_ENDING_S)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=_ENDING_S)
         with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be started
             await self._loop.shutdown_default_executor()
 

@@ -5,6 +5,9 @@ import copy
 import gc
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +25,7 @@ from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
+ROOT = Path(__file__).parent.parent.parent
 TWO_MODELS = {
     "models": [
         {"name": "a", "backends": [{"kind": "synthetic"}]},
@@ -399,6 +403,48 @@ def test_what_was_cancelled_before_close_is_no_error(caplog: pytest.LogCaptureFi
     for _ in range(8):  # it shows where both come to the gateway's loop in one turn
         asyncio.run(ask(gateway.load(double)))
     assert not caplog.messages
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import gateway
+
+def hangs(x: float) -> float:
+    if x == 77:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(600)
+    return x
+
+def interrupt() -> None:
+    global began_s
+    began_s = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    with gateway.load(hangs) as model:
+        try:
+            model.predict({"x": [77]})
+        finally:
+            threading.Timer(0.5, interrupt).start()
+finally:
+    print(time.monotonic() - began_s)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_close_in_order(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+    assert float(done.stdout) < 8  # without ten seconds' wait for what has no end
 
 
 def gateway_threads() -> int:

@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import logging
 import os
-import shutil
 import sys
 import threading
 import weakref
@@ -179,16 +178,16 @@ class Hosted:
         """Blocks until all is ready. Without listeners models are run with one length of inputs when they load, and not with
         each: that is soon done, and tells as much of a model's mistakes. Raises: GatewayError; OSError, if a port is taken.
         """
-        run_dir = new_run_dir()
+        run_dir, held = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:
             self.ingress, self.ports = thread.run(_started(config, run_dir))
         except BaseException:
             thread.stop()
-            shutil.rmtree(run_dir, ignore_errors=True)
+            held.close()
             raise
         self._pending: set[Future[Any]] = set()
-        end = _End(thread, self.ingress, self._pending, config.server.drain_timeout_s, run_dir, os.getpid())
+        end = _End(thread, self.ingress, self._pending, config.server.drain_timeout_s, held, os.getpid())
         self._closing = weakref.finalize(self, end)
         self._pid = os.getpid()
 
@@ -245,7 +244,7 @@ class _End:
     ingress: Ingress
     pending: "set[Future[Any]]"
     drain_timeout_s: float
-    run_dir: Path
+    run_dir: contextlib.ExitStack
     pid: int
 
     def __call__(self) -> None:
@@ -259,4 +258,4 @@ class _End:
             self.thread.run(_drained(self.ingress, late=late))
         finally:
             self.thread.stop()
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self.run_dir.close()

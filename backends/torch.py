@@ -36,7 +36,6 @@ from backends.base import (
     writeable,
 )
 from backends.cuda_graphs import recorded_rows, running
-from backends.guest import is_guest
 from backends.onnx_file import AGAIN
 from backends.regular_file import ABSENT, special
 from backends.source import is_source, made_from
@@ -97,6 +96,8 @@ def load(
 
 def _use_threads(torch: Any, count: int) -> None:
     """Have this thread use so many. See Threads, above."""
+    from backends.guest import is_guest
+
     torch.get_num_threads()
     if not is_guest():
         torch.set_num_threads(count)

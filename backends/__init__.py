@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from backends.base import (
     NO_OPTIONS,
@@ -23,8 +23,11 @@ from backends.base import (
     words_of,
 )
 from backends.digests import check_digest
-from backends.discovery import Found
+from backends.early_failure import EarlyFailure
 from backends.source import check_unchanged
+
+if TYPE_CHECKING:
+    from backends.discovery import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def load(kind: str, options: Mapping[str, Any], spec: ModelSpec | None = None, *
     return _Checked(model, cast=cast)
 
 
-def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) -> Found:
+def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) -> "Found":
     """What a model takes and gives, where nobody has stated it.
 
     example: one request, of arrays or nested lists; needed where neither the artifact nor type hints say it.
@@ -181,7 +184,8 @@ class _CheckedSession:
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         with closing(self._stream(inputs, parameters)) as parts:
             for outputs in parts:
-                yield checked_outputs(self._spec, inputs, outputs, cast=self._cast)
+                failed = isinstance(outputs, EarlyFailure)
+                yield outputs if failed else checked_outputs(self._spec, inputs, outputs, cast=self._cast)
 
     def close(self) -> None:
         self._close()

@@ -252,8 +252,8 @@ class StreamingSession(Session, Protocol):
         """Execute one request and give its answer in parts, each when it is asked for.
 
         Shapes: inputs as in `run`; every part has every output, with any number of rows. Ownership: as in `run`; a part is the
-        caller's; a `LastPart` may be the last of them. The caller closes the generator before its end if nobody waits for the
-        rest: the run ends then.
+        caller's; a `LastPart` may be the last of them, or an `EarlyFailure` in its place. The caller closes the generator
+        before its end if nobody waits for the rest: the run ends then.
         Raises: as `run`.
         """
         ...

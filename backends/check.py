@@ -27,7 +27,7 @@ from backends.near_file import near_file
 from backends.neuron import OPEN_REMEDY, open_behind
 from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.onnx_file import ONE_NAME, OTHER_NAME, of_unknown_rank, with_rows
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.required import REMEDY
 from backends.source import is_source
 
@@ -286,7 +286,7 @@ def _no_file(wanted: Wanted, kind: str) -> Iterator[Mistake]:
         yield Mistake(at, "code, without the name in it", "path/to/file.py:factory", remedy)
         return
     if not path.is_file():
-        yield Mistake(at, f"{special(path) or ABSENT} ({path})", remedy=_compiles(wanted) or near_file(path))
+        yield Mistake(at, f"{absent(path)} ({path})", remedy=_compiles(wanted) or near_file(path))
         yield from _build_code(wanted)
         return
     try:

@@ -18,7 +18,7 @@ from backends.datatypes import NUMPY
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
 from backends.not_known import NotKnown, as_far_as_known
-from backends.regular_file import ABSENT, file_bytes, special
+from backends.regular_file import absent, file_bytes
 from backends.signatures import Signature
 from backends.source import is_source, load_object, misfits
 
@@ -120,7 +120,7 @@ def named_code(
     if not is_source(source):
         if source.endswith(".py") and not Path(source).is_file():
             remedy = near_file(Path(source).absolute())
-            yield Mistake(at, f"{special(source) or ABSENT} ({Path(source).absolute()})", remedy=remedy)
+            yield Mistake(at, f"{absent(source)} ({Path(source).absolute()})", remedy=remedy)
         remedy = (
             f"add `:{offered(Path(source), what) or name_of}`" if source.endswith(".py") else "name the code, or another kind"
         )
@@ -130,7 +130,7 @@ def named_code(
     if place.endswith(".py"):
         file = Path(place).absolute()
         if not file.is_file():
-            yield Mistake(at, f"{special(file) or ABSENT} ({file})", remedy=near_file(file))
+            yield Mistake(at, f"{absent(file)} ({file})", remedy=near_file(file))
             return
     else:
         # To find what is in a package, the package is imported: a first look is for the package itself.
@@ -140,8 +140,8 @@ def named_code(
         except KeyboardInterrupt:
             raise
         except BaseException as exc:  # of the package's own code, unless it is the module that is not found
-            absent = isinstance(exc, ModuleNotFoundError) and f"{looked}.".startswith(f"{exc.name}.")
-            if looked and not looked.startswith(".") and not absent:
+            not_there = isinstance(exc, ModuleNotFoundError) and f"{looked}.".startswith(f"{exc.name}.")
+            if looked and not looked.startswith(".") and not not_there:
                 package = looked.rpartition(".")[0] or looked
                 yield Mistake(at, f"{package!r} cannot be imported: {words_of(exc)}", remedy=_IMPORTABLE)
                 return

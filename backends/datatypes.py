@@ -4,6 +4,7 @@ BYTES is a numpy object array of `bytes`; BF16 is `ml_dtypes.bfloat16` (numpy ha
 Source: KServe Open Inference Protocol, "Tensor Data Types"; Triton `model_config.proto` for `TYPE_*`.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import ml_dtypes
@@ -39,3 +40,12 @@ def datatype_of(array: np.ndarray) -> str:
 def config_datatype(datatype: str) -> str:
     """The name Triton's model configuration uses: FP32 -> TYPE_FP32, BYTES -> TYPE_STRING."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def normalised(arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in arrays.items():
+        array = np.asarray(value)
+        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
+    return found

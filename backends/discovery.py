@@ -2,49 +2,45 @@
 
 A first dimension counts as rows only where that cannot be wrong: it is fixed at 1 in every tensor; or open in every tensor,
 and a few drawn rows (`_tried_rows`), where the model takes them and one of them takes little, are answered alike in any
-company; or, of a model that was run on an example, another beside it leaves its answer. Else a request runs alone and whole,
-which is right for every model.
+company; or rows made of the example that a model was run on are. Else a request runs alone and whole, which is right for every
+model.
 """
 
 import math
-import resource
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from backends.base import BackendError, LoadFailed, ModelSpec, Tensors, TensorSpec, example_inputs
-from backends.datatypes import NUMPY, datatype_of
-
-MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
+from backends.company import (
+    FAIL,
+    MOST_ROWS,
+    ROWS,
+    Run,
+    Why,
+    drawn_rows,
+    each_runs,
+    has_nan,
+    rows_like,
+    since,
+    spent,
+    told,
+    tried,
+    without_nan,
+)
+from backends.datatypes import datatype_of, normalised
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
 _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
-_ROWS_BEHIND: Final = 8  # that are run where the first one takes little; four more where their answers differ
 _MOST_S: Final = 2.0  # for these
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
-# How far answers to one row may be apart, in parts of the largest: in batches of one size, whose kernels are the same; in a
-# batch and alone; and where each batch is quantised by its own range (all-MiniLM-L6-v2, int8: 0.18 of short rows, 2026-11-29).
-_SAME_SIZE: Final = 1e-3
-_OTHER_SIZE: Final = 1e-2
-_OTHER_RANGE: Final = 0.5
 
 
 def _sizes_are_those(of: str) -> str:
     return f"sizes are those {of}: write -1 for those that may differ between requests"
-
-
-Run = Callable[[Tensors], Tensors]
-
-
-def _spent() -> tuple[float, float, int]:
-    """By the clock and of this process's CPU, in seconds, and the bytes that it has held at most."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return time.perf_counter(), time.process_time(), peak if sys.platform == "darwin" else peak << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ def from_shapes(
     run: Run | None = None,
     *,
     quantises: Callable[[], bool] = lambda: False,
-    spent: Callable[[], tuple[float, float, int]] = _spent,
+    spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model whose tensors are known: whether their first dimension is rows.
 
@@ -95,10 +91,12 @@ def from_shapes(
     return Found(inputs, outputs, 0, (*notes, note))
 
 
-def from_example(run: Run, example: Tensors, *, sizes_of: str = "of the example") -> Found:
+def from_example(
+    run: Run, example: Tensors, *, sizes_of: str = "of the example", quantises: Callable[[], bool] = lambda: False
+) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    sizes_of: whose sizes the example has, for a note.
+    sizes_of: whose sizes the example has, for a note. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = normalised(example)
@@ -106,14 +104,35 @@ def from_example(run: Run, example: Tensors, *, sizes_of: str = "of the example"
     inputs, outputs = _specs(given), _specs(once)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     sizes = _sizes_are_those(sizes_of)
-    if len(firsts) == 1 and (rows := max(firsts)):
-        if _rows_stand_alone(run, given, once, rows):
-            only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
-            return Found(_open(inputs), _open(outputs), MOST_ROWS, () if only_rows else (sizes,))
-        if rows == 1:
-            alone = "two rows at once fail, or change each other's answer, so every row runs alone"
-            return Found(_open(inputs), _open(outputs), 1, (alone, sizes))
-    return Found(inputs, outputs, 0, ("its outputs have no row for each row of the example, so each request runs alone", sizes))
+    if len(firsts) > 1 or not (rows := max(firsts)):
+        note = "its outputs have no row for each row of the example, so each request runs alone"
+        return Found(inputs, outputs, 0, (note, sizes))
+
+    def again(arrays: Tensors) -> Tensors:
+        return normalised(run(arrays))
+
+    why = _told_of_example(again if has_nan(once) else without_nan(again), given, quantises)
+    if not why.what:
+        only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
+        return Found(_open(inputs), _open(outputs), MOST_ROWS, () if only_rows else (sizes,))
+    if rows == 1:
+        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone"), sizes))
+    return Found(inputs, outputs, 0, (_note(why), sizes))
+
+
+def _told_of_example(run: Run, example: Tensors, quantises: Callable[[], bool]) -> Why:
+    for rows in rows_like(example, run):
+        alone = tried(run, rows, [0])
+        why = told(run, rows, alone, quantises)
+        if why is not None:
+            return why
+        if alone is not None and each_runs(run, rows):
+            return FAIL
+    return Why("it fails on other numbers of rows than the example's")
+
+
+def _note(why: Why, so: str = "so each request runs alone and whole") -> str:
+    return "; ".join(filter(None, (f"{why.what}, {so}", why.way)))
 
 
 def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -184,15 +203,6 @@ def _other_content(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind == "b" else array * array.dtype.type(2)
 
 
-def normalised(arrays: Mapping[str, object]) -> Tensors:
-    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
-    found: Tensors = {}
-    for name, value in arrays.items():
-        array = np.asarray(value)
-        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
-    return found
-
-
 def _seen_with_rows(run: Run, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> list[str]:
     """The outputs of one row, as it is stated, that have two where open inputs have.
 
@@ -204,7 +214,7 @@ def _seen_with_rows(run: Run, inputs: tuple[TensorSpec, ...], outputs: tuple[Ten
     for length in _LENGTHS:
         if max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs)) > _MOST_ELEMENTS:
             break
-        if (seen := _tried(run, _drawn(inputs, length), [0, 1])) is not None:
+        if (seen := tried(run, _drawn(inputs, length), [0, 1])) is not None:
             return [name for name in stated if seen[name].shape[:1] == (2,)]
     return []
 
@@ -216,50 +226,22 @@ def _tried_rows(
     quantises: Callable[[], bool],
     spent: Callable[[], tuple[float, float, int]],
 ) -> tuple[int, str]:
-    """max_rows, and how drawn rows of one batch change each other's answers, or why they were not tried, as a note.
-
-    Both batches hold the same three rows, in another order and another one twice. So what follows from their range only, as
-    the scales of an int8 model do, is the same in both. A mean, a sum, attention or a state over the rows is not. What order
-    and number leave as it is, such as a maximum over the rows, shows in a row that is run alone.
-    """
+    """max_rows, and how drawn rows of one batch change each other's answers, or why they were not tried, as a note."""
     for length in _LENGTHS:
         if (elements := max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs))) > _MOST_ELEMENTS:
             return MOST_ROWS, _untried(f"has {elements:,} elements")
         drawn = _drawn(inputs, length)
         before = spent()
-        alone = _tried(run, drawn, [0])
-        by_clock, of_cpu, grown = (now - then for now, then in zip(spent(), before, strict=True))
-        seconds = min(by_clock, of_cpu)  # the clock counts a busy machine's others, the CPU each of several threads
-        if seconds * _ROWS_BEHIND > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
-            return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {int(grown) >> 20} MiB")
-        batch = _tried(run, drawn, [0, 1, 2, 2])
-        if batch is not None:
-            break
-        if alone is not None:
-            return 0, "several rows at once fail, where one runs, so each request runs alone and whole"
-    else:
-        return MOST_ROWS, ""
-    other = _tried(run, drawn, [2, 1, 1, 0])
-    if other is None:
-        return MOST_ROWS, ""
-    for name, answers in batch.items():
-        if answers.shape[:1] != (4,) or (alone is not None and alone[name].shape != (1, *answers.shape[1:])):
-            one = "" if alone is None else f", and {list(alone[name].shape)} of one"
-            return 0, f"output {name!r} is {list(answers.shape)} of four rows{one}, so each request runs alone and whole"
-    apart = [name for name, answers in batch.items() if not _near(answers[:3], other[name][[3, 1, 0]], _SAME_SIZE)]
-    if not apart and alone is not None:
-        apart = [name for name, answers in batch.items() if not _near(answers[:1], alone[name], _OTHER_SIZE)]
-        if apart and quantises():
-            apart = [name for name in apart if not _near(batch[name][:1], alone[name], _OTHER_RANGE)]
-    if not apart:
-        return MOST_ROWS, ""
-    again = _tried(run, drawn, [0, 1, 2, 2])
-    if again is None or not all(_near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
-        return MOST_ROWS, ""  # it answers otherwise each time: nothing more can be told
-    return 0, (
-        f"the other rows of a batch change a row's answer in {', '.join(map(repr, apart))}, so each request runs alone and "
-        f"whole; if you know that its rows are independent, set max_rows: {MOST_ROWS}"
-    )
+        alone = tried(run, drawn, [0])
+        seconds, grown = since(before, spent())
+        if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
+            return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {grown >> 20} MiB")
+        why = told(run, drawn, alone, quantises, spent)
+        if why is None and alone is not None:
+            why = FAIL
+        if why is not None:
+            return (0, _note(why)) if why.what else (MOST_ROWS, "")
+    return MOST_ROWS, ""
 
 
 def _untried(one: str) -> str:
@@ -276,86 +258,7 @@ def _elements_of_row(tensor: TensorSpec, length: int) -> int:
 
 
 def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors:
-    """Three rows, the same at each call.
-
-    Floats from 0 to 1, in the first row to a quarter, so that a scale taken from the whole batch shows; UINT8 as of images;
-    else 0 and 1, which all vocabularies and masks have, the second row with each where the first has the other.
-    """
-    random = np.random.default_rng(0)
-    rows: Tensors = {}
-    for tensor in inputs:
-        shape = (3, *_sizes_of_row(tensor, length))
-        if tensor.datatype in ("FP16", "BF16", "FP32", "FP64"):
-            array: np.ndarray = random.random(shape)
-            array[0] /= 4
-        elif tensor.datatype == "UINT8":
-            array = random.integers(0, 256, shape)
-        else:
-            array = random.integers(0, 2, shape)
-            array[1] = 1 - array[0]
-        if tensor.datatype == "BYTES":
-            array = np.array([b"%d" % number for number in array.flat], object).reshape(shape)
-        rows[tensor.name] = array.astype(NUMPY[tensor.datatype])
-    return rows
-
-
-def _tried(run: Run, drawn: Tensors, rows: list[int]) -> Tensors | None:
-    try:
-        return run({name: array[rows] for name, array in drawn.items()})
-    except BackendError:
-        return None
-
-
-def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
-    """Whether floats are no further apart than this share of the largest, and all else is equal.
-
-    Of what each batch quantises by its own range only floats can be told: a label may be another.
-    """
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    if one.dtype.kind != "f" and one.dtype != NUMPY["BF16"]:
-        return share == _OTHER_RANGE or bool(np.array_equal(one, two))
-    one, two = one.astype(float), two.astype(float)
-    both = np.concatenate([one, two])
-    largest = np.max(np.abs(both), where=np.isfinite(both), initial=0)
-    with np.errstate(invalid="ignore"):
-        return bool(((np.abs(one - two) <= share * largest) | (one == two) | (np.isnan(one) & np.isnan(two))).all())
-
-
-def _rows_stand_alone(run: Run, given: Tensors, once: Tensors, rows: int) -> bool:
-    """Whether the example gives its own answer with others behind it, and before it, with as many rows more."""
-    behind = {name: array / 2 if array.dtype.kind == "f" else array for name, array in given.items()}
-    longer = {name: _other_content(array) if array.dtype.kind == "O" else behind[name] for name, array in given.items()}
-    if any(array.dtype.kind == "O" for array in given.values()) and _runs(run, longer):
-        behind = longer
-    others = {name: behind[name].astype(array.dtype) for name, array in given.items()}
-    try:
-        twice = normalised(run({name: np.concatenate([array, others[name]]) for name, array in given.items()}))
-        last = normalised(run({name: np.concatenate([others[name], array]) for name, array in given.items()}))
-        again = normalised(run(given))
-    except BackendError:
-        return False
-    if twice.keys() != once.keys() or any(twice[name].shape != (2 * rows, *once[name].shape[1:]) for name in once):
-        return False
-    if not all(_alike(again[name], once[name]) for name in once):
-        return True  # it answers otherwise each time: nothing more can be told
-    return all(_alike(twice[name][:rows], once[name]) and _alike(last[name][rows:], once[name]) for name in once)
-
-
-def _runs(run: Run, arrays: Tensors) -> bool:
-    try:
-        run(arrays)
-    except BackendError:
-        return False
-    return True
-
-
-def _alike(one: np.ndarray, two: np.ndarray) -> bool:
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    if one.dtype.kind == "f":
-        return bool(np.allclose(one, two, rtol=1e-2, atol=1e-3, equal_nan=True))
-    return bool(np.array_equal(one, two))
+    return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
 
 
 def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:

@@ -14,7 +14,7 @@ from backends.base import LoadFailed, TensorSpec
 def onnx_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Inputs and outputs as an ONNX file states them; needs the package onnx. Raises: LoadFailed, if it is none.
 
-    datatype: ONNX's own word for what no tensor of the protocol is, such as `sequence`.
+    datatype: ONNX's own word for what no tensor of the protocol is, such as `map`, or `sequence of` it.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -29,7 +29,9 @@ def onnx_tensors(path: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
     kinds = onnx.TensorProto.DataType
 
     def datatype(of: Any) -> str:
-        if (kind := of.WhichOneof("value")) != "tensor_type":
+        if (kind := of.WhichOneof("value")) == "sequence_type":
+            return f"sequence of {datatype(of.sequence_type.elem_type)}"
+        if kind != "tensor_type":
             return str(kind).removesuffix("_type")
         name = kinds.Name(of.tensor_type.elem_type)
         return _ONNX_DATATYPES.get(name, name)

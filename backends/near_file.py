@@ -7,7 +7,7 @@ from pathlib import Path
 
 def near_file(path: Path) -> str:
     """A file that may have been meant: of a like name, in a folder of a like name, or the only one of its kind. Empty: none."""
-    if path.exists():
+    if os.path.lexists(path):
         return ""
     folder = _near_folder(path.parent)
     if folder is None:

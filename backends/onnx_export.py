@@ -56,7 +56,7 @@ def build(
         raise LoadFailed(f"{artifact}: build.integers_below names {', '.join(strange)}, expected integer inputs of the model")
     if missing := [name for name in ("torch", "onnx", "onnxscript") if find_spec(name) is None]:
         raise LoadFailed(f"{artifact}: an export needs {', '.join(missing)}: pip install 'serving-gateway[torch,onnx]'")
-    from backends.module_to_build import check_declared, module_to_build
+    from backends.module_to_build import check_declared, exporting, module_to_build
 
     check_declared(artifact, declared)
     for tensor in (*declared.inputs, *declared.outputs):
@@ -70,7 +70,8 @@ def build(
     artifact.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=artifact.parent, prefix=".export-") as folder:
         exported = Path(folder) / artifact.name
-        _export(module, declared, exported, opset)
+        with exporting(artifact, source):
+            _export(module, declared, exported, opset)
         if precision != "fp32":
             with _quiet():
                 exported = _quantised(exported) if precision == "int8" else _halved(exported)
@@ -224,7 +225,6 @@ def _compare(
 ) -> Likeness:
     """Over several rows and lengths."""
     from backends.onnxruntime import load
-    from backends.torch_tensors import to_array
 
     session = load(declared, model=str(path)).open_session(0)
     generator = np.random.default_rng(0)
@@ -232,10 +232,7 @@ def _compare(
     for rows in {1, min(3, declared.max_rows) or 1}:
         for length in (lengths or (5, 16)) * _DRAWS:
             inputs = _random_inputs(declared, rows, length, integers_below, generator)
-            expected = module.run(inputs)
-            outputs = session.run(inputs, {})
-            for tensor, given in zip(declared.outputs, expected, strict=True):
-                like.add(tensor.name, to_array(given), outputs[tensor.name])
+            module.compare(session, inputs, like)
     return like
 
 

@@ -167,7 +167,7 @@ def way_without(datatype: str, *, of_input: bool = False) -> str:
     """What to do about a tensor that cannot pass. datatype: ONNX's word for its own, or ours."""
     if datatype in ("BF16", "tensor(bfloat16)"):
         exported = "export the model in FP32 or FP16, as of `model.float()` or `model.half()` in PyTorch"
-    elif datatype.startswith("seq") and not of_input:
+    elif datatype.startswith(("seq(map(", "sequence of map")) and not of_input:
         exported = 'convert the model with options={"zipmap": False}'
     else:
         exported = "export the model with another datatype" if of_input else ""

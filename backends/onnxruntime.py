@@ -20,12 +20,12 @@ from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_shapes, outputs_of_ones
 from backends.onnx_file import of_unknown_rank, way_without, with_rows
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.required import check_required
 
 if TYPE_CHECKING:
+    from backends.discovery import Found
     from backends.onnxruntime_cuda import GraphRuns, PlainRuns
 
 _DATATYPES = {
@@ -56,7 +56,7 @@ def load(
     """
     _import()
     if not Path(model).is_file():
-        raise LoadFailed(f"{model}: {special(model) or ABSENT}; `gateway compile` builds the examples' and exports your own")
+        raise LoadFailed(f"{model}: {absent(model)}; `gateway compile` builds the examples' and exports your own")
     if device == "cuda" and (lacks := without_cuda()):
         from backends.onnxruntime_libraries import WITH_CUDA
 
@@ -110,8 +110,10 @@ def without_cuda() -> str:
     return f"onnxruntime {onnxruntime.__version__} has no CUDA provider"
 
 
-def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None) -> "Found":
     """The tensors of an .onnx file, which tells all of them. Raises: LoadFailed."""
+    from backends.discovery import from_shapes
+
     _import()
     session = _open(model, 1, "cpu", False, optimised=False)
     inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
@@ -123,7 +125,12 @@ def read(*, model: str, example: Mapping[str, object] | None = None) -> Found:
         with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(_DYNAMIC) >= 0
 
-    return from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
+    found = from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
+    given = [node.name for node in session.get_outputs()]
+    if not (again := sorted({name for name in given if given.count(name) > 1})):
+        return found
+    note = f"the file gives {', '.join(map(repr, again))} more than once, which is listed once"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _import() -> None:
@@ -181,14 +188,14 @@ def _why_not(path: Path, said: str) -> str:
 
 
 def _tensors(nodes: Any) -> tuple[TensorSpec, ...]:
-    """datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
+    """Each once, by its name. datatype: ONNX's own words for a type that cannot pass, as of `_check_types`."""
     return tuple(
         TensorSpec(
             node.name,
             _DATATYPES.get(node.type, node.type),
             tuple(size if isinstance(size, int) else -1 for size in node.shape or ()),
         )
-        for node in nodes
+        for node in {node.name: node for node in nodes}.values()
     )
 
 
@@ -228,6 +235,8 @@ def _ranked(
     inputs = stated(inputs, declared.inputs)
     if declared.outputs or not (untold := [tensor.name for tensor in outputs if tensor.name in unknown]):
         return inputs, stated(outputs, declared.outputs)
+    from backends.discovery import outputs_of_ones
+
     session = OnnxRuntimeSession(
         ModelSpec("", inputs, outputs, 0), _open(model, 1, "cpu", False, optimised=False), only_cpu=True
     )

@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,9 +47,12 @@ from backends.base import (
     writeable,
 )
 from backends.datatypes import NUMPY
-from backends.discovery import Found, from_example, from_ones, from_shapes
+from backends.early_failure import EarlyFailure
 from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes
+
+if TYPE_CHECKING:
+    from backends.discovery import Found
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = NO_OPTIONS) -> "PythonModel":
@@ -87,12 +90,14 @@ def _takes_parameters(code: Any) -> bool:
     return takes(getattr(code, "predict", None), 2 if bound else 3)
 
 
-def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
+def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> "Found":
     """What the class or function takes and gives: stated by it, told by its type hints, or seen by running it.
 
     example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
     Raises: LoadFailed, with what to write where that does not suffice.
     """
+    from backends.discovery import from_example, from_ones, from_shapes
+
     code = load_code(model)
     signature = called_as(model, code)
     inputs = _stated(model, code, "inputs") or signature.input_specs()
@@ -312,7 +317,7 @@ class PythonSession:
                 given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
             with parts_of(given) as parts:
                 for outputs in parts:
-                    yield _copied(_checked(outputs, "yielded"))
+                    yield outputs if isinstance(outputs, EarlyFailure) else _copied(_checked(outputs, "yielded"))
 
     def _open(self) -> Callable[..., Any]:
         if self._predict is None:

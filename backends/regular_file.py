@@ -1,5 +1,6 @@
 """Open what a package or a configuration names as a file: whoever opened a named pipe would wait for a writer without end."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -7,7 +8,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-ABSENT: Final = "no such file"
+_ABSENT: Final = "no such file"
 _KINDS: Final = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -36,3 +37,11 @@ def special(path: str | Path) -> str:
     except (OSError, ValueError):  # such as a name that no path can have
         return ""
     return f"it is {kind}, not a file" if kind else ""
+
+
+def absent(path: str | Path) -> str:
+    """What is told of a path at which there is no file that can be read."""
+    with contextlib.suppress(OSError, ValueError):  # it is no link, or no name that a path can have
+        if not os.path.exists(path):
+            return f"a link to {os.readlink(path)}, which is not there"
+    return special(path) or _ABSENT

@@ -31,8 +31,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, datatype_of
-from backends.discovery import normalised
+from backends.datatypes import NUMPY, datatype_of, normalised
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16

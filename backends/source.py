@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
 from backends.model_folders import put_on_path
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 
 
 def is_source(model: str) -> bool:
@@ -174,7 +174,7 @@ def _module_name(path: Path) -> str:
 def _module_of_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
-        raise LoadFailed(f"{path}: {special(path) or ABSENT}")
+        raise LoadFailed(f"{path}: {absent(path)}")
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]

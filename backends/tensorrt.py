@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed, words_of
 from backends.cuda_graphs import MOST_GRAPHS, recorded_rows, running
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 
 _DATATYPES: Final = {
     "FLOAT": "FP32", "HALF": "FP16", "BF16": "BF16", "INT8": "INT8", "INT32": "INT32", "INT64": "INT64", "BOOL": "BOOL",
@@ -49,7 +49,7 @@ def load(
     longest: the greatest open length of the profile.
     """
     if not Path(model).is_file():
-        raise LoadFailed(f"{model}: {special(model) or ABSENT}")
+        raise LoadFailed(f"{model}: {absent(model)}")
     try:
         import tensorrt
         import torch

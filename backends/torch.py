@@ -2,7 +2,7 @@
 
 Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name where
 they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's order, or
-a mapping by name comes back. Sessions share one module, which must not change in `forward`.
+a mapping or named tuple by name comes back. Sessions share one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
@@ -37,7 +37,7 @@ from backends.base import (
 )
 from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.source import is_source, made_from
 from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
@@ -138,7 +138,7 @@ def load_callable(
         )
     path = Path(model)
     if not path.is_file():
-        raise LoadFailed(f"{path.absolute()}: {special(path) or ABSENT}")
+        raise LoadFailed(f"{path.absolute()}: {absent(path)}")
     artifact = identify(path)
     with unloadable(path, artifact):
         if artifact == TORCHSCRIPT:
@@ -229,7 +229,7 @@ def unloadable(path: Path, artifact: Artifact) -> Iterator[None]:
             ) from reason
         raise LoadFailed(
             f"{path.absolute()}: {artifact.what} that PyTorch {torch.__version__} cannot load: copy it again, whole, or export "
-            f"it with this version ({_first_sentence(reason)})"
+            f"it with this version ({first_sentence(reason)})"
         ) from exc
 
 
@@ -252,7 +252,8 @@ def _kept_from_the_log(errors: list[BaseException]) -> Iterator[None]:
         log.removeFilter(kept)
 
 
-def _first_sentence(exc: BaseException) -> str:
+def first_sentence(exc: BaseException) -> str:
+    """Of what PyTorch says, which goes on with graphs and advice on itself."""
     said = str(exc).strip() or type(exc).__name__
     return said.splitlines()[0].partition(". ")[0][:200]
 

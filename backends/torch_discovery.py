@@ -4,28 +4,33 @@ A traced TorchScript file keeps the shapes that it was traced on. A scripted one
 and a factory's module not even all of these.
 """
 
+import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import NO_OPTIONS, BackendError, ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
-from backends.datatypes import NUMPY
-from backends.discovery import Found, Run, from_example, from_shapes, normalised
+from backends.company import Run, drawn, without_nan
+from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import by_name, load_callable, parameters_of, unloadable
-from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
+from backends.torch_tensors import check_tensor, fields_of, mapped, to_array, to_tensor
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
     "torch.int8": "INT8", "torch.int16": "INT16", "torch.int32": "INT32", "torch.int64": "INT64", "torch.float16": "FP16",
     "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
 }  # fmt: skip
+
+_NAMES: Final = 3  # so many buffers are named, the rest are counted
+_DYNAMIC: Final = re.compile(r"quantized::\w*dynamic|quantized_(?:lstm|gru)|DynamicQuantized")  # of graphs, and of modules
 
 
 def read(*, model: str, example: Mapping[str, object] | None = None, factory_options: Mapping[str, Any] = NO_OPTIONS) -> Found:
@@ -45,29 +50,37 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     if artifact is None and example is None:
         example = example_of(model, load_object(model))
     sizes_of = "of the example"
+    examples: Sequence[Mapping[str, object]] = [] if example is None else [example]
     if example is None and artifact == TORCHSCRIPT:
-        example, sizes_of = _traced_on(torch, model, names), "that it was traced on"
-    if example is None:
+        sizes_of, examples = "that it was traced on", _traced_on(torch, model, names)
+    if not examples:
         name, known = (names[0], f" ({', '.join(names)})") if names else ("x", "")
         raise LoadFailed(
             f"{model}: the model does not say what its inputs are{known}: give one request as an "
             f'example, `--example request.json`, such as {{"inputs": [{{"name": "{name}", "datatype": "FP32", "shape": [1, 4], '
             '"data": [0, 0, 0, 0]}]}; or export it with torch.export, whose .pt2 says it'
         )
-    unknown = sorted(set(example) - set(names)) if names else []
+    unknown = sorted(set(examples[0]) - set(names)) if names else []
     if unknown:
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
-    order = [name for name in names if name in example] or list(example)
+    order = [name for name in names if name in examples[0]] or list(examples[0])
     others: dict[str, str] = {}
     run = _runner(by_name(call, order), order, others)
-    arrays = normalised({name: _as_weights(call, example[name]) for name in order})
-    try:
-        found = from_example(run, arrays, sizes_of=sizes_of)
-    except OutputsRefused:
-        raise
-    except ExecutionFailed as exc:
+    buffers = _buffers(call)
+    for index, each in enumerate(examples, 1):
+        arrays = normalised({name: _as_weights(call, each[name]) for name in order})
+        try:
+            trial = run if index == len(examples) else without_nan(run)
+            found = from_example(trial, arrays, sizes_of=sizes_of, quantises=lambda: _quantises(call))
+            break
+        except OutputsRefused:
+            raise
+        except ExecutionFailed as exc:
+            failed = exc
+    else:
         named = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
-        raise LoadFailed(f"{model}: it fails on the example ({named}): {exc}") from exc
+        raise LoadFailed(f"{model}: it fails on the example ({named}): {failed}") from failed
+    found = _without_changed_buffers(found, call, buffers)
     if not others:
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
@@ -103,6 +116,34 @@ def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) 
     return run
 
 
+def _buffers(call: Callable[..., Any]) -> dict[str, Any]:
+    """Copies, by name; none of a compiled package."""
+    return {name: buffer.clone() for name, buffer in call.named_buffers()} if hasattr(call, "named_buffers") else {}
+
+
+def _without_changed_buffers(found: Found, call: Callable[..., Any], before: dict[str, Any]) -> Found:
+    """What was found, without batches if the runs that found it have changed a buffer. before: as of `_buffers`."""
+    changed = [name for name, buffer in _buffers(call).items() if name in before and not _equal(before[name], buffer)]
+    if not changed:
+        return found
+    more = f" and {len(changed) - _NAMES} more" if len(changed) > _NAMES else ""
+    note = (
+        f"its forward changes {', '.join(map(repr, changed[:_NAMES]))}{more}, so what it answers may depend on the requests "
+        "and the warm-up before, and each request runs alone; export it in eval mode, or with such state as inputs and outputs"
+    )
+    return replace(found, max_rows=1 if found.max_rows == 1 else 0, notes=(*found.notes, note))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Buffers, where NaN is as good as a number."""
+    return one.shape == other.shape and bool(one.isclose(other, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _quantises(call: Callable[..., Any]) -> bool:
+    """Whether Linear or recurrent layers take their scales from all that they are given."""
+    return _DYNAMIC.search(str(getattr(call, "inlined_graph", call))) is not None
+
+
 def forward_arguments(model: str) -> list[Argument]:
     """What the `forward` of a TorchScript file takes, in its order. Raises: LoadFailed."""
     torch = _torch()
@@ -117,19 +158,25 @@ def _torch() -> Any:
     return torch
 
 
-def _traced_on(torch: Any, model: str, names: list[str]) -> Tensors | None:
-    """Ones of the shapes that a module was traced on, which a traced file keeps; None of a scripted one."""
+def _traced_on(torch: Any, model: str, names: list[str]) -> list[Tensors]:
+    """Of the shapes that a module was traced on, which a traced file keeps, drawn numbers, and ones, which most models take.
+
+    None of a scripted one.
+    """
     with zipfile.ZipFile(model) as archive:
         if not any("traced_inputs/" in name for name in archive.namelist()):
-            return None  # of which PyTorch would warn in words of its own
+            return []  # of which PyTorch would warn in words of its own
     module = torch.jit.load(model, map_location="cpu", _restore_shapes=True)
-    found: Tensors = {}
+    ones: Tensors = {}
     for name, value in zip(names, list(module.forward.graph.inputs())[1:], strict=True):
         kind = value.type()
         if kind.kind() != "TensorType" or kind.sizes() is None or kind.dtype() is None:
-            return None
-        found[name] = to_array(torch.ones(kind.sizes(), dtype=kind.dtype()))
-    return found or None
+            return []
+        ones[name] = to_array(torch.ones(kind.sizes(), dtype=kind.dtype()))
+    if not ones or any(array.dtype not in NUMPY.values() for array in ones.values()):
+        return [ones] if ones else []
+    random = np.random.default_rng(0)
+    return [{name: drawn(datatype_of(array), array.shape, random) for name, array in ones.items()}, ones]
 
 
 def _named(results: Any) -> Tensors:
@@ -137,7 +184,7 @@ def _named(results: Any) -> Tensors:
     if isinstance(results, Mapping):
         named = {str(name): result for name, result in results.items()}
     elif isinstance(results, tuple | list):
-        named = {f"output_{index}": result for index, result in enumerate(results)}
+        named = dict(zip(fields_of(results) or (f"output_{index}" for index in range(len(results))), results, strict=True))
     else:
         named = {"output": results}
     for name, result in named.items():
@@ -172,13 +219,16 @@ def _of_program(model: str, program: Any) -> Found:
     elif tree == 0:
         names = {0: "output"}
     elif isinstance(tree, tuple | list) and list(tree) == list(range(len(types))):
-        names = {index: f"output_{index}" for index in range(len(types))}
+        names = dict(enumerate(fields_of(tree) or (f"output_{index}" for index in range(len(types)))))
     else:
         raise LoadFailed(
             f"{model}: its outputs are nested: export a forward that returns a tensor, a tuple or a dict of tensors"
         )
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
-    return from_shapes(tuple(inputs), outputs, _runner(program.module(), [tensor.name for tensor in inputs], {}))
+    module = program.module()
+    buffers = _buffers(module)
+    found = from_shapes(tuple(inputs), outputs, _runner(module, [tensor.name for tensor in inputs], {}))
+    return _without_changed_buffers(found, module, buffers)
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

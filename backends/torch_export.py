@@ -8,7 +8,7 @@ import torch
 
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.likeness import Likeness
-from backends.module_to_build import ModuleToBuild, arguments, check_declared, module_to_build
+from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build
 
 TOLERANCE = 1e-4  # between the module and its package, element by element
 
@@ -42,7 +42,8 @@ def build(
     unverified = artifact.with_name(f"unverified-{artifact.name}")
     try:
         with torch.inference_mode():
-            program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
+            with exporting(artifact, source):
+                program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
         difference = _difference(module, unverified, declared, lengths)
         if not difference <= TOLERANCE:
@@ -55,15 +56,11 @@ def build(
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
     from backends.torch import load
-    from backends.torch_tensors import to_array
 
     session = load(declared, model=str(package)).open_session(0)
     like = Likeness(tensor.name for tensor in declared.outputs)
     for rows in {1, max(declared.max_rows, 1)}:
         for length in lengths or (5, 16):
             inputs = example_inputs(declared, rows, length)
-            expected = module.run(inputs)
-            outputs = session.run(inputs, {})
-            for tensor, given in zip(declared.outputs, expected, strict=True):
-                like.add(tensor.name, to_array(given), outputs[tensor.name])
+            module.compare(session, inputs, like)
     return like.difference

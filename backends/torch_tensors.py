@@ -56,13 +56,21 @@ def check_tensor(name: str, result: Any) -> None:
         )
 
 
-def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
-    """A module's results in the spec's order. What autocast left in half precision comes in the FP32 that was declared.
+def fields_of(results: Any) -> tuple[str, ...]:
+    """The names in a named tuple; none of anything else."""
+    return getattr(results, "_fields", ()) if isinstance(results, tuple) else ()
 
+
+def ordered_outputs(spec: ModelSpec, results: Any) -> list["torch.Tensor"]:
+    """A module's results in the spec's order, from a mapping by name, from a named tuple too where its fields have these names.
+
+    What autocast left in half precision comes in the FP32 that was declared.
     Raises: OutputsRefused, if there are more or fewer, one is missing, or is no tensor.
     """
     import torch
 
+    if (fields := fields_of(results)) and {tensor.name for tensor in spec.outputs} <= {*fields}:
+        results = results._asdict()
     if isinstance(results, Mapping):
         missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
         if missing:

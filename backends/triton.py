@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from backends.base import (
     DEADLINE_NS,
@@ -35,6 +35,7 @@ from backends.base import (
     TensorSpec,
 )
 from backends.datatypes import NUMPY
+from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
 from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
@@ -200,14 +201,14 @@ class TritonSession:
             self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
+                    within_s = self._model.timeout_s
+                    if message.error_message:
+                        yield from self._failed(answer, message.error_message)
                     response = message.infer_response
                     final = response.parameters[_FINAL].bool_param
                     if response.outputs or not final:
                         yield LastPart(_outputs(response, {})) if final else _outputs(response, {})
-                    if final:
-                        self._read(answer, self._model.timeout_s)  # its end: a call that was cancelled would be a failed one
-                        return
-                    within_s = self._model.timeout_s
+                    # Behind the final one its end is read: a call that was cancelled would be a failed one.
             finally:
                 self._answer = None
 
@@ -226,17 +227,18 @@ class TritonSession:
             if answer.cancelled:
                 raise RunCancelled(f"triton {self._connection.url}: the call was cancelled") from exc
             raise self._mapped(exc, due_s, handed_on=False) from exc
-        if message is not None and message.error_message:
-            self._read_out(answer, within_s)
-            raise self._error("", message.error_message, due_s)
         return message
 
-    def _read_out(self, answer: AnswerInParts, within_s: float) -> None:
-        """Read a failed answer to its end: of clients that hung up before, Triton 2.51 died once in 400 calls."""
-        until_s = time.monotonic() + within_s
+    def _failed(self, answer: AnswerInParts, details: str) -> Generator[Tensors, None, NoReturn]:
+        """Tell the error of an answer, then read on to its end: of clients that hung up, Triton 2.51 died once in 400 calls."""
+        error = self._error("", details, time.monotonic())
+        if not isinstance(error, SessionLost):
+            yield EarlyFailure(error)
+        until_s = time.monotonic() + self._model.timeout_s
         with suppress(self._connection.grpc.RpcError):
             while answer.read(until_s - time.monotonic()) is not None:
                 pass
+        raise error
 
     def _first_within_s(self, parameters: Mapping[str, object]) -> float:
         """How long a call, of a decoupled model its first part, may take. Raises: SessionLost; ExecutionFailed, if no time."""

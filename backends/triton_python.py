@@ -29,7 +29,8 @@ from typing import Any, Final
 
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors
-from backends.discovery import normalised
+from backends.datatypes import normalised
+from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes
 from backends.source import load_object
@@ -156,12 +157,19 @@ class DecoupledAdapter(_Adapter):
             raise
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:  # type: ignore[override]
-        """Raises: InputRefused or ExecutionFailed, with the error of a response; what the model raises; RunCancelled."""
+        """Raises, once `execute` has returned: InputRefused or ExecutionFailed, with the error of a response, which is told
+        before; what the model raises; RunCancelled.
+        """
         responses = self._responses = pb_utils.Responses()
         ended = self._begin(self._execution(inputs, parameters, responses))
         try:
             for response, final in responses:
-                yield LastPart(_outputs_of(response)) if final else _outputs_of(response)
+                try:
+                    outputs = _outputs_of(response)
+                except ExecutionFailed as exc:
+                    yield EarlyFailure(exc)
+                    raise
+                yield LastPart(outputs) if final else outputs
             if responses.left:
                 raise RunCancelled("the model was told that nobody waits for its answer")
         finally:

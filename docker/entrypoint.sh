@@ -22,7 +22,10 @@ mounted() {
     return
   fi
   for place in "$sagemaker" /mnt/models; do
-    if [ -n "$(ls -A "$place" 2>/dev/null)" ]; then
+    if [ -d "$place" ] && { [ ! -r "$place" ] || [ ! -x "$place" ]; }; then
+      fail "$place: cannot be read by user $(id -u): expected a folder that it may read: chmod it there, or docker run --user"
+    fi
+    if [ -n "$(ls -A "$place" 2>/dev/null | grep -vx lost+found)" ]; then # which each volume of ext4 has
       echo "$place"
       return
     fi
@@ -51,8 +54,4 @@ case ${1:-} in
     set -- "$model" --http-port 8080 --grpc-port 9000 "$@"
     ;;
 esac
-case " $* " in
-  *' --host '* | *' --host='*) ;;
-  *) set -- "$@" --host 0.0.0.0 ;;
-esac
-exec gateway serve "$@"
+exec gateway serve --host 0.0.0.0 "$@" # a later --host wins

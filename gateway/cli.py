@@ -15,6 +15,7 @@ from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import set_up, step, words
 from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.config import Config
@@ -65,10 +66,14 @@ EXIT_CODES: Final = {
 def main(argv: list[str] | None = None) -> int:
     """Gives one of EXIT_CODES."""
     typed = sys.argv[1:] if argv is None else argv
+    return ended("gateway", lambda: _run(typed), failed=1)
+
+
+def _run(typed: list[str]) -> int:
     with ctrl_c_ends_at_once():  # while modules are imported
         arguments = parser(*typed[:1]).parse_args(typed)
     set_up(speech(arguments))
-    return ended("gateway", lambda: int(arguments.run(arguments)), failed=1)
+    return int(arguments.run(arguments))
 
 
 def parser(typed: str = "") -> argparse.ArgumentParser:
@@ -184,7 +189,8 @@ def _compile(arguments: argparse.Namespace) -> int:
     from gateway.commands.compile import compile_config
     from gateway.config import load_config
 
-    compile_config(load_config(arguments.config), names=arguments.models)
+    with apart():
+        compile_config(load_config(arguments.config), names=arguments.models)
     return 0
 
 
@@ -198,12 +204,13 @@ def _init(arguments: argparse.Namespace) -> int:
     output: Path | None = arguments.output
     if output is not None and output.exists():
         raise ConfigError(f"-o: {output.absolute()}: exists: name another file, or remove it")
-    text = written(_guessed(arguments), (output or Path("x")).absolute().parent)
-    if output is None:
-        print(text, end="")
-    else:
-        with asked_by("-o"):
-            write_whole(output, text)
+    with apart() as results:
+        text = written(_guessed(arguments), (output or Path("x")).absolute().parent)
+        if output is None:
+            print(text, end="", file=results)
+        else:
+            with asked_by("-o"):
+                write_whole(output, text)
     return 0
 
 
@@ -213,7 +220,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
     asked = arguments.ray or bool(cluster)
-    with collecting_seldom():
+    with collecting_seldom(), apart():
         with ctrl_c_ends_at_once(), _without_plugins():
             from gateway.commands.serve import serve
             from gateway.config import ServerSection, listening

@@ -82,6 +82,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     caller: who asks, for the log; None: nobody does over a wire. trace: what is noted of it where it is traced.
     plain: it is `unmarked`, of a model that is not ragged, was decoded as it arrived, and no other arrived at the same time.
     False says nothing.
+    copied: routing has made it of another, to learn from; nobody reads its answer.
     Compared by identity: two equal requests are still two requests.
     """
 
@@ -93,6 +94,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     caller: Caller | None = None
     trace: "RequestTrace | None" = None
     plain: bool = False
+    copied: bool = False
 
     @property
     def unmarked(self) -> bool:

@@ -21,9 +21,7 @@ COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfchec
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of EXIT_CODES."""
-    arguments = parser().parse_args(argv)
-    set_up(speech(arguments))
-    return ended("loadtest", lambda: _run(arguments), failed=ExitCode.USAGE)
+    return ended("loadtest", lambda: _run(argv), failed=ExitCode.USAGE)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(argv: Sequence[str] | None) -> int:
+    arguments = parser().parse_args(argv)
+    set_up(speech(arguments))
     try:
         return int(arguments.execute(arguments))
     except LoadtestError as exc:

@@ -42,8 +42,7 @@ def test_a_full_disk_behind_standard_output_is_told_and_no_reason_to_end(
     monkeypatch.setattr(words, "propagate", False)
     monkeypatch.setattr(words, "handlers", [caplog.handler])
     with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "stdout", full)
-        announcer(parse_config(SYNTHETIC, source="test"), quiet=False)(8000, None, [model()])
+        announcer(parse_config(SYNTHETIC, source="test"), full, quiet=False)(8000, None, [model()])
         print("which a model may do", file=full, flush=True)
     (told,) = caplog.messages
     assert told.startswith("standard output: No space left on device: ")
@@ -106,7 +105,7 @@ def test_what_is_not_loaded_has_its_version_where_another_is_or_that_is_not_1(ca
     versions = [("a", "1"), ("b", "1"), ("b", "2"), ("c", "1"), ("c", "2"), ("d", "1"), ("e", "7")]
     models = [{"name": name, "version": version, "backends": [{"kind": "synthetic"}]} for name, version in versions]
     config = parse_config({"models": models}, source="test")
-    announcer(config, quiet=False)(8000, None, [model("a"), model("b"), model("c", version="2")])
+    announcer(config, sys.stdout, quiet=False)(8000, None, [model("a"), model("b"), model("c", version="2")])
     told = "models: a, b, c (version 2); not loaded: b (version 2), c (version 1), d, e (version 7)"
     assert told in capsys.readouterr().out.splitlines()
 

@@ -154,6 +154,41 @@ def test_a_table_whose_reader_has_gone_is_no_slo_that_was_missed() -> None:
     assert (done.returncode, done.stderr) == (UNREAD, b"")
 
 
+@slow
+@both
+def test_results_that_cannot_be_written_are_told(program: Program) -> None:
+    listing = {"gateway": ["examples"], "loadtest": ["prices", "list"]}[program.name]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for arguments in (listing, ["--help"]):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", f"{program.name}.cli", *arguments]
+            done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == {"gateway": 1, "loadtest": 2}[program.name]
+        assert done.stderr == f"{program.name}: [Errno 28] No space left on device: 'standard output'\n"
+
+
+@slow
+def test_a_closed_standard_output_takes_what_is_printed() -> None:
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "gateway.cli", "examples"]
+    done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@slow
+@both
+def test_a_folder_that_was_removed_is_told(program: Program, tmp_path: Path) -> None:
+    arguments = {"gateway": ["check", "x.yaml"], "loadtest": ["recommend", "x.yaml"]}[program.name]
+    away = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path)]
+    command = [*away, sys.executable, "-m", f"{program.name}.cli", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == {"gateway": 1, "loadtest": 2}[program.name]
+    assert (
+        done.stderr
+        == f"{program.name}: the folder that this was started in was removed: expected one that is there: cd to it\n"
+    )
+
+
 class Gone(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError

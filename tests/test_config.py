@@ -317,7 +317,7 @@ def test_what_is_at_fault_is_still_told_where_paths_are_counted(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--http-port", "70000"), "--http-port: 70000: expected a whole number from 0 to 65535, or null"),
+        (("--http-port", "70000"), "--http-port: 70000: expected a whole number from 0 to 65535"),
         (("--http-port", "9000", "--grpc-port", "9000"), "--grpc-port: 9000: http_port has it too, expected another port"),
         (("--grpc-port", "8123"), "--grpc-port: 8123: http_port has it too, expected another port"),
         (("--host", "localhost:9000"), "--host: 'localhost:9000': expected an address such as 127.0.0.1, or a name"),

@@ -100,6 +100,14 @@ def test_whatever_is_written_is_read_or_told() -> None:
             assert document.value == yaml.safe_load(odd)
 
 
+def test_a_link_to_nowhere_is_told_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.symlink_to("other.yaml")
+    with pytest.raises(ConfigFaults, match=r"cannot be read: a link to other\.yaml, which is not there, expected") as caught:
+        read(path)
+    assert "did you mean" not in caught.value.message
+
+
 def test_a_file_of_no_sensible_length_or_encoding_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     for content, says in ((b"a: 1\n" * (1 << 20), "longer than 4 MiB"), (b"a: \xff", "byte 3 is no UTF-8")):

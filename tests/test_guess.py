@@ -186,6 +186,15 @@ def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeyp
     assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file; expected an .onnx")
     (tmp_path / "models.py").touch()
     assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file; did you mean `models.py`, which is there?"
+    (tmp_path / "model.onnx").symlink_to("gone.onnx")
+    assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: a link to gone.onnx, which is not there; expected an .onnx")
+
+
+def test_no_name_is_not_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gateway.yaml").write_text("models: [{name: m, backends: [{kind: synthetic}]}]")
+    assert not is_configuration("")
+    assert fault("").startswith("MODEL: '': expected an .onnx")
 
 
 def test_a_file_that_is_no_model_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -203,7 +212,7 @@ def test_a_configuration_of_another_name_is_told_what_to_be_called(tmp_path: Pat
 def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     tensors = [{**tensor("x", "FP32", 1, 2), "data": [[1, 2]]}, {**tensor("t", "BYTES", 1), "data": ["ü"]}]
-    request.write_text(json.dumps({"inputs": tensors}))
+    request.write_text(json.dumps({"inputs": tensors}), encoding="utf-8-sig")  # as some editors write it
     found = read_example(request)
     assert (found["x"].tolist(), found["x"].dtype, found["t"].tolist()) == ([[1, 2]], np.float32, ["ü".encode()])
     np.savez(tmp_path / "request.npz", x=np.ones((2, 3), np.float32))
@@ -368,6 +377,21 @@ def test_an_onnx_file_with_time_in_front_runs_each_request_alone(tmp_path: Path)
         "sums: the other rows of a batch change a row's answer in 'y', so each request runs alone and whole; "
         "if you know that its rows are independent, set max_rows: 32",
     )
+
+
+def test_an_onnx_file_that_gives_a_tensor_twice_has_it_listed_once(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    path = onnx_graph(tmp_path / "twice.onnx", [("Neg", ["x"], ["y"])])
+    file = onnx.load(str(path))
+    file.graph.output.append(file.graph.output[0])
+    onnx.save(file, str(path))
+    found = guess(str(path))
+    assert [tensor["name"] for tensor in found.document["models"][0]["outputs"]] == ["y"]
+    assert found.notes == ("twice: the file gives 'y' more than once, which is listed once",)
+    (tmp_path / "gateway.yaml").write_text(written(found, tmp_path))
+    assert check(tmp_path / "gateway.yaml").faults == ()
+    with gateway.load(str(path)) as served:
+        assert served.predict({"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[-1, -1]]
 
 
 def test_an_onnx_file_that_states_one_row_of_an_output_and_gives_more_is_served_in_batches(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import threading
 import tomllib
 import urllib.request
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+import gateway.cli
 from benchmarks.ports import free_port
+from tests.served.gateway_process import AS_ANYBODY
 
 ROOT = Path(__file__).parent.parent
 DOCKER = ROOT / "docker"
@@ -50,13 +53,14 @@ def places(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def entered(places: Path, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+def entered(places: Path, *arguments: str, within: Sequence[str] = (), **variables: str) -> "subprocess.CompletedProcess[str]":
+    """within: a command that becomes the one that follows it."""
     environment = {"PATH": f"{places / 'bin'}:/usr/bin:/bin", **variables}
-    command = ["sh", str(places / "entrypoint.sh"), *arguments]
+    command = [*within, "sh", str(places / "entrypoint.sh"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
 
-MOUNTED = "gateway serve {} --http-port {} --grpc-port {} --host 0.0.0.0"
+MOUNTED = "gateway serve --host 0.0.0.0 {} --http-port {} --grpc-port {}"
 SAGEMAKER = "gateway sagemaker serve --model {}"
 
 
@@ -76,13 +80,13 @@ SAGEMAKER = "gateway sagemaker serve --model {}"
             "mnt/models",
             ["serve", "--no-ray", "--host", "127.0.0.1"],
             {},
-            "gateway serve {}/mnt/models --http-port 8080 --grpc-port 9000 --no-ray --host 127.0.0.1",
+            f"{MOUNTED.format('{}/mnt/models', 8080, 9000)} --no-ray --host 127.0.0.1",
         ),
-        ("", ["serve", "x.yaml"], {}, "gateway serve x.yaml --host 0.0.0.0"),
-        ("", ["serve", "x.yaml", "--host=::1"], {}, "gateway serve x.yaml --host=::1"),
-        ("", ["serve", "a b.yaml", "--ray"], {}, "gateway serve a b.yaml --ray --host 0.0.0.0"),
+        ("", ["serve", "x.yaml"], {}, "gateway serve --host 0.0.0.0 x.yaml"),
+        ("", ["serve", "x.yaml", "--host=::1"], {}, "gateway serve --host 0.0.0.0 x.yaml --host=::1"),
+        ("", ["serve", "a b.yaml", "--ray"], {}, "gateway serve --host 0.0.0.0 a b.yaml --ray"),
         ("", ["serve", "--help"], {}, "gateway serve --help"),
-        ("", ["gateway", "serve", "x.yaml"], {}, "gateway serve x.yaml --host 0.0.0.0"),
+        ("", ["gateway", "serve", "x.yaml"], {}, "gateway serve --host 0.0.0.0 x.yaml"),
         ("", ["check", "x.yaml"], {}, "gateway check x.yaml"),
         ("", ["--version"], {}, "gateway --version"),
         ("", ["loadtest", "selfcheck"], {}, "loadtest selfcheck"),
@@ -100,11 +104,34 @@ def test_the_entry_becomes_the_program_that_is_asked_for(
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, becomes.format(places), "")
 
 
+@pytest.mark.parametrize("spelt", ["--host 127.0.0.1", "--host=127.0.0.1", "--hos 127.0.0.1"])
+def test_the_address_that_is_asked_for_wins_over_that_of_the_entry(spelt: str, places: Path) -> None:
+    _, *typed = entered(places, "serve", "x.yaml", *spelt.split()).stdout.split()
+    assert gateway.cli.parser("serve").parse_args(typed).host == "127.0.0.1"
+
+
 def test_without_a_model_the_entry_says_where_one_belongs(places: Path) -> None:
     done = entered(places, "serve")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"entrypoint: no model: nothing is in {places}/opt/ml/model (SageMaker)" in done.stderr
     assert "mount one there, or name it: serve MODEL" in done.stderr
+
+
+def test_a_volume_without_a_model_is_empty(places: Path) -> None:
+    (places / "mnt" / "models" / "lost+found").mkdir()
+    done = entered(places, "serve")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "entrypoint: no model: nothing is in " in done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o300, 0o600])
+def test_the_entry_says_who_may_not_read_what_is_mounted(mode: int, places: Path) -> None:
+    (places / "mnt" / "models" / "x.yaml").write_text(SYNTHETIC)
+    (places / "mnt" / "models").chmod(mode)
+    done = entered(places, "serve", within=AS_ANYBODY)
+    (places / "mnt" / "models").chmod(0o700)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"entrypoint: {places}/mnt/models: cannot be read by user {os.geteuid()}: expected a folder")
 
 
 @pytest.mark.slow
@@ -204,10 +231,21 @@ def test_it_is_asked_with_tls_where_it_speaks_that(tmp_path: Path) -> None:
 def test_the_addresses_are_those_that_gateways_have_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "0000000000000000: 00000002 00000000 00000000 0002 01 1234 @serving-gateway:{}:{}:{}:0f:7:ab\n"
     every = line.format(8080, "00000000", "http") + line.format(9000, "00000000", "grpc")
-    assert health().claimed(every) == ["127.0.0.1:8080"]
+    assert [*health().claimed(every)] == ["127.0.0.1:8080"]
     two = line.format(80, "00" * 16, "http") + line.format(81, "7f000002", "http") + line.format(81, "7f000002", "http")
-    assert health().claimed(two) == ["127.0.0.2:81", "[::1]:80"]
+    assert [*health().claimed(two)] == ["[::1]:80", "127.0.0.2:81"]
     monkeypatch.setattr(Path, "read_text", lambda path: "Num RefCount\n")
+    assert health().main([]) == 1
+
+
+def test_a_gateway_without_http_is_healthy_while_it_listens_for_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        claim = f"0: 2 0 0 2 01 1 @serving-gateway:{listener.getsockname()[1]}:7f000001:grpc:0f:7:ab\n"
+        with_http = "0: 2 0 0 2 01 1 @serving-gateway:81:7f000002:{}:1e:8:cd\n"
+        monkeypatch.setattr(Path, "read_text", lambda path: claim)
+        assert health().main([]) == 0
+        other = claim + with_http.format("grpc") + with_http.format("http").replace("81", "80")
+        assert [*health().claimed(other)] == [f"127.0.0.1:{listener.getsockname()[1]}", "127.0.0.2:80"]
     assert health().main([]) == 1
 
 

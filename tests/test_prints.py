@@ -1,5 +1,7 @@
 """What a model prints fails no request."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,72 @@ def test_what_can_be_printed_is() -> None:
     assert said.stdout.startswith("before xxx")
     for stream in (said.stdout, said.stderr):
         assert (stream.count("x"), stream.count("a line"), stream.count("bytes")) == (100_000, 1, 100_000)
+
+
+MODEL = """
+import os, sys
+print("imported")
+class Model:
+    def __init__(self):
+        sys.stdout.write("loading weights...")
+        os.write(1, b"at its descriptor\\n")
+        os.system("echo what it starts")
+        print("before", file=sys.__stdout__)
+    def predict(self, x: float) -> float:
+        print("run")
+        return 2 * x
+"""
+CONFIG = """
+models:
+- name: m
+  inputs: [{name: x, datatype: FP64, shape: [-1]}]
+  outputs: [{name: y, datatype: FP64, shape: [-1]}]
+  max_rows: 1
+  backends: [{kind: python, model: 'model.py:Model'}]
+"""
+ONLY_IMPORTED = ("imported",)
+LOADED = ("imported", "loading weights...", "at its descriptor", "what it starts", "before", "run")
+
+
+@pytest.fixture
+def speaking(tmp_path: Path) -> Path:
+    """A folder of a model that prints, its configuration, and a request."""
+    for name, text in {"model.py": MODEL, "x.yaml": CONFIG, "in.json": '{"x": [1]}', "rows.jsonl": '{"x": 1}\n'}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "results", "said"),
+    [
+        ("init model.py:Model", r"models:\n  - name: model\n.*", ONLY_IMPORTED),
+        ("check --json x.yaml", r"\{\n.*\}\n", ONLY_IMPORTED),
+        ("check --load x.yaml", r"m version 1: .*\nx\.yaml: valid\n", LOADED),
+        ("predict x.yaml m --input in.json", r"\{[^\n]*\[2\.0\]\}\]\}\n", LOADED),
+        ("batch x.yaml m rows.jsonl out.jsonl", r"out\.jsonl: 1 rows, [^\n]*\n", LOADED),
+    ],
+    ids=str,
+)
+def test_what_a_model_prints_is_not_among_the_results(
+    speaking: Path, command: str, results: str, said: tuple[str, ...]
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    typed = [sys.executable, "-m", "gateway.cli", *command.split()]
+    done = subprocess.run(typed, cwd=speaking, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(results, done.stdout, re.DOTALL), done.stdout
+    assert [each for each in said if each not in done.stderr] == []
+
+
+@pytest.mark.slow
+def test_the_ready_line_begins_a_line_whatever_a_model_prints(speaking: Path) -> None:
+    log = speaking / "log"
+    with served(speaking / "x.yaml", "--no-ray", log=log) as gateway:  # which reads that line first
+        told = gateway.process.stdout
+        assert told is not None
+        assert told.readline() == "models: m\n"
+    assert [each for each in LOADED if each not in log.read_text()] == []
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from gateway.batching.queue import (
 )
 from gateway.batching.refusals import displaced, hopeless, no_room, too_large, too_late
 from gateway.batching.service_model import ServiceModel
+from gateway.batching.streams import Streams
 from gateway.batching.telling import NOWHERE, Untold
 from gateway.config import Ragged
 from gateway.errors import GatewayError
@@ -106,6 +107,7 @@ class Batcher(Untold):
         self._displaced: list[Shed] = []  # by requests of higher classes; not answered yet
         self._events = NOWHERE  # gets what is to be recorded of arrivals
         self._number: Callable[[object], int] = id  # by which they are known there
+        self.streams = Streams()  # that have ended, which `finished` is told of as of their first parts
         self._row_ns = 0.0  # service time per row, averaged; 0: nothing has run yet
 
     def __repr__(self) -> str:
@@ -349,16 +351,15 @@ class Batcher(Untold):
 
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int, *, mean: bool = False) -> Forecast:
         """When the request would be done, were it added now. free_slots: batches that could start now. mean: see `Forecast`."""
-        rows = request.rows if self._batched else 1
-        state, group, slo_ns = self._state, self._groups.of(request), self._slo_ns
+        state, group, slo_ns, rows = self._state, self._groups.of(request), self._slo_ns, request.rows if self._batched else 1
         mixed = state.requests and now_ns < state.mixed_until_ns  # of several classes: it may pass some of them
         key = virtual_deadline(request, deadline_of(request, slo_ns, state.reserved_ns)) if mixed else None
-        told = forecast(self.service, state, group, rows, now_ns, free_slots, slo_ns, mean=mean, key=key)
+        told = forecast(self.service, state, group, rows, now_ns, free_slots, slo_ns, streams=self.streams, mean=mean, key=key)
         return unless_refused(told, state, group, request, slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""
-        return first_free_ns(self.service, self._state, now_ns, free_slots)
+        return first_free_ns(self.service, self._state, now_ns, free_slots, self.streams)
 
     def due_before(self, when_ns: int, most: int) -> list[InferRequest]:
         """Requests that wait whole, and whose deadline is before when_ns: at most so many, retries first."""

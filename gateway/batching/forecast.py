@@ -4,6 +4,9 @@
 
 wait is the time until a worker is free, ahead the batches that would go before the request's own, own its batch with the way
 there and back (the service model learns from closing to return). Batches are taken to be as large as the adaptive policy's cap.
+
+Of a model that answers in parts own is until the first of them. What runs there, and what goes before, keeps its worker for a
+whole stream: `streams`.
 """
 
 from bisect import bisect_right
@@ -15,6 +18,7 @@ import msgspec
 from gateway.batching.batch import Batch
 from gateway.batching.queue import LengthGroup, State
 from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.streams import Streams
 
 CAP: Final = 0.55
 """The share of the SLO that a usual batch may take: two fit into one SLO."""
@@ -49,18 +53,20 @@ def forecast(
     free_slots: int,
     slo_ns: int | None,
     *,
+    streams: Streams,
     mean: bool = False,
     key: int | None = None,
 ) -> Forecast:
     """For a request of so many rows in a group. free_slots: batches that could start now. mean: see `Forecast`.
 
+    streams: that have ended.
     key: its virtual deadline, where it may pass some of what waits; None: it stands last in line.
     """
     running = state.in_flight
     workers = len(running) + free_slots
     curve = _curve(service, group)
     if curve is None:
-        return Forecast(first_free_ns(service, state, now_ns, free_slots), 0.0, 0.0, 0.0, workers, False)
+        return Forecast(first_free_ns(service, state, now_ns, free_slots, streams), 0.0, 0.0, 0.0, workers, False)
     shape, spread = curve.shape, 1.0 if mean else curve.spread
     if free_slots and not state.rows:
         level = curve.level(len(running) + 1)
@@ -71,6 +77,12 @@ def forecast(
         level = curve.level(max(1, workers))
         cap = _cap(curve, level, slo_ns)
     batch_ns, cap_rows = shape[cap] * level, curve.sizes[cap]
+    if streams.usual_ns and workers:
+        ahead = state.rows if key is None else sum([queue.rows_before(key) for queue in state.queues.values()])
+        rounds, place = divmod(ahead, workers)
+        wait_ns, turn_ns = _free_ns(service, state, now_ns, free_slots, streams, place)
+        ahead_ns = turn_ns - wait_ns + rounds * streams.usual_ns
+        return Forecast(wait_ns, ahead_ns, shape[curve.at(rows)] * level * spread, batch_ns, workers, True)
     queue = state.queues.get(group)
     total = rows
     if queue is not None:
@@ -85,11 +97,26 @@ def forecast(
     return Forecast(free[0], ahead_ns, own_ns, batch_ns, workers, True)
 
 
-def first_free_ns(service: ServiceModel, state: State, now_ns: int, free_slots: int) -> float:
-    """When the next worker is predicted to be free, from now; 0: one is, or none is there."""
+def first_free_ns(service: ServiceModel, state: State, now_ns: int, free_slots: int, streams: Streams) -> float:
+    """When the next worker is predicted to be free, from now; 0: one is, or none is there. streams: as `forecast` has it."""
     if free_slots or not state.in_flight:
         return 0.0
+    if streams.usual_ns:
+        return _free_ns(service, state, now_ns, 0, streams, 0)[0]
     return min(_residual_ns(service, batch, now_ns) for batch in state.in_flight)
+
+
+def _free_ns(
+    service: ServiceModel, state: State, now_ns: int, free_slots: int, streams: Streams, ahead: int
+) -> tuple[float, float]:
+    """As `Streams.free_ns`, of all workers. A copy, whose answer nobody reads, ends with its first part."""
+    ages_ns, others_ns = [], [0.0] * free_slots
+    for batch in state.in_flight:
+        if batch.parts[0].request.copied:
+            others_ns.append(_residual_ns(service, batch, now_ns))
+        else:
+            ages_ns.append(now_ns - batch.closed_ns)
+    return streams.free_ns(ages_ns, others_ns, ahead)
 
 
 def _curve(service: ServiceModel, group: Hashable) -> ServiceCurve | None:

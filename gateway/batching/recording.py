@@ -25,12 +25,13 @@ from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
+from gateway.batching.streams import Streams
 from gateway.batching.telling import NOWHERE
 from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 14
+FORMAT: Final = 15
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 128  # values and events at once
@@ -89,7 +90,8 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one backend of a model batches, and what it costs: all that a batcher like it is made of.
 
     model_rows: the most rows that the model takes in one run; 0: it has no batch dimension. max_rows: as batches are limited
-    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known.
+    to. sessions: that run batches when all is well. session_usd_per_hour: of each; 0: no price is known. lent: other processes
+    use the sessions as well, one after the other; which has one while nothing is decided here is not recorded.
     """
 
     label: str = ""
@@ -104,6 +106,7 @@ class LaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     ragged: dict[str, Any] | None = None
     session_usd_per_hour: float = 0.0
     decoupled: bool = False
+    lent: bool = False
 
     def batcher(self, ring: "Ring | None" = None) -> Batcher:
         """A batcher that has learned nothing. ring: where it records; None: nowhere."""
@@ -250,7 +253,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     WHAT = "decisions are"
     # Is no state.
-    NOT_KEPT = frozenset(("ring", "given_up", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
+    NOT_KEPT = frozenset(("ring", "given_up", "streams", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
@@ -283,6 +286,7 @@ class RecordedBatcher(Recorded, Batcher):
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
         self._told_ns = 0
+        self.streams = Streams()
         self._widths_of = self._ragged if ragged else None
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None:

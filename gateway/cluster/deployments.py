@@ -115,7 +115,7 @@ def deployer(details: Mapping[str, Any]) -> str | None:
 class IngressReplica:
     """The class Serve runs for an ingress: listeners in its own process, on its own event loop, past Serve's proxy."""
 
-    _closed = False  # also where __init__ did not get to the end
+    _closed = _drained = _ending = False  # also where __init__ did not get to the end
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, config: Config, backends: dict[str, DeploymentHandle[Any]], speech: Speech
@@ -202,6 +202,8 @@ class IngressReplica:
 
         A backend elsewhere that is down is no reason: a new ingress would not help, and requests of others would be lost.
         """
+        if self._drained and not self._ending:  # `close` was called, and not by Serve, which would leave it so
+            raise InternalError("it has closed")
         if not all(pool.available for pool in self._ingress.pools):
             raise InternalError("an embedded backend has lost all sessions and cannot rebuild them")
 
@@ -212,6 +214,7 @@ class IngressReplica:
         return self._end()
 
     async def _end(self) -> None:
+        self._ending = True
         await self.close()
         await self._leaving.close()
 
@@ -225,6 +228,7 @@ class IngressReplica:
         await self._ingress.drain()  # which publishes last what it was told
         await self._keeper.close()
         self._held.close()
+        self._drained = True
 
 
 def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

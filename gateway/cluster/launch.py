@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -44,6 +43,7 @@ from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
 from gateway.cluster.deployments import QUIET, application, deployer, port_owner
+from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
 from gateway.config import Config, ServerSection
@@ -56,14 +56,15 @@ from gateway.process.supervisor import ENDING, LEFT, LOST, RUN_DIR, SERVING, hea
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
 _PORTS_S: Final = 30.0
-_CONNECT_S: Final = 3.0
-_RETRY_S: Final = 1.0
 _DELETED_S: Final = 60.0
 # Until Serve replaces no replica of an application that it is to delete.
 _TOLD_S: Final = 0.5
 # After the drain: the ends of replicas that answer.
 _ENDED_S: Final = 0.5
 _SILENT_S: Final = 1.5
+# After the drain: what a cluster that was joined gets for answering at all, and one whose processes are gone.
+_UNANSWERED_S: Final = 120.0
+_LOST_S: Final = 1.0
 # Who gives up waits so long for whom it was to replace to deploy again.
 _TAKEN_BACK_S: Final = 10.0
 _LOOK_S: Final = 0.1
@@ -77,7 +78,8 @@ class _StopAsked(BaseException):
 
 
 def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callable[[str], None]) -> int:
-    """Serve until a signal ends it, the Ray that was started for it is lost, or its application is gone or another's.
+    """Serve until a signal ends it, the Ray that was started for it or runs on its node is lost, or its application is gone or
+    another's.
 
     On the main thread, its signals `blocked`.
 
@@ -98,7 +100,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
         check_ports(config.server, owner=port_owner(found.id, config.ray.application))
     own = found is None
-    head = _Head(tell)
+    head = Head(tell)
     try:
         with _cluster(config, found, head), _serve_instance(head, tell, own=own):
             if own:
@@ -111,6 +113,8 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
                 while True:
                     signal.pause()
     except _StopAsked:
+        if head.left:
+            return 1
         return LOST if head.lost or watch.lost else 0
 
 
@@ -169,52 +173,9 @@ def _ask(address: str) -> _Found:
     """Ask a cluster's head what those who join it ask first. Raises: grpc.RpcError."""
     with init_grpc_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         head = NodeInfoGcsServiceStub(channel)  # type: ignore[no-untyped-call]  # made by protoc, as all it takes and gives
-        cluster_id = head.GetClusterId(messages.GetClusterIdRequest(), timeout=_CONNECT_S).cluster_id  # type: ignore[attr-defined]
-        nodes = head.GetAllNodeInfo(messages.GetAllNodeInfoRequest(), timeout=_CONNECT_S).node_info_list  # type: ignore[attr-defined]
+        cluster_id = head.GetClusterId(messages.GetClusterIdRequest(), timeout=CONNECT_S).cluster_id  # type: ignore[attr-defined]
+        nodes = head.GetAllNodeInfo(messages.GetAllNodeInfoRequest(), timeout=CONNECT_S).node_info_list  # type: ignore[attr-defined]
     return _Found(address, cluster_id.hex(), sum(node.state == node.ALIVE for node in nodes))
-
-
-class _Head:
-    """The processes of Ray without which nothing can be placed, restarted or ended: lost or not.
-
-    Ray itself waits for them for a minute, then ends this process. Here their end is heard of at once: a connection to each is
-    held open for nothing else.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        """tell: as in `run_on_ray`."""
-        self.lost = False
-        self._tell = tell
-        self._over = threading.Event()
-
-    def watch(self, name: str, address: str, *, own: bool) -> None:
-        """Log when it is gone, and, if the cluster is this process's own, so that no other comes, end as by a signal."""
-        threading.Thread(target=self._hold_connections, args=(name, address, own), name=f"watch {name}", daemon=True).start()
-
-    def forget(self) -> None:
-        """What ends from now on is meant to."""
-        self._over.set()
-
-    def _hold_connections(self, name: str, address: str, own: bool) -> None:
-        while not self._over.is_set():
-            if own and self.lost:  # as another watch has told
-                return
-            connection = _connected(address)
-            if connection is not None:
-                if self.lost:
-                    self.lost = False
-                    log.warning("Ray's %s at %s is back", name, address)
-                _wait_closed(connection)  # also by the other side, if it tires of silence
-            elif self.lost:
-                self._over.wait(_RETRY_S)
-            elif not self._over.is_set():
-                self.lost = True
-                if own:
-                    log.error("Ray's %s at %s is gone: answering what is in flight, then ending", name, address)
-                    self._tell(ENDING)
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-                    return
-                log.error("Ray's %s at %s is gone: still serving; Ray ends that after a minute without it", name, address)
 
 
 class _ApplicationWatch:
@@ -242,6 +203,9 @@ class _ApplicationWatch:
     def forget(self) -> None:
         """What becomes of it from now on is meant to."""
         self._over.set()
+
+    def wait_idle(self) -> None:
+        """After `forget`, until nothing is deployed any more."""
         with self._deploying:
             pass
 
@@ -304,7 +268,7 @@ class _ApplicationWatch:
             if by and by != self.token and _internal_kv_exists(_given_up(by)):
                 self._take_back(by)
                 return ""
-        except Exception as exc:  # of a cluster that is lost, as `_Head` tells, or whose Serve is restarted
+        except Exception as exc:  # of a cluster that is lost, as `Head` tells, or whose Serve is restarted
             log.debug("the application %s could not be looked at: %s", self._application, exc)
             return ""
         if details is None:
@@ -317,24 +281,8 @@ def _given_up(token: str) -> str:
     return f"gateway: {token} has given up"
 
 
-def _connected(address: str) -> socket.socket | None:
-    host, _, port = address.rpartition(":")
-    try:
-        return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
-    except OSError:
-        return None
-
-
-def _wait_closed(connection: socket.socket) -> None:
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine may go without a word
-        while connection.recv(4096):
-            pass
-
-
 @contextlib.contextmanager
-def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None]:
+def _cluster(config: Config, found: _Found | None, head: Head) -> Iterator[None]:
     """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
@@ -352,15 +300,18 @@ def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None
                 raise
             except Exception as exc:  # that is the class which Ray raises where its node is not up within 30 s
                 raise BackendUnreachable(f"Ray did not start on this machine, which may be too busy: {exc}") from exc
-            node = ray.nodes()[0]  # type: ignore[no-untyped-call]  # ray's
-            head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", own=True)
         else:
             try:
                 with step(f"joining Ray at {found.address}"):
                     ray.init(address=found.address, **settings)
             except (ConnectionError, RuntimeError, ValueError) as exc:
                 raise BackendUnreachable(f"cannot join the Ray cluster at {found.address}: {exc}") from exc
-        head.watch("head process (GCS)", ray.get_runtime_context().gcs_address, own=found is None)
+        context = ray.get_runtime_context()
+        node = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())  # type: ignore[no-untyped-call]  # ray's
+        ending = "answering what is in flight, then ending" if found is None else "ending"
+        # Of a cluster that was joined the head may come back; a raylet that does is another node.
+        head.watch("head process (GCS)", context.gcs_address, instead=ending if found is None else "")
+        head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", instead=ending)
         hear_signals(_stop)  # not before: ray.init sets a handler of its own
         yield
     finally:
@@ -370,7 +321,7 @@ def _cluster(config: Config, found: _Found | None, head: _Head) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> Iterator[None]:
+def _serve_instance(head: Head, tell: Callable[[str], None], *, own: bool) -> Iterator[None]:
     """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves.
 
     own: the cluster was started here, and ends after this, with its Serve.
@@ -391,13 +342,13 @@ def _serve_instance(head: _Head, tell: Callable[[str], None], *, own: bool) -> I
     finally:
         if not head.lost and not own and not serve.status().applications:  # others may use it meanwhile
             # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `redirect_stdout` ends
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `apart` ends
             serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
 
 
 @contextlib.contextmanager
 def _deployed(
-    app: serve.Application, config: Config, head: _Head, watch: _ApplicationWatch, tell: Callable[[str], None], *, own: bool
+    app: serve.Application, config: Config, head: Head, watch: _ApplicationWatch, tell: Callable[[str], None], *, own: bool
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
@@ -428,15 +379,30 @@ def _deployed(
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         if ingress is not None or not own:
             left = replaces if ingress is None else None
-            deleting = threading.Thread(target=_delete, args=(config, watch, own, left), name="delete", daemon=True)
+            deleting = threading.Thread(target=_delete, args=(config, head, watch, own, left), name="delete", daemon=True)
             deleting.start()
-            while deleting.is_alive() and not head.lost:
-                deleting.join(_LOOK_S)
-        if head.lost and ingress is not None:
+            if own:
+                while deleting.is_alive() and not head.lost:
+                    deleting.join(_LOOK_S)
+            elif not _deleted(deleting, head, config.server):
+                head.left = True
+                log.error("the application %s may be left on the Ray cluster: %s", name, head.fault)
+        if own and head.lost and ingress is not None:
             _drain(ingress, config.server)
 
 
-def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
+def _deleted(deleting: threading.Thread, head: Head, server: ServerSection) -> bool:
+    """Wait for the end of `_delete`: while Ray is lost as long as a drain may take. Gives whether it has come."""
+    lost, until = False, time.monotonic() + server.drain_timeout_s + _UNANSWERED_S
+    while deleting.is_alive() and time.monotonic() < until:
+        if head.lost != lost:
+            lost = not lost
+            until = time.monotonic() + server.drain_timeout_s + (_LOST_S if lost else _UNANSWERED_S)
+        deleting.join(_LOOK_S)
+    return not (deleting.is_alive() or head.left)
+
+
+def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
 
     own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `deployer` gives it, or None.
@@ -444,6 +410,9 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
     application = config.ray.application
     fault = "could not be deleted"
     try:
+        watch.wait_idle()
+        while not own and head.may_return:
+            time.sleep(_LOOK_S)
         if replaces == "" and watch.ours():
             log.warning(
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
@@ -482,7 +451,11 @@ def _delete(config: Config, watch: _ApplicationWatch, own: bool, replaces: str |
         if not own:  # else the supervisor does
             clear_run_dirs(run_dir, config.server.run_dir, unused_s=drained - time.monotonic())
     except Exception:  # of a cluster that is ending too
-        log.exception("the application %s %s", application, fault)
+        if head.lost and not own:
+            head.left = True
+            log.debug("the application %s %s", application, fault, exc_info=True)
+        else:
+            log.exception("the application %s %s", application, fault)
 
 
 def _drain(ingress: DeploymentHandle[Any], server: ServerSection) -> None:

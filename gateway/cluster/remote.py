@@ -36,7 +36,8 @@ from ray.serve._private.common import (
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
-from backends.base import LastPart, ModelSpec, trace_of, words_of
+from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.clock import Clock
 from gateway.cluster.channel_connection import check_size
@@ -281,9 +282,8 @@ class RemoteRunner:
     def _part(self, run: "_Run", frame: Buffer) -> None:
         """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
         run.first_part_ns = run.first_part_ns or self._clock.now_ns()
-        outputs, about = decode_frame(frame)
         assert run.on_part is not None
-        run.on_part(run.batch, LastPart(outputs) if about["last"] else outputs)
+        run.on_part(run.batch, _part_of(frame))
 
     def _ended(self, run: "_Run", outcome: Outcome) -> None:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""
@@ -421,6 +421,14 @@ class RemoteRunner:
                 BackendUnreachable(f"{self._name}: no replica of deployment {self._deployment.name} starts")
             )
         self.on_change()
+
+
+def _part_of(frame: Buffer) -> Tensors:
+    """What comes before an answer, as its replica tells it. Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
+    outputs, about = decode_frame(frame)
+    if "error" in about:
+        return EarlyFailure(_ERRORS.get(about["error"], InternalError)(about["message"]))
+    return LastPart(outputs) if about["last"] else outputs
 
 
 def _execution(run: _Run, answer: Buffer, received_ns: int) -> Execution:

@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 import msgspec
 import ray
 
 from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
+from backends.early_failure import EarlyFailure
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountTeller
 from gateway.cluster.asked import AskedBatch, EarlyBatch
@@ -55,6 +56,14 @@ _wish = msgspec.msgpack.Decoder(tuple[str, float])
 
 def _horizon_ns(slo_p99_ms: float | None) -> int:
     return round((_HORIZON_WITHOUT_SLO_MS if slo_p99_ms is None else slo_p99_ms) / 2 * 1e6)
+
+
+def _about(outputs: Tensors) -> dict[str, Any]:
+    """What is told beside a part, or in its place."""
+    if isinstance(outputs, EarlyFailure):
+        error = cast(GatewayError, outputs.error)
+        return {"error": type(error).__name__, "message": error.message}
+    return {"last": isinstance(outputs, LastPart)}
 
 
 def _node_address() -> str:
@@ -431,7 +440,7 @@ class Replica:
             return
         assert asked.part is not None
         try:
-            pieces = encode_frame(outputs, {"last": isinstance(outputs, LastPart)})
+            pieces = encode_frame(outputs, _about(outputs))
             check_size(pieces)
             asked.part(pieces)
         except Exception as exc:

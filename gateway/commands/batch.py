@@ -17,6 +17,7 @@ from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.from_python.loaded import LoadedModel
@@ -64,6 +65,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _batch(arguments: argparse.Namespace) -> int:
+    with apart() as results:
+        print(_done(arguments), file=results)
+    return 0
+
+
+def _done(arguments: argparse.Namespace) -> str:
+    """Returns: what was done, in words."""
     from gateway.transform.rows import format_of
     from gateway.transform.storage import Store
     from gateway.transform.work import Files, RowsWork, alone, bad_before, begin, job_of
@@ -94,8 +102,7 @@ def _batch(arguments: argparse.Namespace) -> int:
             asker = asker_of(config.models[0], model, from_text=from_text)
             uvloop.run(RowsWork(job, source, files, model.spec, asker, done, progress.add).run())
     told = progress.told() + (f", and {before} without an answer before" if before else "")
-    print(f"{arguments.output}: {told}" + (f"; why: {arguments.bad or bad.path}" if progress.bad or before else ""))
-    return 0
+    return f"{arguments.output}: {told}" + (f"; why: {arguments.bad or bad.path}" if progress.bad or before else "")
 
 
 def asker_of(section: ModelSection, model: "LoadedModel", *, from_text: bool) -> "Asker":

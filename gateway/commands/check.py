@@ -5,13 +5,14 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TextIO
 
 from gateway.config import Config
 from gateway.configuring.argument import is_configuration, opened
 from gateway.configuring.check import check
 from gateway.documents.faults import ConfigFaults, Fault
 from gateway.process.console import words
+from gateway.process.prints import apart
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -26,6 +27,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _check(arguments: argparse.Namespace) -> int:
     """Exit codes: 0, it is valid; 2, it is not."""
+    with apart() as results:
+        return _told(arguments, results)
+
+
+def _told(arguments: argparse.Namespace, results: TextIO) -> int:
     config: Config | None = None
     failing: tuple[str, ...] = ()
     try:
@@ -41,13 +47,13 @@ def _check(arguments: argparse.Namespace) -> int:
             remedy = f"of a model, `gateway init {arguments.config}` writes a configuration"
             faults = (replace(faults[0], remedy=remedy),)
     if arguments.json:
-        print(json.dumps(as_json(source, config, faults, failing), indent=2))
+        print(json.dumps(as_json(source, config, faults, failing), indent=2), file=results)
     else:
         told = rendered(source, config, faults, failing, loaded=arguments.load)
         if faults:
             words.error("%s", told)
         else:
-            print(told)
+            print(told, file=results)
     return 2 if faults else 0
 
 

@@ -16,7 +16,7 @@ from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.on_machine import moved
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
-from gateway.deploying.ray_cluster import LISTENS, MODEL, RayOnEc2, cluster, groups, lock_of, texts
+from gateway.deploying.ray_cluster import LISTENS, MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
 from gateway.deploying.ray_groups import check_ports
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
@@ -53,7 +53,8 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         volume_gib=VOLUME_GIB,
         profile=arguments.instance_profile,
     )
-    locks = {group.device: looked.lock(config, group.device) for group in found}
+    devices = dict.fromkeys(group.device for group in found)
+    locks = {device: looked.lock(kinds_on(device, held, found), device) for device in devices}
     if looked.faults:
         raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
     copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}

@@ -44,7 +44,7 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "make a machine of EC2",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7i.large {named}",
         f"gateway deploy ec2 configs/examples/iris.yaml --instance-type c7g.large --allow 10.0.0.0/16 {named}",
-        "gateway deploy ec2 configs/examples/fleet.yaml --cluster cluster --security-group sg-0123456789abcdef0 "
+        "gateway deploy ec2 configs/examples/fleet.yaml --cluster cluster --memory 4Gi --security-group sg-0123456789abcdef0 "
         "--region us-east-1 --subnet subnet-0123456789abcdef0 --wheel serving_gateway-0.1.0-py3-none-any.whl --lock docker",
         more="Prints every call that it would make, in their order, with all that the machine is told (its user data), and "
         "what it would cost; nobody is asked. With --yes it makes them, and waits until the gateway answers. "

@@ -3,7 +3,8 @@
 import argparse
 import difflib
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
@@ -121,7 +122,7 @@ class MachineOptions:
             self.fits("--instance-profile", profile, _PROFILE, "the name of an instance profile")
             self.notes.append(f"the role in {profile} must be allowed to {may}: {PAGE} has a policy")
         name, architecture = self._type(needs, device)
-        lock = self.lock(config, device)
+        lock = self.lock((backend.kind for model in config.models for backend in model.backends), device)
         return Machine(
             name=named(self.given.name, config),
             region=region,
@@ -201,15 +202,18 @@ class MachineOptions:
             return Sent(Path(), "", 0, "")
         return sent(path, path.name)
 
-    def lock(self, config: Config, device: Device) -> Sent:
+    def lock(self, kinds: Iterable[str], device: Device) -> Sent:
+        """For machines of this device. kinds: of the backends that run there."""
         path: Path | None = self.given.lock
-        if path is not None and path.is_dir():
+        if by_name := path is not None and path.is_dir():
             path /= f"requirements-{device}.lock"
         if path is None or not path.is_file():
             expected = f"a file of libraries with their hashes: docker/requirements-{device}.lock in the gateway's source"
             self.faults.append(f"--lock: {'not given' if path is None else path}: expected {expected}")
             return Sent(Path(), "", 0, "")
-        self.faults += map(str, lacking(config, path.read_text(encoding="utf-8"), neuron=device == "neuron"))
+        for each in lacking(kinds, path.read_text(encoding="utf-8"), neuron=device == "neuron"):
+            of_it = replace(each, value=f"{path}: {each.value}", remedy="docker/locks.sh makes one of your own")
+            self.faults.append(str(of_it if by_name else each))  # by its name, none of another device would do
         return sent(path, "requirements.lock")
 
     def _volume(self, device: Device) -> int:

@@ -16,6 +16,7 @@ from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up, step
 from gateway.process.ports import check_ports
+from gateway.process.prints import apart
 from gateway.process.supervisor import Tell, supervise
 
 _PATH: Final = "PYTHONPATH"
@@ -66,7 +67,6 @@ def main() -> None:
 
 
 def _run(config: Config, speech: Speech, tell: Tell) -> int:
-    announce = announcer(config, quiet=speech.quiet)
     # Ray reads these when it is imported. They are about what it copies here from its processes.
     if speech.format == "json":
         os.environ |= {"RAY_DISABLE_WORKER_LOG_PREFIX": "1", "RAY_DEDUP_LOGS": "0"}
@@ -74,11 +74,11 @@ def _run(config: Config, speech: Speech, tell: Tell) -> int:
         os.environ["RAY_COLOR_PREFIX"] = "0"
     # That its clusters want a token, docs/deploy.md says.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(sys.stderr):  # on standard output the gateway itself speaks, to programs
+    with apart() as results:
         with step("importing Ray"):
             from gateway.cluster import run_on_ray  # takes a second, which others need not pay
 
-        return run_on_ray(config, announce, speech, tell)
+        return run_on_ray(config, announcer(config, results, quiet=speech.quiet), speech, tell)
 
 
 if __name__ == "__main__":

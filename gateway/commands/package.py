@@ -25,7 +25,7 @@ from backends.artifacts import ONNX, identify
 from backends.digests import digest
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent
 from backends.source import is_source
 from gateway.config import config_of, located
 from gateway.documents.faults import ConfigFaults, Fault, Location
@@ -178,7 +178,7 @@ class _Contents:
     def _look_at_artifact(self, at: Location, path: Path, *, built: bool) -> None:
         if not self.take(path):
             remedy = f"`gateway compile {self._document.source}` makes it" if built else near_file(path)
-            self._refuse(at, special(path) or ABSENT, remedy)
+            self._refuse(at, absent(path), remedy)
         elif path.is_file():
             artifact = identify(path)
             if artifact.damaged:
@@ -189,7 +189,7 @@ class _Contents:
 
     def _look_at_code(self, at: Location, code: Path, name: str) -> None:
         if not code.is_file():
-            self._refuse(at, special(code) or ABSENT, near_file(code))
+            self._refuse(at, absent(code), near_file(code))
             return
         self.take(code)
         if name == _TRITON:

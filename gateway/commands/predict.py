@@ -5,6 +5,7 @@ Of a model that answers in parts, a line for each, when it is there.
 
 import argparse
 import base64
+import codecs
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from http.client import BadStatusLine, HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 from urllib.parse import quote
 
 import numpy as np
@@ -24,6 +25,7 @@ from backends.datatypes import NUMPY
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
 from gateway.process.command_line import url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
+from gateway.process.prints import apart
 from gateway.protocols.json_data import any_value
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.values import request_body
@@ -75,7 +77,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     if url := url_of(where):
         shown = credentials(arguments)
         call, lines = partial(over_the_wire, url, shown=shown), partial(lines_over_the_wire, url, shown=shown)
-        _tell(ask(call, lines, arguments.model, arguments.version, given))
+        _tell(ask(call, lines, arguments.model, arguments.version, given), sys.stdout)
     else:
         if _ADDRESS.fullmatch(where) and not Path(where).exists():
             raise ConfigError(f"{where}: no port: write {where}:8000, if that is the server's HTTP port")
@@ -85,22 +87,25 @@ def _predict(arguments: argparse.Namespace) -> int:
         )
         from gateway.testing import TestClient
 
-        with TestClient(only(configuration(where, whole=False), arguments.model, arguments.version)) as client:
-            _tell(ask(partial(here, client), partial(lines_here, client), arguments.model, arguments.version, given))
+        with (
+            apart() as results,
+            TestClient(only(configuration(where, whole=False), arguments.model, arguments.version)) as client,
+        ):
+            _tell(ask(partial(here, client), partial(lines_here, client), arguments.model, arguments.version, given), results)
     return 0
 
 
-def _tell(answers: Iterable[bytes]) -> None:
+def _tell(answers: Iterable[bytes], results: TextIO) -> None:
     for answer in answers:
-        sys.stdout.buffer.write(answer + b"\n")
-        sys.stdout.buffer.flush()
+        results.buffer.write(answer + b"\n")
+        results.buffer.flush()
 
 
 def read_input(place: str) -> dict[str, Any]:
     """A JSON object from a file or standard input. Raises: ConfigError."""
     try:
         text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
-        given = any_value(text)
+        given = any_value(text.removeprefix(codecs.BOM_UTF8))
     except OSError as exc:
         raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc
     except (ValueError, RecursionError) as exc:

@@ -14,6 +14,7 @@ from gateway.documents.reader import Document, configuration_in, read
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
 from gateway.process.command_line import add_command, speech
+from gateway.process.prints import apart
 
 if TYPE_CHECKING:
     from gateway.engine.multi_model import MultiModel
@@ -51,7 +52,7 @@ def sagemaker(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
     """Serve until a signal ends it. Returns the exit code. Raises: GatewayError, OSError."""
     if environment.get(MULTI_MODEL, "").strip().lower() == "true":
         return _multi_model(arguments, environment)
-    with collecting_seldom():
+    with collecting_seldom(), apart():
         config = contained(packaged(arguments.model, environment), environment, host=arguments.host)
     return serve(config, on_ray=False, speech=speech(arguments))
 

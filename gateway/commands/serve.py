@@ -8,6 +8,7 @@ from gateway.config import Config
 from gateway.garbage import leave_out
 from gateway.process.announcement import announcer
 from gateway.process.console import Speech
+from gateway.process.prints import apart
 from gateway.process.run_dir import forget_regions, fresh_run_dir, make_run_dir
 
 
@@ -29,6 +30,7 @@ def serve(config: Config, *, on_ray: bool, speech: Speech, multi_model: MakeMult
             from gateway.commands.side_by_side import serve_side_by_side
 
             return serve_side_by_side(config, speech, run_dir)
-        run(config, run_dir, announcer(config, quiet=speech.quiet), multi_model=multi_model)
+        with apart() as results:
+            run(config, run_dir, announcer(config, results, quiet=speech.quiet), multi_model=multi_model)
     leave_out()  # at its end the interpreter would go through all that was loaded: with PyTorch for over a second
     return 0

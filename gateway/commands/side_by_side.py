@@ -22,6 +22,7 @@ from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up
 from gateway.process.ports import PortClaims
+from gateway.process.prints import apart
 from gateway.process.siblings import Bound, Siblings, bind, close, sockets_of
 from gateway.process.supervisor import ENDING, SERVING, Tell
 
@@ -99,14 +100,15 @@ def main() -> None:
 
 
 def _serve(work: _Work, tell: Tell) -> int:
-    announce = announcer(work.config, quiet=work.speech.quiet)
+    with apart() as results:
+        announce = announcer(work.config, results, quiet=work.speech.quiet)
 
-    def ready(*served: object) -> None:
-        if work.first:
-            announce(*served)  # type: ignore[arg-type]  # as it was called
-        tell(SERVING)
+        def ready(*served: object) -> None:
+            if work.first:
+                announce(*served)  # type: ignore[arg-type]  # as it was called
+            tell(SERVING)
 
-    run(work.config, work.run_dir, ready, beside=Beside(work.owner, sockets_of(work.bound), lambda: tell(ENDING)))
+        run(work.config, work.run_dir, ready, beside=Beside(work.owner, sockets_of(work.bound), lambda: tell(ENDING)))
     return 0
 
 

@@ -72,8 +72,11 @@ def listening(server: ServerSection, given: Mapping[str, object], *, called: Cal
     """The server with another host or other ports. called: what messages call a key. Raises: ConfigFaults."""
     try:
         return validated(ServerSection, Document("", {**server.model_dump(), **given}))
-    except ConfigFaults as exc:  # a remedy speaks of files
-        raise ConfigFaults(replace(fault, path=called(fault.path), remedy="") for fault in exc.faults) from None
+    except ConfigFaults as exc:  # a remedy speaks of files, and null can stand in them alone
+        raise ConfigFaults(
+            replace(fault, path=called(fault.path), expected=fault.expected.removesuffix(", or null"), remedy="")
+            for fault in exc.faults
+        ) from None
 
 
 def located(document: object, folder: Path) -> object:

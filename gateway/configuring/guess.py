@@ -19,10 +19,9 @@ import yaml
 import backends
 from backends.artifacts import MODEL_FILES, UNKNOWN, Artifact, identify
 from backends.base import NO_OPTIONS, LoadFailed
-from backends.datatypes import NUMPY
-from backends.discovery import normalised
+from backends.datatypes import NUMPY, normalised
 from backends.near_file import near_file
-from backends.regular_file import ABSENT, special
+from backends.regular_file import absent, special
 from backends.source import is_source, load_object
 from gateway.configuring.archive import unpacked
 from gateway.configuring.argument import ARCHIVES, CONFIGURATIONS, is_archive, kept
@@ -71,6 +70,8 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
             raise ConfigError(f"{file}: is one version of a model of Triton's: serve its folder, {file.parent.parent}")
         stem = file.stem if place.endswith(".py") else place.rpartition(".")[2]
         return _configuration([_of_code(stem, source, request or _beside(file))])
+    if not what:  # which as a path is the folder that this was started in
+        raise ConfigError(f"MODEL: '': expected {_FORMS}")
     path = Path(os.path.normpath(Path(what).absolute()))
     if not path.exists() or special(path):
         raise ConfigError(_absent(path))
@@ -121,12 +122,12 @@ def _request(example: Example) -> Mapping[str, object]:
         return {str(name): value for name, value in example.items()}
     path = Path(example)
     if not path.exists() or special(path):
-        raise ConfigError(f"{path.absolute()}: {special(path) or ABSENT}; expected one request, as the example")
+        raise ConfigError(f"{path.absolute()}: {absent(path)}; expected one request, as the example")
     return read_example(path)
 
 
 def _absent(path: Path) -> str:
-    return f"{path}: {special(path) or ABSENT}; {near_file(path) or f'expected {_FORMS}'}"
+    return f"{path}: {absent(path)}; {near_file(path) or f'expected {_FORMS}'}"
 
 
 def read_example(path: Path) -> Mapping[str, object]:
@@ -138,7 +139,7 @@ def read_example(path: Path) -> Mapping[str, object]:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(path.read_text(encoding="utf-8-sig"))
         if not isinstance(given, dict) or not given:
             raise ValueError("it is no object with inputs")
         if isinstance(given.get("inputs"), list):

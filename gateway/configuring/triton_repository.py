@@ -31,10 +31,16 @@ _MOST_SESSIONS: Final = 256
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder is a model of a repository: it has a config.pbtxt, or a version with a file that Triton would find."""
-    if (folder / _CONFIG).exists():
-        return True
-    return any((version / file).exists() for version in _numbered(folder) for _, file in _RUNS.values())
+    """Whether a folder is a model of a repository: it has a config.pbtxt, or a version with a file that Triton would find.
+
+    One that may not be entered, such as `lost+found` of a volume, is none.
+    """
+    try:
+        if (folder / _CONFIG).exists():
+            return True
+        return any((version / file).exists() for version in _numbered(folder) for _, file in _RUNS.values())
+    except PermissionError:
+        return False
 
 
 def is_repository(folder: Path) -> bool:

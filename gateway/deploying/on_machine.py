@@ -1,6 +1,6 @@
 """A configuration as a machine of its own has it: secrets where systemd puts them, its state where the service may write."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -73,11 +73,10 @@ def _with_engines(backend: dict[str, Any]) -> dict[str, Any]:
     return backend | {"engines": f"{STATE}/engines"}
 
 
-def lacking(config: Config, lock: str, *, neuron: bool) -> Iterator[Obstacle]:
-    """Libraries of its backends that the lock does not install. neuron: the machine's image brings PyTorch."""
+def lacking(kinds: Iterable[str], lock: str, *, neuron: bool) -> Iterator[Obstacle]:
+    """Libraries that the lock does not install, of the kinds of backend that run there. neuron: its image brings PyTorch."""
     named = {line.partition("==")[0].strip().lower() for line in lock.splitlines() if "==" in line}
-    kinds = {backend.kind for model in config.models for backend in model.backends}
-    for kind in sorted(kinds):
+    for kind in sorted(set(kinds)):
         library = BACKENDS[kind].library[0]
         brought = neuron and library.startswith("torch")
         if library and not brought and not {library, f"{library}-gpu"} & named:

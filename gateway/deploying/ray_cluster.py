@@ -8,7 +8,7 @@ Sources: ray-schema.json, autoscaler/v2/scheduler.py and autoscaler/_private/aws
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -85,6 +85,17 @@ def groups(held: Contents, chosen: Mapping[str, str], types: InstanceTypes, memo
         name = _type(group.name, group.needs, kind, chosen, types)
         found.append(NodeGroup(group.name, name, group.needs, group.least, group.most, group))
     return tuple(found)
+
+
+def kinds_on(device: Device, held: Contents, groups: Iterable[NodeGroup]) -> set[str]:
+    """Kinds of the backends that run on machines of this device: what is embedded on those that listen, else a replica's."""
+    found: set[str] = set()
+    for group in groups:
+        if group.device == device and group.replicas is not None:
+            found.add(group.replicas.backend.kind)
+        elif group.device == device:
+            found |= {each.kind for model in held.config.models for each in model.backends if each.placement == "embedded"}
+    return found
 
 
 def _type(name: str, needs: Needs, kind: str, chosen: Mapping[str, str], types: InstanceTypes) -> str:

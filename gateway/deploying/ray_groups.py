@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any, Final
 
-from gateway.config import Backend
+from gateway.config import AnyBackend, Backend
 from gateway.deploying.contents import Contents
 from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_of, of_ingress, of_replica
 from gateway.errors import ConfigError
@@ -31,7 +31,7 @@ class ReplicaGroup:
     """Nodes of one backend, each of which runs one replica of it. stated: the resources that it asks Ray for."""
 
     name: str
-    backend: Backend
+    backend: AnyBackend
     needs: Needs
     least: int
     most: int

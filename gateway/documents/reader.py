@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import yaml
 
+from backends.regular_file import absent
 from gateway.documents.faults import ConfigFaults, Fault, Location, cut, nearest, path_of, shown
 from gateway.documents.sums import altered
 from gateway.turns import pause
@@ -101,7 +102,7 @@ class Document:
 def configuration_in(path: str | Path) -> Path | None:
     """The configuration of a folder that is served by it; None: it is none such."""
     inside = Path(path, PACKED)
-    return inside if os.path.isfile(inside) else None  # which also takes what is too long for a path
+    return inside if str(path) and os.path.isfile(inside) else None  # which also takes what is too long for a path
 
 
 def read(path: str | Path) -> Document:
@@ -254,9 +255,9 @@ def _unreadable(path: Path, exc: OSError | ValueError) -> Fault:
     remedy = ""
     if isinstance(exc, FileNotFoundError):
         beside = [file.name for file in path.absolute().parent.glob("*.y*ml")] if path.absolute().parent.is_dir() else []
-        near = nearest(path.name, beside)
+        near = nearest(path.name, beside) if not path.is_symlink() else ""
         remedy = f"did you mean `{path.with_name(near)}`?" if near else f"it was looked for at {path.absolute()}"
-    known: dict[type[Exception], str] = {FileNotFoundError: "no such file", IsADirectoryError: "a directory"}
+    known: dict[type[Exception], str] = {FileNotFoundError: absent(path), IsADirectoryError: "a directory"}
     found = known.get(type(exc)) or getattr(exc, "strerror", None) or str(exc)
     return Fault(str(path), found=f"cannot be read: {found}", expected="a configuration in YAML", remedy=remedy)
 

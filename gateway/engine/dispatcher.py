@@ -76,7 +76,6 @@ class Dispatcher:
         self._rescue_every_ns = min(max((slo_ns or _LOOK_MOST_NS) // 16, _LOOK_LEAST_NS), _LOOK_MOST_NS)
         self._starting: set[Candidate] = set()  # were woken
         self._hung: set[Candidate] = set()  # the last execution of one request alone failed there, after too long
-        self._copied: set[InferRequest] = set()  # copies
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._model.name}:{self._model.version}: {self.router}>"
@@ -271,14 +270,14 @@ class Dispatcher:
     def executed(self, candidate: Candidate, batch: Batch, busy_ns: int, now_ns: int, *, streamed_ns: int = 0) -> None:
         if candidate.worker_usd_per_hour:
             self._metrics.busy(candidate.label, candidate.worker_usd_per_hour * busy_ns / 3600e9)
-        copied = bool(self._copied) and self._copied.issuperset([part.request for part in batch.parts])
+        copied = batch.parts[0].request.copied and all(part.request.copied for part in batch.parts)
         if self.router.executed(
             candidate, batch.rows, busy_ns, batch.expected_ns, now_ns, streamed_ns=streamed_ns, copied=copied
         ):
             self._ejected(candidate, now_ns)
 
     def takes_over(self, request: InferRequest, on_answer: OnAnswer, now_ns: int) -> bool:
-        return on_answer.moves(now_ns) if isinstance(on_answer, _Sent) else request in self._copied
+        return on_answer.moves(now_ns) if isinstance(on_answer, _Sent) else request.copied
 
     def _ejected(self, candidate: Candidate, now_ns: int, *, hung: bool = False) -> None:
         log.warning("%s %s %s", self._name(candidate), "hung, and is" if hung else "is", candidate.health)
@@ -322,11 +321,11 @@ class Dispatcher:
             parameters=dict(request.parameters),
             priority=_LOWEST_PRIORITY,
             shape_key=request.shape_key,
+            copied=True,
         )
         pair = Pair(self._count_pair(copy), self._model.routing.shadow_tolerance) if copy.why == "shadow" else None
 
         def done(outcome: InferResponse | GatewayError | None) -> None:
-            self._copied.discard(copied)
             ended_ns = self._clock.now_ns()
             ok = not isinstance(outcome, GatewayError)
             was_ejected = copy.candidate.health.ejected
@@ -346,7 +345,6 @@ class Dispatcher:
         except GatewayError:
             self._metrics.copied(copy.candidate.label, copy.why, "refused")
             return
-        self._copied.add(copied)
         self.router.sent(copy, now_ns)
         self._wake(copy.candidate, now_ns)
         if pair is not None and sent is not None:

@@ -211,7 +211,7 @@ class Lane:
         if not self._lives:
             self._hand_over(self.batcher.due_before(NEVER + 1, _HANDED_OVER), now_ns)
             return
-        wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots)
+        wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots) if self.batcher.has_work else 0.0
         if wait_ns:
             self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns, as_one=True)
 

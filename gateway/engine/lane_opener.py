@@ -310,6 +310,7 @@ class LaneOpener:
             ragged=model.ragged.on(backend).model_dump() if model.ragged else None,
             session_usd_per_hour=(backend.share_usd_per_hour(self._processes) or 0.0) / backend.sessions,
             decoupled=spec.decoupled,
+            lent=backend.placement == "replicas" and self._processes > 1,
         )
         ring_bytes = int(batching.record_mib * 2**20 / len(model.backends))
         batcher = settings.batcher(Ring(ring_bytes, settings) if ring_bytes else None)

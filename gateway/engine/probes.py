@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from backends.base import ModelSpec, Tensors, TensorSpec, ones
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.groups import FURTHER_LENGTH, further_rows
@@ -178,7 +179,8 @@ def _start(
             ended.set_result((batch, execution, clock.now_ns() - batch.closed_ns))
 
     def part(batch: Batch, outputs: Tensors) -> None:
-        runner.cancel(batch)
+        if not isinstance(outputs, EarlyFailure):
+            runner.cancel(batch)
 
     runner.start(batcher.probe(request, clock.now_ns()), done, part if spec.decoupled else None)
     return ended

@@ -9,11 +9,12 @@ Whatever is called from here may raise whatever it likes, as in `lane`.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import msgspec
 
 from backends.base import ModelSpec, Tensors, trace_of, words_of
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch, Part
 from gateway.batching.batcher import Batcher
 from gateway.batching.fairness import SharedWorkers
@@ -111,7 +112,7 @@ class Runs:
         self._spec = spec
         self._open_outputs = tuple(each.name for each in spec.outputs if len(each.shape) > 1 and each.shape[1] == -1)
         self._order: tuple[str, ...] = ()
-        self._on_part = requests.part_made if spec.decoupled else None
+        self._on_part = self._part_made if spec.decoupled else None
         self._batcher = batcher
         self.runner = runner
         self._metrics = metrics
@@ -150,11 +151,13 @@ class Runs:
     def answer_in(self, order: tuple[str, ...]) -> None:
         """Give outputs in this order, by their names: the runner has another."""
         self._order = order
-        if self._on_part is not None:
-            self._on_part = self._part_made
 
     def _part_made(self, batch: Batch, outputs: Tensors) -> None:
-        self._requests.part_made(batch, self._in_order(outputs))
+        if isinstance(outputs, EarlyFailure):  # the session is taken until the run ends, which has nobody to tell then
+            now_ns, error = self._clock.now_ns(), cast(GatewayError, outputs.error)
+            self._requests.failed(batch, Execution(now_ns, now_ns, error=error), error, now_ns)
+        else:
+            self._requests.part_made(batch, self._in_order(outputs) if self._order else outputs)
 
     def _in_order(self, outputs: Tensors) -> Tensors:
         return type(outputs)((name, outputs[name]) for name in self._order)  # the last part stays one
@@ -327,6 +330,8 @@ class Runs:
         cancelled = isinstance(error, Cancelled)
         failed = error is not None and not (cancelled and execution.first_part_ns is not None)
         self._batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
+        if execution.first_part_ns is not None and not failed and not batch.parts[0].request.copied:
+            self._batcher.streams.ended(now_ns - batch.closed_ns)
         self._metrics.batch_done(batch, execution, now_ns, failed=error is not None)
         observer = self._requests.observer
         if observer is not None and failed and cancelled:

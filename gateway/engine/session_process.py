@@ -31,6 +31,7 @@ from backends.base import (
     trace_of,
     words_of,
 )
+from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from gateway.garbage import leave_out
 from gateway.process.child import Child, ChildLost, receive, send, serve
@@ -135,7 +136,10 @@ class ProcessSession:
             if not answer["part"]:
                 return
             try:
-                yield LastPart(outputs) if answer["last"] else outputs
+                if "failed" in answer:
+                    yield EarlyFailure(_error_of(answer["failed"]))
+                else:
+                    yield LastPart(outputs) if answer["last"] else outputs
             except GeneratorExit:
                 _, answer = self._exchange({}, {"next": False})
                 _check(answer)
@@ -165,15 +169,19 @@ class ProcessSession:
 
 def _check(answer: Mapping[str, Any]) -> None:
     """Raises: BackendError, if a child's answer is one."""
-    if "error" not in answer:
-        return
+    if "error" in answer:
+        raise _error_of(answer)
+
+
+def _error_of(answer: Mapping[str, Any]) -> BackendError:
+    """What `_told` was told."""
     error: BackendError
     if answer["lost"]:
         error = SessionLost(answer["error"], self_inflicted=answer["self_inflicted"])
     else:
         error = _FAULTS[answer["fault"]](answer["error"])
     error.trace = answer["trace"]
-    raise error
+    return error
 
 
 def _serve(channel: socket.socket) -> None:
@@ -206,19 +214,24 @@ def _serve(channel: socket.socket) -> None:
                 with contextlib.closing(cast(StreamingSession, session).stream(tensors, extra["parameters"])) as parts:
                     wanted = True
                     while wanted and (outputs := next(parts, None)) is not None:
-                        answer(encode_frame(outputs, {"part": True, "last": isinstance(outputs, LastPart)}))
+                        failed = {"failed": _told(outputs.error)} if isinstance(outputs, EarlyFailure) else {}
+                        answer(encode_frame(outputs, {"part": True, "last": isinstance(outputs, LastPart), **failed}))
                         wanted = decode_frame(receive(channel))[1]["next"]
                 outcome = encode_frame({}, {"part": False})
             else:
                 outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
         except BaseException as exc:  # as above
-            outcome = encode_frame({}, {"error": words_of(exc, traced=True), "trace": trace_of(exc), **_verdict(exc)})
+            outcome = encode_frame({}, _told(exc))
         answer(outcome)
     for close in (session.close, model.close):
         try:
             close()
         except BaseException:  # nobody is left to be told
             traceback.print_exc()
+
+
+def _told(exc: BaseException) -> dict[str, bool | str]:
+    return {"error": words_of(exc, traced=True), "trace": trace_of(exc), **_verdict(exc)}
 
 
 def _verdict(exc: BaseException) -> dict[str, bool | str]:

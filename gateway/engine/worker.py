@@ -34,6 +34,7 @@ from backends.base import (
     trace_of,
     words_of,
 )
+from backends.early_failure import EarlyFailure
 from gateway.clock import Clock
 from gateway.engine import threads
 from gateway.engine.loop_runs import LoopRuns
@@ -293,11 +294,15 @@ class Worker:
                 if outputs is None:
                     return
                 job.first_part_ns = job.first_part_ns or self._clock.now_ns()
+                if isinstance(outputs, EarlyFailure):
+                    self._back.post(self._part_made, job, EarlyFailure(_error_of(outputs.error, self._name)))
+                    next(parts, None)
+                    raise outputs.error
                 self._back.post(self._part_made, job, outputs)
         raise RunCancelled("nobody waits for the rest of the answer")
 
 
-def _error_of(exc: BackendError, name: str) -> GatewayError:
+def _error_of(exc: Exception, name: str) -> GatewayError:
     """What a run that failed is to whoever asked: the model's fault, or his own."""
     text = f"{name}: {words_of(exc, traced=True)}"
     if isinstance(exc, InputRefused):

@@ -7,7 +7,6 @@ warmed up with: ones, true and "1". So it is answered where probing was.
 import json
 import os
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -45,9 +44,8 @@ Announce: TypeAlias = Callable[[int | None, int | None, Sequence[ReadyModel]], N
 """Called once, with the ports of HTTP and gRPC and what is served."""
 
 
-def announcer(config: Config, *, quiet: bool) -> Announce:
-    """Say on what is standard output now that it is ready, and to systemd if that waits. quiet: only to programs."""
-    out = sys.stdout
+def announcer(config: Config, out: TextIO, *, quiet: bool) -> Announce:
+    """Say on standard output that it is ready, and to systemd if that waits. quiet: only to programs."""
 
     def announce(http: int | None, grpc: int | None, models: Sequence[ReadyModel]) -> None:
         told = ready_line(config.server, http, grpc)

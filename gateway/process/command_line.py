@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
 from gateway.process.interrupts import ended_by
+from gateway.process.prints import printed
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
@@ -81,13 +81,14 @@ def speech(arguments: argparse.Namespace) -> Speech:
 
 
 def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
-    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them."""
+    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them.
+
+    Raises: SystemExit, as argparse does.
+    """
     try:
-        code = run()
-        sys.stdout.flush()
-        return code
+        with printed():
+            return run()
     except BrokenPipeError:  # whoever read it has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     except ConfigError as exc:
         words.error(exc.message)
@@ -96,12 +97,23 @@ def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
         words.error("%s: %s", name, exc.message)
         return failed
     except OSError as exc:
+        if exc.filename is None and not _has_folder():
+            words.error("%s: the folder that this was started in was removed: expected one that is there: cd to it", name)
+            return failed
         words.error("%s", "\n".join(f"{name}: {line}" for line in str(exc).splitlines()))
         return failed
     except KeyboardInterrupt as exc:
         what, code = ended_by(exc)
         words.error("%s: ended by %s", name, what)
         return code
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def leaves(command: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

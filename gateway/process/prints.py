@@ -1,20 +1,72 @@
-"""What models print, in a process that serves: where there is no room for it, or nobody reads it, it is lost, and no request.
+"""What is printed: results to standard output, which programs read, and what models print to standard error.
 
-In Python a `print` raises what its write does: a full disk behind a log would fail every request of a model that says a word.
+Where there is no room for a result, or nobody reads it, its command fails, and says so. In a process that serves, what models
+print is lost then, and no request: in Python a `print` raises what its write does, and a full disk behind a log would fail
+every request of a model that says a word.
 """
 
 import contextlib
+import ctypes
 import io
 import logging
+import os
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+_STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
 _NAMES: Final = {"stdout": "standard output", "stderr": "standard error"}
 
 log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[None]:
+    """Around a command: what it prints is written at its end, however that came, or dropped where it cannot be.
+
+    Raises: OSError, of the file "standard output"; BrokenPipeError, where its reader has gone.
+    """
+    plain = sys.stdout
+    try:
+        out = _alike(plain, _Named(plain.fileno()))
+    except (AttributeError, OSError):  # it is no file, or there is none
+        yield
+        return
+    with contextlib.redirect_stdout(out):
+        try:
+            yield
+        finally:
+            try:
+                out.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else Python, at its end, would complain as well
+                raise
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[TextIO]:
+    """While code of models may run: what it, its libraries or what they start prints goes to standard error.
+
+    Gives a stream for results, which are written at the end. Raises: as `printed`.
+    """
+    plain = sys.stdout
+    if not _is(plain, _STANDARD_OUTPUT):  # of who calls a command from Python; None: it is closed
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stderr):
+            yield plain or nowhere
+        return
+    plain.flush()
+    results = _alike(plain, _Named(os.dup(_STANDARD_OUTPUT), closefd=True))
+    os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield results
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
+        os.dup2(results.fileno(), _STANDARD_OUTPUT)
+        results.close()
 
 
 def never_raise() -> None:
@@ -25,8 +77,32 @@ def never_raise() -> None:
             raw = _Losing(stream.fileno(), title)
             with contextlib.suppress(OSError):
                 stream.flush()
-            how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **how))
+            setattr(sys, name, _alike(stream, raw))
+
+
+def _is(stream: TextIO, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (AttributeError, OSError):  # it is no file, or there is none
+        return False
+
+
+def _alike(stream: TextIO, raw: io.FileIO) -> TextIO:
+    """Over another file, what encodes and buffers as a standard stream does."""
+    how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
+    return io.TextIOWrapper(io.BufferedWriter(raw), **how)
+
+
+class _Named(io.FileIO):
+    def __init__(self, descriptor: int, *, closefd: bool = False) -> None:
+        super().__init__(descriptor, "wb", closefd=closefd)
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as exc:
+            exc.filename = _NAMES["stdout"]
+            raise
 
 
 class _Losing(io.FileIO):

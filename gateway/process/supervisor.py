@@ -86,8 +86,9 @@ class _Watch:
         while (code := self._child.poll()) is None:
             left_s = None if self._until_s is None else self._until_s - time.monotonic()
             if left_s is not None and left_s <= 0:
-                words.error("ended by force: Ray still ran %g s after drain_timeout_s %g", _MARGIN_S, self._drain_timeout_s)
-                return 0 if self._asked else 1
+                forced = f"ended by force: Ray still ran {_MARGIN_S:g} s after drain_timeout_s {self._drain_timeout_s:g}"
+                words.error("; ".join(filter(None, (forced, self._left))))
+                return 0 if self._asked and not self._left else 1
             ready, _, _ = select.select(sources, [], [], left_s)
             if told in ready:
                 said = os.read(told, 4096).decode()

@@ -262,13 +262,18 @@ class Router:
             total_ns = forecast.total_ns + candidate.start_ns(forecast.workers, now_ns)
             if deadline_ns == NEVER:
                 # Else one that hangs would get its share until it fails. What starts a session is its first request.
-                takes = not forecast.workers or forecast.wait_ns + forecast.ahead_ns <= forecast.batch_ns
+                takes = not forecast.workers or self._is_next(candidate, request, now_ns)
             else:
                 takes = now_ns + total_ns <= deadline_ns
             if takes:
                 candidate.credit -= 1.0
                 return Route(candidate, "canary", total_ns)
         return None
+
+    def _is_next(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
+        """Whether no more than a usual batch is ahead of a request's first row; of its last, its own rows are too."""
+        first = candidate.lane.forecast(msgspec.structs.replace(request, rows=1), now_ns)
+        return first.wait_ns + first.ahead_ns <= first.batch_ns
 
     def _has_room(self, candidate: Candidate, request: InferRequest, now_ns: int) -> bool:
         """Copies are the first to be given up: a shadow only gets what its idle sessions can take."""

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -175,7 +176,19 @@ def _typed(values: list[Any]) -> pa.Array | None:
         pq.write_table(pa.table({"": column[:0]}), io.BytesIO())  # objects without a member, for one, have no type there
     except (pa.ArrowException, OverflowError):  # of several types; integers beyond 64 bits
         return None
-    return column
+    return None if _holds_truth(column.type, values) else column
+
+
+def _holds_truth(kind: pa.DataType, values: Iterable[Any]) -> bool:
+    """Whether true or false is among fractions, of which Arrow makes 1.0 or 0.0."""
+    if pa.types.is_floating(kind):
+        return bool in set(map(type, values))
+    if pa.types.is_list(kind):
+        return _holds_truth(kind.value_type, chain.from_iterable(value for value in values if value is not None))
+    if pa.types.is_struct(kind):
+        held = [value for value in values if value is not None]
+        return any(_holds_truth(field.type, [value.get(field.name) for value in held]) for field in kind)
+    return False
 
 
 def _inferred(values: list[Any]) -> pa.Array:
@@ -269,10 +282,21 @@ def _kind_of_all(name: str, parts: Sequence[Store], schemas: Sequence[pa.Schema]
             if name in schema.names and schema.field(name).type != kind:
                 with part.open() as opened:
                     column = pq.ParquetFile(opened).read([name])[name]
+                if _rounds(column.type, kind):
+                    return None
                 column.cast(kind)
     except pa.ArrowException:  # of several kinds; a large integer among fractions
         return None
     return kind
+
+
+def _rounds(kind: pa.DataType, whole: pa.DataType) -> bool:
+    """Whether decimals become floats, which Arrow makes of them with the digits that fit."""
+    if pa.types.is_list(kind):
+        return _rounds(kind.value_type, whole.value_type)
+    if pa.types.is_struct(kind):
+        return any(_rounds(field.type, whole.field(field.name).type) for field in kind)
+    return bool(pa.types.is_decimal(kind) and pa.types.is_floating(whole))
 
 
 def _write_as(whole: pa.Schema, file: IO[bytes], parts: Sequence[Store], as_json: Collection[str]) -> None:

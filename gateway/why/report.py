@@ -185,6 +185,8 @@ def _block(recording: ModelRecording, lane: LaneAnswer, process: str) -> str:
         lines.append("what would have been (simulated: the same arrivals, times as they were seen)")
         head = ("case", "in time", "goodput/s", "p99 ms", "USD/h", "USD per million in time")
         lines += _table([head, *(_case(case) for case in lane.cases)])
+        if settings.lent and settings.session_usd_per_hour:
+            lines.append("USD: all processes use these sessions: `gateway top` has their price, and that of a million answers")
     return "\n".join(lines)
 
 

@@ -24,8 +24,9 @@ class WhatIf:
     """What became, or would have become, of the requests.
 
     in_time: share of them. goodput_rps: answered in time, per second. p99_ms: of the answered; None: none was. usd_per_hour: of
-    all sessions; usd_per_million: the same, for a million answers in time; None: no price is known, or none was in time.
-    ended_ns: of each request; empty for what was not simulated. Of requests that another backend has taken over nothing counts.
+    all sessions; usd_per_million: the same, for a million answers in time; None: no price is known, or other processes have the
+    sessions too, or none was in time. ended_ns: of each request; empty for what was not simulated. Of requests that another
+    backend has taken over nothing counts.
     """
 
     name: str
@@ -64,7 +65,7 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     usd = _usd_per_hour(diagnosis)
     cases: list[tuple[str, LaneSettings, Diagnosis, Sequence[tuple[int, int]], float]] = [
         ("the same, simulated", settings, diagnosis, workers, usd),
-        ("one more session", settings, diagnosis, more, usd + settings.session_usd_per_hour),
+        ("one more session", settings, diagnosis, more, usd + _session_usd_per_hour(settings)),
     ]
     if settings.model_rows > 1:
         if settings.policy != "adaptive" or settings.max_rows < settings.model_rows:
@@ -77,7 +78,7 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
     for other in others:
         theirs = replace(other.settings, slo_ns=settings.slo_ns)
         alive = [(0, max([count for _, count in other.history.workers] or [other.settings.sessions]))]
-        cases.append((f"all on {theirs.label}", theirs, other, alive, theirs.session_usd_per_hour * alive[0][1]))
+        cases.append((f"all on {theirs.label}", theirs, other, alive, _session_usd_per_hour(theirs) * alive[0][1]))
     found = []
     for name, changed, source, live, usd_per_hour in cases:
         knows = learned() if source is diagnosis else _final(source.history)
@@ -91,13 +92,18 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
 
 
 def _usd_per_hour(diagnosis: Diagnosis) -> float:
-    """Of the sessions that could be used on average: with several processes, each has some of them for a while."""
+    """Of the sessions that could be used on average."""
     history = diagnosis.history
     changes = [*history.workers, (history.end_ns, 0)]
     used_ns = sum(alive * (end_ns - begin_ns) for (begin_ns, alive), (end_ns, _) in pairwise(changes))
     span_ns = history.end_ns - changes[0][0]
     alive = used_ns / span_ns if span_ns > 0 else diagnosis.settings.sessions
-    return alive * diagnosis.settings.session_usd_per_hour
+    return alive * _session_usd_per_hour(diagnosis.settings)
+
+
+def _session_usd_per_hour(settings: LaneSettings) -> float:
+    """0: unknown, also where this process's part of the price is."""
+    return 0.0 if settings.lent else settings.session_usd_per_hour
 
 
 def _final(history: History) -> ServiceModel | None:

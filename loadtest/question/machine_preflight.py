@@ -128,7 +128,8 @@ def _lock(config: Config, device: Device, place: Machines) -> Iterable[Reason]:
     if device not in place.locks:
         yield Reason("launcher.locks", f"no {name}", f"it, of what is installed for {device}", "the gateway's source has it")
         return
-    for each in lacking(config, place.locks[device], neuron=device == "neuron"):
+    kinds = (backend.kind for model in config.models for backend in model.backends)
+    for each in lacking(kinds, place.locks[device], neuron=device == "neuron"):
         yield Reason("launcher.locks", f"{name} {each.value}", each.expected, each.remedy)
 
 

@@ -1,5 +1,6 @@
 """What is built of a factory's module: it computes what `kind: torch` computes of it, or is refused."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import backends
-from backends.base import LoadFailed, ModelSpec, TensorSpec
+from backends.base import ExecutionFailed, LoadFailed, ModelSpec, TensorSpec
 from backends.likeness import Likeness
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -146,6 +147,65 @@ def test_what_a_module_does_not_give_is_told_before_it_is_exported(
         with pytest.raises(LoadFailed, match=message):
             built(kind, tmp_path / name, declared, "named")
     assert list(tmp_path.iterdir()) == []
+
+
+def recurrent() -> Any:
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.GRU(4, 4, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)[0]
+
+    return Recurrent()
+
+
+def branching() -> Any:
+    class Branching(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x * 3
+
+    return Branching()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of what an export assigns
+def test_a_size_that_an_export_has_kept_is_told_with_the_shapes_that_show_it(tmp_path: Path) -> None:
+    open_length = ModelSpec("", *((TensorSpec(name, "FP32", (-1, -1, 4)),) for name in "xy"), 4)
+    told = r"m\.pt2: the export of .*:recurrent gives 'y' as \[\d, 7, 4\] for x \[\d, 5, 4\], where that gives \[\d, 5, 4\];"
+    with pytest.raises(LoadFailed, match=told):
+        built("torch", tmp_path / "m.pt2", open_length, "recurrent")
+
+
+class Failing:
+    def run(self, inputs: Any, parameters: Any) -> Any:
+        raise ExecutionFailed("no such size. It says more")
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_artifact_that_fails_where_its_module_runs_is_told_with_the_shapes(tmp_path: Path) -> None:
+    from backends.module_to_build import module_to_build
+
+    declared = spec("x", "more less")
+    module = module_to_build(tmp_path / "m", declared, f"{__file__}:named", {}, rows=3, length=7)
+    told = r"m: the export of .*:named fails on x \[2, 4\], where that does not: no such size; it seems to have kept"
+    with pytest.raises(LoadFailed, match=told):
+        module.compare(Failing(), {"x": np.ones((2, 4), np.float32)}, Likeness(("more", "less")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), [("onnxruntime", "m.onnx"), ("torch", "m.pt2")])
+def test_what_cannot_be_exported_is_told_in_one_line(
+    kind: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LoadFailed) as raised:
+        built(kind, tmp_path / name, spec("x", "y"), "branching")
+    assert re.search(r"cannot export .*:branching \(test_builds\.py:\d+\): .*; where `forward` branches on", str(raised.value))
+    assert "\n" not in str(raised.value)
+    assert "def forward" not in "".join(capfd.readouterr())
 
 
 def test_bf16_is_refused_for_onnx_before_it_is_exported(tmp_path: Path) -> None:

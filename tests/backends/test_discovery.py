@@ -61,6 +61,12 @@ def by_range(x: np.ndarray) -> np.ndarray:
     return (np.rint(x / scale) * scale).astype(np.float32)
 
 
+def only_positive(x: np.ndarray) -> int:
+    if (x < 0).any():
+        raise ValueError("below 0")
+    return 0
+
+
 def attended(x: np.ndarray) -> np.ndarray:
     weights = np.exp(x @ x.T)
     return x + 0.1 * (weights / weights.sum(1, keepdims=True)) @ x
@@ -83,7 +89,11 @@ def attended(x: np.ndarray) -> np.ndarray:
         (lambda x: np.argwhere(x), r"'y' is \[16, 2\] of four rows, and \[4, 2\] of one"),
         (lambda x: x.reshape(1, 4), "several rows at once fail, where one runs, so each request runs alone and whole"),
         (lambda x: x.reshape(-1, 5), None),  # it cannot be run: nothing is known
-        (dice, None),  # nothing to compare
+        (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
+        (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
+        (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
+        (lambda x: np.where(x < 0, np.nan, x + (x < 0).any()), None),  # made for positive numbers
+        (lambda x: x + only_positive(x), None),
     ],
 )  # fmt: skip
 def test_an_open_first_dimension_is_rows_unless_they_change_each_others_answer(function: Any, told: str | None) -> None:
@@ -129,7 +139,8 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
     for datatype in NUMPY:
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
-        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (1, 64), (4, 64), (4, 64)])
+        signed = [(1, 64), (4, 64), (4, 64)] if datatype in ("FP16", "BF16", "FP32", "FP64") else []
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
 
 
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
@@ -192,14 +203,80 @@ def test_a_model_without_inputs_has_no_rows() -> None:
         (only_one, 1, (-1, 4)),  # and here a second one fails
         (lambda x: x.sum(0), 0, (4,)),
         (lambda x: float(x.sum()), 0, ()),
-        (dice, 32, (-1, 4)),  # nothing to compare
+        (dice, 1, (-1, 4)),
         (lambda x: np.array([["a"]] * len(x)), 32, (-1, 1)),
     ],
 )
-def test_an_example_is_run_alone_and_with_another_behind_it(function: Any, max_rows: int, shape: tuple[int, ...]) -> None:
+def test_an_example_is_run_alone_and_with_others_made_of_it(function: Any, max_rows: int, shape: tuple[int, ...]) -> None:
     found = from_example(run_of(function), {"x": np.array([[1, 2, 3, 5]], np.float32)})
     assert (found.max_rows, found.outputs[0].shape) == (max_rows, shape)
     assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
+
+
+def normalised_rows(x: np.ndarray) -> np.ndarray:
+    apart = x - x.mean(1, keepdims=True)
+    return apart / np.sqrt((apart**2).mean(1, keepdims=True) + 1e-9)
+
+
+COUPLED = {
+    "mean": lambda x: x - x.mean(0),
+    "batch norm": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-9),
+    "largest": lambda x: x + 0.1 * x.max(0),
+    "least": lambda x: x - x.min(0),
+    "attention": lambda x: attended(x / (np.abs(x).max() + 1)),
+    "attention behind a layer norm": lambda x: attended(normalised_rows(x) / 2),
+    "which is largest": lambda x: x == x.max(0),
+}
+
+
+@pytest.mark.parametrize("coupled", COUPLED)
+@pytest.mark.parametrize(
+    "example",
+    [
+        np.ones((1, 4), np.float32),
+        np.zeros((1, 4), np.float32),
+        np.array([[1, -2, 3, 5]], np.float64),
+        np.array([[7, 3, 9, 41]], np.int64),
+        np.array([[1, 5], [3, 2]], np.int64),
+        np.ones((1, 8), np.int64),
+        np.zeros((1, 8), np.int64),
+        np.array([[0, 255, 7, 9]], np.uint8),
+        np.ones((2, 8), bool),
+    ],
+    ids=lambda example: f"{example.dtype} {example.tolist()}",
+)
+def test_rows_that_change_each_other_are_seen_with_any_example(coupled: str, example: np.ndarray) -> None:
+    found = from_example(run_of(lambda x: COUPLED[coupled](x.astype(np.float64))), {"x": example})
+    assert found.max_rows == (1 if len(example) == 1 else 0)
+    assert found.notes[0].startswith("the other rows of a batch change a row's answer in 'y', so e")
+
+
+def takes(allowed: list[int]) -> Any:
+    """Looks each number up, as of a vocabulary."""
+
+    def function(x: np.ndarray) -> np.ndarray:
+        if not np.isin(x, allowed).all():
+            raise ValueError("no such token")
+        return x * 2
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * 2, takes([3, 7]), takes([0, 1, 2, 3, 4, 5, 6, 7]), lambda x: takes([3])(x[:, :1]), lambda x: x[::-1][::-1]],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(function: Any, dtype: Any, rows: int) -> None:
+    assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
+
+
+def test_what_takes_other_numbers_of_rows_only_is_not_batched() -> None:
+    found = from_example(run_of(lambda x: x.reshape(2, 3)), {"x": np.array([[3, 7, 1], [4, 5, 6]])})
+    assert (found.max_rows, found.notes[0]) == (
+        0, "it fails on other numbers of rows than the example's, so each request runs alone and whole",
+    )  # fmt: skip
 
 
 def test_text_in_an_example_is_bytes() -> None:

@@ -143,7 +143,7 @@ ZIPMAP = 'convert the model with options={"zipmap": False}'
             "has x FP32 [-1, 3], total FP32 [], expected",
         ),
         (f"[{LABEL}, {{name: prob, datatype: FP32, shape: [-1, 3]}}]", f"cannot pass: {ZIPMAP}", f"cannot pass; {ZIPMAP}"),
-        ("[]", f"cannot pass: {ZIPMAP}", f"prob is sequence in the file, which cannot pass; {ZIPMAP}"),
+        ("[]", f"cannot pass: {ZIPMAP}", f"prob is sequence of map in the file, which cannot pass; {ZIPMAP}"),
         ("[{name: z, datatype: FP32, shape: [-1]}]", "only ['label', 'prob', 'total', 'y']", "one of the file's outputs"),
     ],
 )
@@ -166,6 +166,21 @@ def test_only_outputs_that_are_listed_are_judged_by_load_and_check_alike(
     assert any(checked in fault for fault in faults)
     with pytest.raises(LoadFailed, match=re.escape(loaded)):
         backends.load("onnxruntime", {"model": path}, ModelSpec("", (), specs, 8))
+
+
+def test_a_sequence_that_no_zipmap_makes_is_told_without_it(tmp_path: Path) -> None:
+    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, floats, ["n", 3]) for name in "xy")
+    parts = helper.make_tensor_sequence_value_info("parts", floats, None)
+    nodes = [helper.make_node("SplitToSequence", ["x"], ["parts"]), helper.make_node("Identity", ["x"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [x], [y, parts])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), str(path))
+    with pytest.raises(LoadFailed, match=r"cannot pass: list only the other outputs under `outputs`$"):
+        backends.load("onnxruntime", {"model": str(path)}, unstated(8))
+    (tmp_path / "gateway.yaml").write_text("models: [{name: m, backends: [{kind: onnxruntime, model: m.onnx}]}]")
+    (fault,) = (str(fault) for fault in check(tmp_path / "gateway.yaml").faults)
+    assert "parts is sequence of FP32 in the file, which cannot pass; list only the other outputs" in fault
 
 
 def test_check_tells_bfloat16_which_onnx_runtime_does_not_pass(tmp_path: Path) -> None:

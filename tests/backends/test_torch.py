@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -82,6 +82,41 @@ def test_outputs_are_taken_by_name_where_the_module_names_them() -> None:
         backends.load("torch", {"model": f"{__file__}:halves"}, two).open_session(0).run({"x": np.ones((2, 3), np.float32)}, {})
     )
     assert (outputs["more"].tolist(), outputs["low"].shape) == ([3, 3], (2, 3))
+
+
+class SumAndProduct(NamedTuple):
+    sum: torch.Tensor
+    product: torch.Tensor
+
+
+class Both(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> SumAndProduct:
+        return SumAndProduct(x + y, x * y)
+
+
+@pytest.mark.parametrize("scripted", [False, True])
+@pytest.mark.parametrize(
+    ("outputs", "found"),
+    [
+        (("sum", "product"), {"sum": 13, "product": 30}),
+        (("product", "sum"), {"sum": 13, "product": 30}),
+        (("output_0", "output_1"), {"output_0": 13, "output_1": 30}),
+        (("product",), {"product": 30}),
+    ],
+)
+def test_fields_of_a_named_tuple_are_taken_by_name_where_they_are_declared(
+    outputs: tuple[str, ...], found: dict[str, float], scripted: bool, tmp_path: Path
+) -> None:
+    model = f"{__file__}:Both"
+    if scripted:
+        model = str(tmp_path / "m.pt")
+        torch.jit.script(Both()).save(model)
+    example = {"x": np.full((1, 2), 3, np.float32), "y": np.full((1, 2), 10, np.float32)}
+    assert [tensor.name for tensor in backends.read("torch", model, example=example).outputs] == ["sum", "product"]
+    inputs = tuple(TensorSpec(name, "FP32", (-1, 2)) for name in "xy")
+    declared = spec(inputs, *(TensorSpec(name, "FP32", (-1, 2)) for name in outputs))
+    answer = backends.load("torch", {"model": model}, declared).open_session(0).run(example, {})
+    assert {name: array[0, 0] for name, array in answer.items()} == found
 
 
 def test_an_output_the_module_does_not_give_fails_the_batch() -> None:
@@ -366,3 +401,60 @@ def test_a_program_whose_outputs_are_of_a_type_that_is_not_known_is_told_with_wh
     with pytest.raises(LoadFailed, match=r"takes or returns a test_torch\.Output, which .* returns a tuple or dict of them"):
         backends.read("torch", f"{tmp_path}/m.pt2")
     assert [record.name for record in caplog.records if record.exc_info] == []
+
+
+class Embedded(torch.nn.Module):
+    """Token by token; or each with the mean of all in front, behind a layer norm."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 6)
+        self.norm = torch.nn.LayerNorm(6)
+        self.mixed = mixed
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.embedding(ids)) * lengths.unsqueeze(1).unsqueeze(2) / lengths.log().isfinite().all()
+        return x - x.mean(0) if self.mixed else x
+
+
+@pytest.mark.parametrize("lengths", [[2, 1, 2], [1, 1, 1]])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_rows_of_a_traced_file_that_change_each_other_are_seen(mixed: bool, lengths: list[int], tmp_path: Path) -> None:
+    example = (torch.tensor([[1, 5], [7, 2], [3, 3]]), torch.tensor(lengths))
+    torch.jit.trace(Embedded(mixed=mixed), example).save(tmp_path / "m.pt")
+    found = backends.read("torch", str(tmp_path / "m.pt"))
+    assert found.max_rows == (0 if mixed else 32)
+    assert found.inputs[0].shape == (3 if mixed else -1, 2)
+    given = {"ids": example[0].numpy(), "lengths": example[1].numpy()}
+    assert backends.read("torch", str(tmp_path / "m.pt"), example=given).max_rows == found.max_rows
+
+
+class Counted(torch.nn.Module):
+    """Changes what it answers by, or only what nothing looks at."""
+
+    def __init__(self, *, used: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+        self.register_buffer("unset", torch.full((2,), torch.nan))
+        self.used = used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.sum()
+        return x + self.total if self.used else x + 1
+
+
+@pytest.mark.parametrize("form", ["traced", pytest.param("exported", marks=pytest.mark.slow), "factory"])
+@pytest.mark.parametrize("used", [True, False])
+def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used: bool, tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    model, options = str(tmp_path / "m.pt"), {}
+    if form == "traced":
+        torch.jit.trace(Counted(used=used), (x,), check_trace=False).save(model)
+    elif form == "exported":
+        rows = torch.export.Dim("rows")
+        torch.export.save(torch.export.export(Counted(used=used), (x,), dynamic_shapes=({0: rows},)), model + "2")
+        model += "2"
+    else:
+        model, options = f"{__file__}:Counted", {"used": used}
+    found = torch_discovery.read(model=model, example=None if form == "exported" else {"x": x.numpy()}, factory_options=options)
+    assert (found.max_rows, found.notes[-1].partition(", so ")[0]) == (0, "its forward changes 'total'")

@@ -25,6 +25,7 @@ from backends.base import (
     Tensors,
     TensorSpec,
 )
+from backends.early_failure import EarlyFailure
 from gateway.clock import LoopClock
 from gateway.config import Backend
 from gateway.config import ModelSection as Config
@@ -111,6 +112,7 @@ def test_errors_among_the_parts_leave_the_server_alive(triton: TritonServer, mod
         key = np.full(1, call % 2, np.float32)
         parts = lookup.stream({"KEY": key}, {})
         assert next(parts)["FOUND"] == key
+        assert isinstance(next(parts), EarlyFailure)
         with pytest.raises(ExecutionFailed, match="no such key") as failed:
             next(parts)
         assert not isinstance(failed.value, InputRefused)  # Triton tells no code here

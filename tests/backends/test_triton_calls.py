@@ -29,6 +29,7 @@ from backends.base import (
     Tensors,
     TensorSpec,
 )
+from backends.early_failure import EarlyFailure
 
 TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
@@ -423,7 +424,14 @@ def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str
     session = opened(in_parts)
     parts = session.stream({"X": X}, {})
     assert float(next(parts)["Y"][0, 0]) == 1.0
-    in_parts.before_part = lambda: time.sleep(0.1)
+    go_on = threading.Event()
+    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
+    if error is ExecutionFailed:
+        told = next(parts)
+        assert isinstance(told, EarlyFailure)
+        assert message in str(told.error)
+        assert in_parts.parts_sent == 2
+    go_on.set()
     with pytest.raises(error, match=message) as failed:
         next(parts)
     assert in_parts.parts_sent == 4  # hung up on before the end, Triton may die
@@ -438,7 +446,7 @@ def test_an_answer_that_goes_on_after_its_error_is_hung_up_on(in_parts: Double) 
     in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
     session = opened(in_parts, timeout_s=0.2)
     with pytest.raises(ExecutionFailed, match="no luck"):
-        values(session.stream({"X": X}, {}))
+        list(session.stream({"X": X}, {}))
     assert in_parts.hung_up.wait(TIMEOUT_S)
     go_on.set()
     session.close()

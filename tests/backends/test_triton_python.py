@@ -30,6 +30,7 @@ from backends.base import (
     Tensors,
     TensorSpec,
 )
+from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.triton_python import lend_utils
 from gateway.engine.session_process import ProcessModel
@@ -96,9 +97,21 @@ def test_what_is_sent_comes_in_parts(served: Served, thread: str, script: str, v
 def test_an_error_response_ends_the_answer(served: Served) -> None:
     parts = served.stream("thread 1 error 2 !")
     assert int(next(parts)["VALUE"][0]) == 1
+    assert isinstance(next(parts), EarlyFailure)
     with pytest.raises(ExecutionFailed, match="no luck"):
         next(parts)
     assert served.values("3 !") == [3]
+
+
+def test_an_error_response_is_told_before_the_model_has_returned_which_learns_that_nobody_waits(served: Served) -> None:
+    parts = served.stream("error wait !")
+    told = next(parts)
+    assert isinstance(told, EarlyFailure)
+    assert "no luck" in str(told.error)
+    assert not served.notes
+    with pytest.raises(ExecutionFailed, match="no luck"):
+        next(parts)
+    assert served.noted("cancelled: True True")
 
 
 def test_what_the_model_raises_ends_the_answer(served: Served) -> None:
@@ -263,11 +276,17 @@ def test_a_decoupled_model_answers_from_a_process_of_its_own(tmp_path: Path) -> 
         for script, last in (("2 3 !", False), ("thread 2 3!", True)):
             parts = list(session.stream({"SCRIPT": np.array([script.encode()], object)}, {}))
             assert [(int(part["VALUE"][0]), isinstance(part, LastPart)) for part in parts] == [(2, False), (3, last)]
+        parts = session.stream({"SCRIPT": np.array([b"error wait !"], object)}, {})
+        told = next(parts)
+        assert isinstance(told, EarlyFailure)
+        assert isinstance(told.error, ExecutionFailed)
+        with pytest.raises(ExecutionFailed, match=str(told.error)):
+            next(parts)
         parts = session.stream({"SCRIPT": np.array([b"endless !"], object)}, {})
         next(parts)
         parts.close()
         assert [int(part["VALUE"][0]) for part in session.stream({"SCRIPT": np.array([b"4!"], object)}, {})] == [4]
-        assert (version / "notes").read_text().startswith("endless: ")
+        assert [note.split(":")[0] for note in (version / "notes").read_text().splitlines()] == ["cancelled", "endless"]
     finally:
         session.close()
         model.close()

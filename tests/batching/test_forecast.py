@@ -314,3 +314,73 @@ def test_where_nothing_runs_or_is_known_nothing_is_waited_for() -> None:
     start(unknown, 1, now_ns=0)
     assert unknown.wait_ns(7 * MS, 0) == 7 * MS  # overdue since the start
     assert unknown.forecast(request(), 7 * MS, 0) == Forecast(7 * MS, 0, 0, 0, 1, False)
+
+
+def batcher_of_streams(workers: int = 1) -> Batcher:
+    """First parts take 10 ms, and streams 300."""
+    batcher = Batcher(POLICIES["greedy"](Batching(policy="greedy")), max_rows=0, workers=workers, slo_ns=100 * MS)
+    for _ in range(2):
+        batch = start(batcher, 1, 0)
+        batcher.finished(batch, 10 * MS, 10 * MS, True)
+        batcher.streams.ended(300 * MS)
+    return batcher
+
+
+def test_a_session_is_waited_for_until_the_stream_ends_and_not_its_first_part() -> None:
+    batcher = batcher_of_streams()
+    start(batcher, 1, now_ns=0)
+    forecast = batcher.forecast(request(), 50 * MS, free_slots=0)
+    assert (forecast.wait_ns, forecast.ahead_ns) == (250 * MS, 0)
+    assert forecast.own_ns == forecast.batch_ns == pytest.approx(10 * MS)
+    assert batcher.wait_ns(50 * MS, 0) == 250 * MS
+
+
+def test_each_that_waits_for_a_stream_to_end_is_one_itself() -> None:
+    batcher = batcher_of_streams(workers=2)
+    for at in (0, 50 * MS):
+        start(batcher, 1, at)
+    batcher.add(request(), 60 * MS)
+    forecast = batcher.forecast(request(), 60 * MS, free_slots=0)
+    assert (forecast.wait_ns, forecast.ahead_ns) == (240 * MS, 50 * MS)
+    other = request()
+    other.shape_key = "another"
+    batcher.add(other, 60 * MS)
+    assert batcher.forecast(request(), 60 * MS, free_slots=0).ahead_ns == 300 * MS
+    passing = request()
+    passing.priority = 1
+    assert batcher.forecast(passing, 60 * MS, free_slots=0).ahead_ns == 300 * MS  # none of another class is there
+
+
+def test_who_may_pass_those_that_wait_for_streams_does_not_wait_for_theirs() -> None:
+    batcher = batcher_of_streams()
+    start(batcher, 1, now_ns=0)
+    low, high = request(), request()
+    low.priority, high.priority = 4, 1
+    batcher.add(low, 0)
+    assert batcher.forecast(high, 0, free_slots=0).total_ns == pytest.approx(310 * MS)
+    assert batcher.forecast(request(), 0, free_slots=0).total_ns == pytest.approx(310 * MS)
+    assert batcher.forecast(low, 0, free_slots=0).total_ns == pytest.approx(610 * MS)
+
+
+def test_a_free_session_is_as_near_beside_streams_as_it_is() -> None:
+    batcher = batcher_of_streams(workers=2)
+    start(batcher, 1, 0, free_slots=2)
+    assert batcher.forecast(request(), 50 * MS, free_slots=1).total_ns == pytest.approx(10 * MS)
+    batcher.add(request(), 50 * MS)
+    assert batcher.forecast(request(), 50 * MS, free_slots=1).total_ns == pytest.approx(260 * MS)
+
+
+def test_a_copy_of_a_stream_is_taken_to_end_with_its_first_part() -> None:
+    batcher = batcher_of_streams()
+    copy = request()
+    copy.copied = True
+    batcher.add(copy, 0)
+    batcher.step(0, 1)
+    assert batcher.forecast(request(), 4 * MS, free_slots=0).wait_ns == pytest.approx(6 * MS)
+
+
+def test_until_a_stream_has_ended_it_is_taken_to_go_on_as_long_again() -> None:
+    batcher = Batcher(POLICIES["greedy"](Batching(policy="greedy")), max_rows=0, slo_ns=100 * MS)
+    batcher.finished(start(batcher, 1, 0), 10 * MS, 10 * MS, True)
+    start(batcher, 1, now_ns=0)
+    assert batcher.wait_ns(500 * MS, 0) == pytest.approx(490 * MS)

@@ -389,11 +389,19 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 14"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 15"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):
         unpacked(broken, "x")
+
+
+def test_how_long_streams_went_on_is_no_part_of_a_state() -> None:
+    batcher = recorder(policy="greedy")
+    batcher.record()
+    before = str(batcher._frozen())
+    batcher.streams.ended(3)
+    assert str(batcher._frozen()) == before
 
 
 def test_a_recording_holds_no_tensors() -> None:

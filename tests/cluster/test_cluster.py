@@ -86,6 +86,15 @@ def test_a_killed_ingress_breaks_only_its_connections(cluster: Cluster) -> None:
     assert load.slowest_s < 5.0
 
 
+def test_an_ingress_that_has_closed_is_replaced(cluster: Cluster) -> None:
+    gateway = Gateway(usual())
+    before = set(gateway.pids("ingress"))
+    gateway.handle.close.remote().result(timeout_s=20)
+    wait_until(lambda: len(pids := gateway.pids("ingress")) == 2 and set(pids) != before, within_s=30)
+    assert len(before & set(gateway.pids("ingress"))) == 1
+    assert {gateway.infer("m", [ROW])[0] for _ in range(20)} == {200}
+
+
 def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Cluster) -> None:
     port = free_port()
     # Sessions in processes of their own, so that the model can be seen to go.

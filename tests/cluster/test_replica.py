@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.base import ModelSpec
+from backends.base import ModelSpec, Tensors, TensorSpec
+from backends.early_failure import EarlyFailure
+from backends.triton_python import lend_utils
 from gateway.cluster.channel import Channel
-from gateway.cluster.remote import _execution
+from gateway.cluster.remote import _execution, _part_of
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -21,18 +23,25 @@ from gateway.wire.frames import decode_frame, encode_frame
 from gateway.wire.tensors import Buffer
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import children, until_true
+from tests.triton_server import write_model
+
+lend_utils()
+from tests import decoupled_model  # noqa: E402  # it imports what was lent
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+OPEN = ModelSpec("", (), (), 8)
 STREAMING = f"{Path(__file__).parent / 'streaming.py'}:Model"
 MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Model"
 
 
-async def open_replica(*, load_at_start: bool = True, metrics_dir: Path | None = None, **backend: Any) -> Replica:
+async def open_replica(
+    *, declared: ModelSpec = OPEN, load_at_start: bool = True, metrics_dir: Path | None = None, **backend: Any
+) -> Replica:
     model_document = {
         "name": "m",
-        "max_rows": 8,
+        "max_rows": declared.max_rows,
         "load_at_start": load_at_start,
         "backends": [{"kind": "synthetic", **backend}],
     }
@@ -41,7 +50,7 @@ async def open_replica(*, load_at_start: bool = True, metrics_dir: Path | None =
     replica = Replica.__new__(Replica)
     counts = {} if metrics_dir is None else {"metrics_dir": lambda: metrics_dir}
     try:
-        await replica.__init__(model, model.backends[0], ModelSpec("", (), (), 8), "content", **counts)  # type: ignore[misc]  # as Serve does
+        await replica.__init__(model, model.backends[0], declared, "content", **counts)  # type: ignore[misc]  # as Serve does
     except GatewayError:
         await replica.close()  # as Serve does as well
         raise
@@ -511,6 +520,32 @@ def test_a_fault_after_parts_is_the_answer_and_the_next_stream_is_whole(then: st
         asked = Asked(replica, parts=4)
         assert "error" not in await asked.answer
         assert len(asked.parts) == 4
+        await replica.close()
+
+    run(test)
+
+
+def test_a_failure_that_is_told_early_reaches_the_ingress_while_the_run_goes_on(tmp_path: Path) -> None:
+    write_model(tmp_path, "parts", decoupled_model.CONFIG, Path(decoupled_model.__file__).read_text())
+
+    spec = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (1,)),), (TensorSpec("VALUE", "INT32", (-1,)),), 0)
+
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=f"{tmp_path}/parts/1/model.py:TritonPythonModel", declared=spec)
+        about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {}, "in_parts": True}
+        parts: list[Tensors] = []
+        answer: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        replica._begin(
+            b"".join(encode_frame({"SCRIPT": np.array([b"error s300 !"], object)}, about)),
+            lambda pieces: answer.set_result(b"".join(pieces)),
+            lambda pieces: parts.append(_part_of(b"".join(pieces))),
+        )
+        await until_true(lambda: bool(parts))
+        assert not answer.done()
+        (told,) = parts
+        assert isinstance(told, EarlyFailure)
+        assert isinstance(told.error, BackendFailed)
+        assert decode_frame(await answer)[1]["message"] == told.error.message
         await replica.close()
 
     run(test)

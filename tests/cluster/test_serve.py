@@ -445,6 +445,46 @@ def test_a_lost_ray_is_told_at_once_and_what_is_in_flight_is_answered(lost: str,
         end(process)
 
 
+@pytest.fixture
+def lasting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster whose head may be killed and started again: it goes on where it was."""
+    monkeypatch.setenv("RAY_gcs_storage", "rocksdb")
+    monkeypatch.setenv("RAY_gcs_storage_path", str(tmp_path / "head"))
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "300")
+    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    yield cluster
+    cluster.shutdown()
+
+
+def test_what_runs_on_a_cluster_whose_head_is_away_is_left_and_named_and_a_lost_raylet_ends_who_has_joined_there(
+    lasting: Cluster, tmp_path: Path
+) -> None:
+    document = config(port=free_port(), ingress_replicas=2).model_dump(mode="json", exclude_none=True)
+    document["server"]["drain_timeout_s"] = 1.0
+    document["ray"] = {"address": lasting.address, "application": "lasting"}
+    head: Any = lasting.head_node
+    body = infer_body([[1.0] * 16])
+    process, port = start(tmp_path / "gateway.yaml", document)
+    try:
+        head.kill_gcs_server()
+        assert process.stderr is not None
+        assert any("is gone: still serving" in line for line in iter(process.stderr.readline, ""))
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=15)
+        assert process.returncode == 1
+        gone = r"the application lasting may be left on the Ray cluster: Ray's head process \(GCS\) at \S+:\d+ is gone"
+        assert re.search(gone, told), told
+        head.start_gcs_server()
+        process, _ = start(tmp_path / "gateway.yaml", document)
+        assert {request(port, "POST", "/v2/models/m/infer", body)[0] for _ in range(20)} == {200}
+        head.kill_raylet()
+        _, told = process.communicate(timeout=15)
+        assert process.returncode == 1
+        assert re.search(r"Ray's raylet at \S+:\d+ is gone: ending", told), told
+    finally:
+        end(process)
+
+
 NOWHERE = "127.0.0.1:1"
 
 

@@ -18,7 +18,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from gateway.cli import main
 from gateway.instances.facts import bundled
-from tests.deploying.planned_ec2 import IRIS, files
+from tests.deploying.planned_ec2 import IRIS, ROOT, files
+
+LOCKS = str(ROOT / "docker")  # each kind of machine has other libraries
 
 TENSORS = {side: [{"name": side, "datatype": "FP32", "shape": [-1, 2]}] for side in ("inputs", "outputs")}
 L4 = {"num_cpus": 2, "num_gpus": 1, "accelerator_type:L4": 0.001}
@@ -45,14 +47,46 @@ def config(tmp_path: Path, *models: dict[str, Any], **sections: Any) -> Path:
 
 def written(tmp_path: Path, path: Path, *options: str) -> dict[str, Any]:
     out = tmp_path / "out"
-    locks = tmp_path / "locks"
-    locks.mkdir(exist_ok=True)
-    for device in ("cpu", "cuda", "neuron"):
-        (locks / f"requirements-{device}.lock").write_text("onnxruntime==1.32.0\n")
-    asked = [*PLACE, *files(tmp_path), "--lock", str(locks), "--cluster", str(out), *options]
+    asked = [*PLACE, *files(tmp_path), "--lock", LOCKS, "--cluster", str(out), *options]
     assert main(["deploy", "ec2", str(path), *asked]) == 0
     found: dict[str, Any] = yaml.safe_load((out / "cluster.yaml").read_text())
     return found
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    """configs/examples/fleet.yaml, beside what stands for its artifacts."""
+    path = tmp_path / "configs" / "examples" / "fleet.yaml"
+    models = tmp_path / "models"
+    for folder in (path.parent, models / "minilm-inf2"):
+        folder.mkdir(parents=True)
+    (models / "minilm.onnx").write_bytes(b"\x08\x0a\x12\x07pytorch")
+    (models / "minilm-inf2" / "manifest.json").write_text("{}")
+    path.write_bytes((ROOT / "configs" / "examples" / "fleet.yaml").read_bytes())
+    return path
+
+
+def test_each_kind_of_machine_installs_what_its_own_backends_need(tmp_path: Path, fleet: Path) -> None:
+    kinds = written(tmp_path, fleet, "--memory", "4Gi")["available_node_types"]
+    assert [*kinds] == ["head", "minilm-1-neuron-spot", "minilm-1-neuron-on-demand"]
+    for device in ("cpu", "neuron"):
+        name = f"requirements-{device}.lock"
+        assert (tmp_path / "out" / "gateway" / name).read_bytes() == (ROOT / "docker" / name).read_bytes()
+
+
+def test_a_lock_that_lacks_what_its_machines_run_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, fleet: Path
+) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    for device in ("cpu", "neuron"):
+        (locks / f"requirements-{device}.lock").write_text("tritonclient==2.73.0\n")
+    asked = [*PLACE, *files(tmp_path), "--lock", str(locks), "--memory", "4Gi", "--cluster", str(tmp_path / "out")]
+    assert main(["deploy", "ec2", str(fleet), *asked]) == 2
+    assert capsys.readouterr().err == (
+        f"--lock: {locks}/requirements-cpu.lock: installs no onnxruntime: expected it, for the backends of kind onnxruntime:"
+        " docker/locks.sh makes one of your own\n"
+    )
 
 
 def prepared(cluster: dict[str, Any]) -> dict[str, Any]:
@@ -191,7 +225,7 @@ def test_what_could_not_work_is_refused(
 def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written(tmp_path, config(tmp_path))
     (tmp_path / "file").touch()
-    asked = [*PLACE, *files(tmp_path), "--lock", str(tmp_path / "locks"), "--cluster", str(tmp_path / "file")]
+    asked = [*PLACE, *files(tmp_path), "--lock", LOCKS, "--cluster", str(tmp_path / "file")]
     assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
     assert (
         f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory: expected a file, new or not, in a folder"
@@ -207,7 +241,7 @@ def test_a_file_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str
     there = tmp_path / "out" / name
     there.unlink()
     there.mkdir()
-    asked = [*PLACE, *files(tmp_path), "--lock", str(tmp_path / "locks"), "--cluster", str(tmp_path / "out")]
+    asked = [*PLACE, *files(tmp_path), "--lock", LOCKS, "--cluster", str(tmp_path / "out")]
     assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
     assert f"--cluster: {there}: cannot be written: Is a directory" in capsys.readouterr().err
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from backends.base import ModelSpec, TensorSpec
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.engine.runner import PARTS_AHEAD, Execution, OnBatchDone, OnBatchPart
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
@@ -103,7 +104,7 @@ class SimulatedRunner:
 class StreamingRunner(SimulatedRunner):
     """Its model gives `parts` parts, one every part_ns, each the number of the part; the first after fixed_ns.
 
-    A fault's number is the parts that come before it: "lost 3".
+    A fault's number is the parts that come before it: "lost 3". One that is "early" is told 100 ms before its run ends.
     """
 
     def __init__(self, clock: SimulatedClock, *, parts: int = 3, part_ns: int = 1_000_000, **runner: int) -> None:
@@ -139,6 +140,10 @@ class StreamingRunner(SimulatedRunner):
             made = self.made[batch]
             if batch in self.cancelled:
                 end(Cancelled("told to"))
+            elif fault == "early" and made == int(after or 0):
+                error = BackendFailed("told to: early")
+                on_part(batch, EarlyFailure(error))
+                self._clock.call_at(self._clock.now_ns() + 100_000_000, lambda: end(error))
             elif fault and made == int(after or 0):
                 kind = BackendUnreachable if fault == "lost" else BackendFailed
                 end(kind(f"told to: {fault}"), lost=fault in ("lost", "killed"), own=fault == "killed")

@@ -287,6 +287,30 @@ def test_a_lane_that_gives_up_ends_its_streams_with_one_error_each_and_then_clos
     simulate(main)
 
 
+@pytest.mark.parametrize("parts", [0, 2])
+def test_a_failure_that_is_told_early_ends_its_request_and_nothing_takes_the_session_before_the_run_ends(parts: int) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench, client, after, watch = Bench(clock, parts=9), Client(), Client(), Watch()
+        bench.lane.observer = watch
+        bench.runner.faults = [f"early {parts}"]
+        request = bench.ask(client, timeout_ms=50)
+        await pass_ms(10)
+        assert len(client.parts) == parts
+        assert isinstance(client.end, BackendFailed)
+        bench.ask(after)
+        await pass_ms(80)  # its own deadline passes meanwhile
+        assert not after.parts
+        assert not watch.ended
+        assert not bench.runner.cancelled
+        assert bench.lane.forecast(msgspec.structs.replace(request), clock.now_ns()).workers == 1
+        await pass_ms(100)
+        assert after.end is None
+        assert [failed for _, failed in watch.ended] == [True, False]
+        assert isinstance(client.end, BackendFailed)  # once
+
+    simulate(main)
+
+
 def test_a_copy_ends_with_its_first_part_and_counts_as_well_run() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench, copy, watch = Bench(clock, parts=1_000_000, fixed_ns=4 * MS), Client(), Watch()

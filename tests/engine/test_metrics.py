@@ -343,6 +343,21 @@ def test_another_server_costs_once_whichever_processes_ask_it(
     assert found[key("gateway_cost_usd_per_hour", model="m", version="1", backend="b")] == pytest.approx(usd_per_hour)
 
 
+@pytest.mark.parametrize(
+    ("placement", "processes", "lent"), [("replicas", 2, True), ("replicas", 1, False), ("embedded", 2, False)]
+)
+def test_the_recording_knows_whether_other_processes_use_the_sessions_too(placement: str, processes: int, lent: bool) -> None:
+    backend = {"kind": "synthetic", "placement": placement}
+    model = ModelSection.model_validate({"name": "m", "batching": {"probe_s": 0}, "backends": [backend]})
+
+    async def main(clock: SimulatedClock) -> None:
+        opener = LaneOpener(lambda *_: SimulatedRunner(clock, fixed_ns=MS), metrics=Metrics(), clock=clock, processes=processes)
+        lanes, _ = await opener.open(model)
+        assert lanes[0].batcher.ring.settings.lent is lent
+
+    run_simulated(main)
+
+
 def test_a_changed_price_counts_from_then_on() -> None:
     metrics = Metrics()
     metrics.started()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from backends.base import ExecutionFailed, Model, OutputsRefused, SessionLost, Tensors
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.config import Python, Synthetic
 from gateway.engine.runner import PARTS_AHEAD, Execution
@@ -40,12 +41,16 @@ class Run:
         self.reads = reads
         self._pool = pool
         self._ended: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()  # before the end
         self._more = asyncio.Event()
         pool.start(self.batch, lambda batch, execution: self._ended.set_result(execution), self._part)
 
     def _part(self, batch: Batch, outputs: Tensors) -> None:
         assert batch is self.batch
         assert not self._ended.done()
+        if isinstance(outputs, EarlyFailure):
+            self.failed.set_result(outputs.error)
+            return
         self.parts.append(float(outputs["OUTPUT0"][0, 0]))
         self._more.set()
         if self.reads:
@@ -77,7 +82,7 @@ class Scripted(FakeSession):
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.script: queue.SimpleQueue[float | BaseException | None] = queue.SimpleQueue()
+        self.script: queue.SimpleQueue[float | BaseException | EarlyFailure | None] = queue.SimpleQueue()
         self.asked = 0
         self.closers: list[threading.Thread] = []
         self.at_close: Callable[[], None] = lambda: None
@@ -91,12 +96,12 @@ class Scripted(FakeSession):
                     return
                 if isinstance(step, BaseException):
                     raise step
-                yield part(step)
+                yield step if isinstance(step, EarlyFailure) else part(step)
         finally:
             self.closers.append(threading.current_thread())
             self.at_close()
 
-    def put(self, *steps: float | BaseException | None) -> None:
+    def put(self, *steps: float | BaseException | EarlyFailure | None) -> None:
         for step in steps:
             self.script.put(step)
 
@@ -241,6 +246,28 @@ def test_a_stream_that_fails_ends_once_behind_its_parts(
             after = Run(opened.pool)
             opened.session.put(7.0, None)
             assert (await after.end()).error is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("parts", [0, PARTS_AHEAD - 1])
+def test_a_failure_is_told_at_once_and_the_session_is_taken_until_the_model_has_ended(parts: int) -> None:
+    async def main() -> None:
+        async with Opened() as opened:
+            run = Run(opened.pool, reads=False)
+            fault = ExecutionFailed("no luck")
+            opened.session.put(*range(parts), EarlyFailure(fault))
+            error = await asyncio.wait_for(run.failed, PATIENCE_S)
+            assert isinstance(error, BackendFailed)
+            assert "no luck" in error.message
+            await until_true(lambda: opened.session.asked == parts + 2)  # whether the client takes its parts or not
+            assert opened.pool.free_slots == 0
+            opened.session.put(fault)
+            execution = await run.end()
+            assert execution.error is not None
+            assert execution.error.message == error.message
+            assert not execution.session_lost
+            assert opened.pool.free_slots == 1
 
     asyncio.run(main())
 

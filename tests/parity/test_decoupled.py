@@ -178,6 +178,15 @@ def test_an_error_ends_an_answer_where_triton_would_go_on(places: dict[str, Plac
     assert [answer if answer == "an error" else answer[-1] for answer in streamed(places[name], script)] == [[[2]], "an error"]
 
 
+@pytest.mark.parametrize("name", HERE)
+def test_an_error_reaches_its_client_while_the_model_still_works(places: dict[str, Place], name: str) -> None:
+    for words, parts in (("error", []), ("2 error", [[[2]]])):
+        began = time.monotonic()
+        answers = streamed(places[name], {"a": f"{words} s3000 !"}, timeout=2_000_000)
+        assert time.monotonic() - began < 1.5
+        assert [answer if answer == "an error" else answer[-1] for answer in answers] == [*parts, "an error"]
+
+
 def test_an_answer_in_one_piece_is_refused_as_by_triton(places: dict[str, Place]) -> None:
     for place in places.values():
         with (

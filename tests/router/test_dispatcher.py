@@ -271,6 +271,23 @@ def test_what_waits_behind_a_stalled_batch_is_no_canarys() -> None:
     simulated((CHEAP, Kind("canary", 1.0, 0.1, 1.0, options=(("canary_share", 0.01),))), main)
 
 
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_without_an_slo_a_canary_gets_its_share_of_requests_of_many_batches_too(sessions: int) -> None:
+    async def main(fleet: Fleet) -> None:
+        for _ in range(10):
+            await fleet.send(rows=5 * 256)
+        assert fleet.counted("gateway_routed_total", reason="canary") == 5
+        sent = []
+        for _ in range(5):
+            sent.append(asyncio.ensure_future(fleet.send(rows=5 * 256)))
+            await asyncio.sleep(0)
+        assert fleet.counted("gateway_routed_total", reason="canary") == 6  # of another's batches more than one is ahead
+        await asyncio.gather(*sent)
+
+    canary = Kind("canary", 2.0, 0.5, 0.1, sessions=sessions, options=(("canary_share", 0.5),))
+    simulated((CHEAP, canary), main, slo_ms=None)
+
+
 def test_without_an_slo_a_canary_that_hangs_soon_gets_no_more_requests() -> None:
     async def main(fleet: Fleet) -> None:
         fleet.sessions[1].fault = always((FAILED[0], False, 10 * S))

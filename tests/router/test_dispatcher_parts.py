@@ -10,10 +10,10 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.engine.lane import Lane
 from gateway.engine.place import Place
-from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, GatewayError, Overloaded
 from gateway.types import InferResponse
 from tests.engine.simulated_runner import IN_PARTS, StreamingRunner
-from tests.router.fleet import MS, SLO_MS, Fleet, Kind, Sessions
+from tests.router.fleet import MS, Fleet, Kind, Sessions
 from tests.simulation import SimulatedClock, run_simulated
 
 CHEAP = Kind("cheap", 2.0, 0.0, 0.1)
@@ -35,7 +35,7 @@ class Streams(Fleet):
             max_rows=0,
             workers=runner.slots,
             max_queue_rows=100,
-            slo_ns=round(SLO_MS * MS),
+            slo_ns=round(self.model.slo.p99_ms * MS) if self.model.slo else None,
         )
         return Lane(
             name=f"m:1/{label}",
@@ -68,19 +68,20 @@ class Streams(Fleet):
 
 
 class Client:
-    def __init__(self, fleet: Streams) -> None:
+    def __init__(self, fleet: Streams, lane: Lane | None = None) -> None:
+        """lane: to ask; None: the dispatcher."""
         self.parts: list[float] = []
         self.end: asyncio.Future[InferResponse | GatewayError | None] = asyncio.get_running_loop().create_future()
-        self.place: Place = fleet.dispatcher.submit(fleet.request(), self.end.set_result, self.part)
+        self.place: Place = (lane or fleet.dispatcher).submit(fleet.request(), self.end.set_result, self.part)
 
     def part(self, response: InferResponse) -> None:
         self.parts.append(float(response.outputs["Y"][0, 0]))
         self.place.taken()
 
 
-def simulated(kinds: Sequence[Kind], main: Callable[[Streams], Coroutine[Any, Any, None]]) -> None:
+def simulated(kinds: Sequence[Kind], main: Callable[[Streams], Coroutine[Any, Any, None]], **options: Any) -> None:
     async def run(clock: SimulatedClock) -> None:
-        fleet = Streams(clock, kinds)
+        fleet = Streams(clock, kinds, **options)
         await fleet.warm()
         await main(fleet)
 
@@ -133,6 +134,86 @@ def test_long_streams_and_clients_that_leave_them_say_nothing_bad_of_a_backend()
             await asyncio.sleep(0.1)
         assert fleet.ejected == [False, False]
         assert fleet.ran() == [10, 1]  # a copy to see whether the dear one is still dear
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_the_price_of_a_stream_is_not_learned_from_copies_that_end_with_their_first_part() -> None:
+    async def main(fleet: Streams) -> None:
+        dear = fleet.dispatcher.router.candidates[1]
+        dear.executed(1, 152 * MS, 150 * MS)
+        price = dear.usd_per_row
+        for _ in range(100):
+            assert await Client(fleet).end is None
+        assert fleet.counted("gateway_copies_total", backend="dear1", why="learn", result="ok") > 3
+        assert dear.usd_per_row == pytest.approx(price)
+
+    simulated((CHEAP, DEAR), main)
+
+
+async def begun(fleet: Streams, streams: int) -> list[Client]:
+    """So many that have given a first part, once each backend has run one to its end."""
+    for lane in fleet.lanes:
+        assert await Client(fleet, lane).end is None
+    for runner in fleet.runners:
+        runner.batches.clear()
+    clients = [Client(fleet) for _ in range(streams)]
+    await asyncio.sleep(0.003)
+    assert all(client.parts for client in clients)
+    return clients
+
+
+@pytest.mark.parametrize("slo_ms", [60.0, None])
+def test_nobody_waits_for_streams_to_end_while_another_backend_is_idle(slo_ms: float | None) -> None:
+    async def main(fleet: Streams) -> None:
+        await begun(fleet, 2)
+        assert fleet.ran() == [2, 0]
+        client = Client(fleet)
+        await asyncio.sleep(0.003)
+        assert client.parts == [0]
+        assert fleet.ran() == [2, 1]
+
+    simulated((CHEAP, DEAR), main, slo_ms=slo_ms)
+
+
+def test_a_stream_that_is_about_to_end_is_waited_for() -> None:
+    async def main(fleet: Streams) -> None:
+        await begun(fleet, 2)
+        await asyncio.sleep(0.13)
+        assert await Client(fleet).end is None
+        assert fleet.ran() == [3, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_nobody_waits_for_the_streams_of_a_canary_which_gets_its_share_once_they_have_ended() -> None:
+    async def main(fleet: Streams) -> None:
+        await begun(fleet, 0)
+        for _ in range(2):
+            Client(fleet, fleet.lanes[1])
+        await asyncio.sleep(0.003)
+        clients = [Client(fleet) for _ in range(2)]
+        await asyncio.sleep(0.003)
+        assert [client.parts for client in clients] == [[0], [0]]
+        assert fleet.ran() == [2, 2]
+        for client in clients:
+            assert await client.end is None
+        assert await Client(fleet).end is None
+        assert fleet.ran() == [2, 3]
+
+    simulated((DEAR, Kind("canary", 2.0, 0.0, 0.1, options=(("canary_share", 0.5),))), main, slo_ms=None)
+
+
+def test_who_would_wait_for_a_stream_beyond_the_deadline_is_refused_at_once() -> None:
+    async def main(fleet: Streams) -> None:
+        await begun(fleet, 2)
+        for _ in range(2):
+            Client(fleet)
+        await asyncio.sleep(0.003)
+        assert fleet.ran() == [2, 2]
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded, match="every backend would answer after the deadline"):
+            Client(fleet)
 
     simulated((CHEAP, DEAR), main)
 

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Any, float, Any, dict[str, Any]]] = {
     "power of two": (FLEET, 800.0, (), {"routing": {"policy": "power_of_two"}, "seed": 7}),
     "least eta": (FLEET, 800.0, (), {"routing": {"policy": "least_eta"}}),
     "no SLO": ((CPU, GPU), 500.0, (), {"slo_ms": None}),
+    "a canary without an SLO": (MIXED, 300.0, (), {"slo_ms": None}),
 }
 
 

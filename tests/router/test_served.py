@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,27 @@ models:
       - {kind: synthetic, name: shadow, fixed_ms: 1, shadow_share: 0.5, faults: {fail: 1}}
 """
 
+TALKS = """
+server: {http_port: 0, grpc_port: null}
+models:
+  - name: m
+    slo: {p99_ms: 300}
+    backends:
+      - {kind: python, model: "tests.router.test_served:talk", name: cheap, usd_per_hour: 0.1}
+      - {kind: python, model: "tests.router.test_served:talk", name: dear, usd_per_hour: 100000.0}
+"""
 
-def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, Any, None]]) -> None:
+
+def talk(ms: int) -> Iterator[int]:
+    """Give a part, and another so many milliseconds later."""
+    yield ms
+    time.sleep(ms / 1000)
+    yield ms
+
+
+def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, Any, None]], config: str = TWO) -> None:
     async def run() -> None:
-        ingress = Ingress(parse_config(yaml.safe_load(TWO), source="x.yaml"), run_dir=tmp_path)
+        ingress = Ingress(parse_config(yaml.safe_load(config), source="x.yaml"), run_dir=tmp_path)
         await ingress.start()
         try:
             await main(ingress.repository)
@@ -74,3 +91,34 @@ def test_a_reload_under_traffic_loses_nothing_and_a_failing_shadow_costs_nothing
         assert all(isinstance(outcome, InferResponse) for outcome in outcomes)
 
     with_repository(tmp_path, main)
+
+
+def test_a_request_does_not_wait_for_a_stream_at_the_cheap_backend_while_the_dear_one_is_idle(tmp_path: Path) -> None:
+    class Stream:
+        def __init__(self, repository: Repository, ms: int) -> None:
+            loop = asyncio.get_running_loop()
+            self.first: asyncio.Future[None] = loop.create_future()
+            self.end: asyncio.Future[InferResponse | GatewayError | None] = loop.create_future()
+            request = InferRequest("m", "1", "", {"ms": np.array([ms])}, 1, time.monotonic_ns())
+            self.place = repository.infer(repository.model("m"), request, self.end.set_result, self.part)
+
+        def part(self, response: InferResponse) -> None:
+            self.place.taken()
+            if not self.first.done():
+                self.first.set_result(None)
+
+    async def main(repository: Repository) -> None:
+        assert await Stream(repository, 600).end is None
+        long = Stream(repository, 600)
+        await long.first
+        told = repository.explain("m")
+        waits = {lane["backend"]: lane["wait_ms"] for lane in told["lanes"]}
+        assert (told["backend"], told["reason"]) == ("dear", "spill")
+        assert 150 < waits["cheap"] < 700
+        beside = Stream(repository, 1)
+        await beside.first
+        assert not long.end.done()
+        assert await beside.end is None
+        assert await long.end is None
+
+    with_repository(tmp_path, main, TALKS)

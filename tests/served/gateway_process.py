@@ -1,6 +1,7 @@
 """A real `gateway serve` as a user starts it, in a process of its own, on free ports."""
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
+AS_ANYBODY = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+"""Before a command: root's, too, is held to the modes of files."""
 
 
 class Served(NamedTuple):

@@ -10,11 +10,12 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import onnx
 import pytest
 import yaml
 
 from gateway.config import load_config
-from tests.served.gateway_process import ROOT, served
+from tests.served.gateway_process import AS_ANYBODY, ROOT, served
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "models.md").read
 
 
 def gateway(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "gateway.cli", *arguments]
+    command = [*AS_ANYBODY, sys.executable, "-m", "gateway.cli", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
@@ -77,11 +78,28 @@ def test_ctrl_c_ends_at_once_while_a_model_is_read(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "reading\n"
+        assert process.stderr is not None
+        assert process.stderr.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "gateway: ended by Ctrl-C\n")
         assert process.returncode == 130
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_a_folder_that_may_not_be_entered_is_left_aside(tmp_path: Path, repository: bool) -> None:
+    """As `lost+found`, which each volume of ext4 has at its top."""
+    (tmp_path / "lost+found").mkdir(mode=0)
+    model = tmp_path / "m" / "1" / "model.onnx" if repository else tmp_path / "m.onnx"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 2]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 18)]), model)
+    done = gateway(tmp_path, "init", ".")
+    assert (done.returncode, done.stderr) == (0, "")
+    (noted, *_) = done.stdout.splitlines()
+    assert "left aside" in noted
+    assert "lost+found" in noted
+    assert [each["name"] for each in yaml.safe_load(done.stdout)["models"]] == ["m"]
 
 
 def test_check_says_how_a_model_gets_a_configuration(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.cli import main
+from gateway.commands.predict import read_input
 from tests.rest_routes.serving import Served, serving
 from tests.router.test_explain import answering, answering_grpc
 
@@ -99,6 +100,11 @@ def test_a_configurations_model_answers(text: str, config: Path, tmp_path: Path,
     (tmp_path / "in.json").write_text(text)
     code, out, _ = predict(capsys, config, "double", tmp_path / "in.json")
     assert (code, outputs(out)) == (0, [("y", [2, 2], [2, 4, 8, 10])])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_request(tmp_path: Path) -> None:
+    (tmp_path / "in.json").write_text(PLAIN, encoding="utf-8-sig")
+    assert read_input(str(tmp_path / "in.json")) == json.loads(PLAIN)
 
 
 def test_nan_goes_in_and_comes_out(served: Served, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -260,6 +260,9 @@ def test_large_integers_of_parquet_are_kept(tmp_path: Path) -> None:
         (("a", 1 << 70), ('"a"', str(1 << 70))),
         ((-1, 1 << 63), ("-1", str(1 << 63))),
         ((0.5, 1 << 63), ("0.5", str(1 << 63))),
+        ((1.5, True), ("1.5", "true")),
+        (([1.5], [True]), ("[1.5]", "[true]")),
+        (({"a": [{"b": 1.5}]}, {"a": [{"b": True}]}), ('{"a":[{"b":1.5}]}', '{"a":[{"b":true}]}')),
     ],
 )
 def test_a_column_of_several_types_is_json_wherever_chunks_end(

@@ -104,6 +104,18 @@ def test_what_parquet_has_no_type_for_in_a_chunk_is_json_in_all(tmp_path: Path, 
     assert told == [*values, None]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_decimals_beside_a_chunk_of_fractions_keep_their_digits(tmp_path: Path, nested: bool) -> None:
+    exact = "0.12345678901234567890"
+    for name, value in (("1", decimal.Decimal(exact)), ("2", 1.5)):
+        held = [{"a": value}] if nested else value
+        pq.write_table(pa.table({"x": [[1.0, 2.0]], "more": [held]}), tmp_path / f"{name}.parquet")
+    words = (configuration(tmp_path), "twice", tmp_path / "?.parquet", tmp_path / "out.parquet", "--chunk-rows", 1)
+    assert run(*words) == 0
+    told = [json.loads(row["more"]) for row in read(tmp_path / "out.parquet")]
+    assert told == ([[{"a": exact}], [{"a": 1.5}]] if nested else [exact, 1.5])
+
+
 def test_nanoseconds_beside_a_chunk_of_json_are_kept(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [[1.0, 2.0]], "more": pa.array([1500], pa.timestamp("ns"))}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"x": [[1.0, 2.0]], "more": pa.array([1 << 63], pa.uint64())}), tmp_path / "2.parquet")

@@ -11,9 +11,14 @@ from gateway.why.report import answer, as_json, of_request, told
 from tests.why.recorded import MIB, MS, S
 
 
-def lane(label: str, max_queue_rows: int, usd_per_hour: float = 0.0) -> RecordedBatcher:
+def lane(label: str, max_queue_rows: int, usd_per_hour: float = 0.0, *, lent: bool = False) -> RecordedBatcher:
     settings = LaneSettings(
-        label=label, policy="greedy", max_queue_rows=max_queue_rows, slo_ns=50 * MS, session_usd_per_hour=usd_per_hour
+        label=label,
+        policy="greedy",
+        max_queue_rows=max_queue_rows,
+        slo_ns=50 * MS,
+        session_usd_per_hour=usd_per_hour,
+        lent=lent,
     )
     batcher = settings.batcher(Ring(MIB, settings))
     assert isinstance(batcher, RecordedBatcher)
@@ -141,6 +146,29 @@ def test_what_is_handed_over_counts_for_the_backend_that_took_it_alone() -> None
     (own,) = of_request([found], "own3")
     for life in (lives["second"], own):
         assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True}
+
+
+def test_what_sessions_cost_that_are_lent_to_each_process_in_turn_is_told_of_none() -> None:
+    first, second = lane("lent", 8, 2.5, lent=True), lane("own", 8, 2.5)
+    for batcher in (first, second):
+        batcher.add(request("a", S), S)
+        (batch,) = batcher.step(S, 1).batches
+        batcher.finished(batch, S + 4 * MS, 4 * MS, True)
+    rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
+    data = packed("m", "1", rings, process="p", processes=2, now_ns=2 * S, unix_s=0.0)
+    found = answer(unpacked(data, "here")[0], "here")
+    usd = [{case.name: case.usd_per_hour for case in each.cases} for each in found.lanes]
+    assert {key: usd[0][key] for key in ("as it was", "one more session", "all on own")} == {
+        "as it was": None,
+        "one more session": None,
+        "all on own": 2.5,
+    }
+    assert {key: usd[1][key] for key in ("as it was", "one more session", "all on lent")} == {
+        "as it was": 2.5,
+        "one more session": 5.0,
+        "all on lent": None,
+    }
+    assert told([found]).count("USD: all processes use these sessions") == 1
 
 
 @pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])

@@ -1,0 +1,14 @@
+"""Why an answer in parts has no more of them, told while its model still works."""
+
+from backends.base import Tensors
+
+
+class EarlyFailure(Tensors):
+    """In a part's place, the last thing that a `StreamingSession` gives: whoever asks for more waits until the model has ended.
+
+    error: which the session raises then; for it that is a BackendError that leaves it alive, from its worker on a GatewayError.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error

@@ -151,7 +151,7 @@ def check_unchanged(model: str) -> None:
     for file, then in _digests.get(name, {}).items() if place.endswith(".py") and name in sys.modules else ():
         if _digest(file) != then:
             raise LoadFailed(
-                f"{file}: has changed since this process imported it: restart the gateway, or set `isolation: process`"
+                f"{file}: has changed since this process imported it: restart the process, or set `isolation: process`"
             )
 
 

@@ -6,8 +6,9 @@ a mapping or named tuple by name comes back. Sessions share one module, which mu
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
-last by any thread of the process, so it is asked before it is set. Inductor bakes the number in effect into its kernels when it
-compiles them. (Seen with torch 2.13 on CPU, 2026-11.)
+last by any thread of the process, so it is asked before it is set; and where the process is somebody else's (`guest`), another
+thread sets it back for those to come. Inductor bakes the number in effect into its kernels when it compiles them. (Seen with
+torch 2.13 on CPU, 2026-11.)
 
 Arrays become tensors without a copy, if they can be written to, as `forward` may; BF16 passes as int16.
 """
@@ -18,6 +19,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +44,7 @@ from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 if TYPE_CHECKING:
     import torch
 
+_setting: Final = threading.Lock()
 _UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree is not registered")
 
 
@@ -78,7 +81,7 @@ def load(
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
-    torch.set_num_threads(threads)  # of the loading thread, and what Inductor compiles for
+    _use_threads(torch, threads)  # for loading, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
         names = [tensor.name for tensor in declared.inputs]
         call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision, names)
@@ -89,6 +92,20 @@ def load(
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, row_sizes, reads_parameters=False)
     return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
+
+
+def _use_threads(torch: Any, count: int) -> None:
+    """Have this thread use so many. See Threads, above."""
+    from backends.guest import is_guest
+
+    torch.get_num_threads()
+    if not is_guest():
+        torch.set_num_threads(count)
+        return
+    with _setting, ThreadPoolExecutor(1) as other:
+        before = other.submit(torch.get_num_threads).result()
+        torch.set_num_threads(count)
+        other.submit(torch.set_num_threads, before).result()
 
 
 def load_callable(
@@ -280,8 +297,7 @@ class TorchModel:
 
             with running():
                 return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
-        torch.get_num_threads()  # see Threads, above
-        torch.set_num_threads(self._threads)
+        _use_threads(torch, self._threads)
         return CpuSession(self.spec, self._call, self._autocast)
 
     def close(self) -> None:

@@ -222,11 +222,21 @@ class Ingress:
                 self._beside.append(asyncio.create_task(self._doors.keep_looking()))
         return self._doors
 
-    async def drain(self) -> None:
+    async def drain(self, *, late: bool = False) -> None:
         """Stop accepting, answer what is in flight within drain_timeout_s, then close everything.
 
-        A second call does nothing.
+        late: who asks without a listener has waited for as long already. A second call does nothing.
         """
+        try:
+            await self._answer_and_close(late=late)
+        finally:  # also where that is broken off
+            for task in self._beside:
+                task.cancel()
+            await asyncio.gather(*self._beside, return_exceptions=True)
+            self._beside.clear()
+        self.metrics.flush()
+
+    async def _answer_and_close(self, *, late: bool) -> None:
         if self._multi_model is not None:
             self._multi_model.end_loads()
         self.repository.end_loads()  # nobody gains by their end, and their callers would hold the listeners up
@@ -236,10 +246,11 @@ class Ingress:
         self._http = self._grpc = None
         # The models need some of the time to end what they run for nobody.
         answering_s = max(0.0, timeout_s - min(_FREEING_S, timeout_s / 4))
+        answered_by_s = time.monotonic() + answering_s
         draining = asyncio.gather(*(listener.drain(answering_s, self._give_up) for listener in listeners))
         asyncio.get_running_loop().call_soon(self._claims.release)  # after the drains' first steps, which close the listeners
         await draining
-        self._give_up()
+        self._give_up(late=late or time.monotonic() >= answered_by_s)
         try:
             # Of no time at all it would not even be begun, and nothing learned be kept.
             await asyncio.wait_for(self.repository.close(), max(_FREEING_LEAST_S, end_s - time.monotonic()))
@@ -248,17 +259,14 @@ class Ingress:
         if self._tracer is not None:
             sent_s = min(_TRACES_SENT_S, max(_FREEING_LEAST_S, end_s - time.monotonic()))
             await asyncio.get_running_loop().run_in_executor(None, self._tracer.close, sent_s)
-        for task in self._beside:
-            task.cancel()
-        await asyncio.gather(*self._beside, return_exceptions=True)
-        self._beside.clear()
-        self.metrics.flush()
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, late: bool = True) -> None:
+        """late: the time for answers is over; else nobody waits for those that are left."""
         pending = self.repository.pending
         if pending:
-            timeout_s = self._config.server.drain_timeout_s
-            log.error("%d requests are answered with an error: drain_timeout_s %g is over", pending, timeout_s)
+            if late:
+                timeout_s = self._config.server.drain_timeout_s
+                log.error("%d requests are answered with an error: drain_timeout_s %g is over", pending, timeout_s)
             self.repository.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
 
     def ready_models(self) -> tuple[ReadyModel, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from backends.guest import be_guest
 from gateway.configuring.guess import Example
 from gateway.edges.grpc_in_memory import InMemoryChannel
 from gateway.edges.grpc_server import GrpcServer
@@ -34,6 +35,7 @@ class TestClient:
 
         Raises: GatewayError.
         """
+        be_guest()
         self._hosted = Hosted(without_listeners(configuration(what, example=example)))
         self._rest, grpc = self._hosted.run(_listeners(self._hosted.ingress))
         self.channel = InMemoryChannel(self._hosted, grpc)

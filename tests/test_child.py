@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from gateway.process.child import Child, run
+from tests.forks import a_fork
 
 # Starts a process of its own, says who both are, and waits for ever.
 COMMAND = """
@@ -26,6 +27,15 @@ import sys
 from pathlib import Path
 from gateway.process.child import run
 run([sys.executable, "-c", sys.argv[2]], cwd=Path(sys.argv[1]), longest_s=600)
+"""
+FORKS = """
+import os, signal
+from gateway.process.child import Child
+child = Child("gateway.engine.long_bodies")
+if not (fork := os.fork()):
+    signal.pause()
+print(child.pid, fork, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -68,6 +78,26 @@ def test_nothing_outlives_the_gateway(tmp_path: Path, number: signal.Signals) ->
     finally:
         gateway.kill()
     wait_for(lambda: none_lives(pids))
+
+
+def test_a_child_does_not_outlive_the_gateway_though_a_fork_of_that_does() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE) as gateway:
+        assert gateway.stdout is not None
+        child, fork = map(int, gateway.stdout.readline().split())
+    try:
+        wait_for(lambda: none_lives([child]))
+        assert not none_lives([fork])
+    finally:
+        psutil.Process(fork).kill()
+
+
+def test_a_child_hears_that_it_is_to_end_though_a_fork_of_the_gateway_lives() -> None:
+    statuses: list[int] = []
+    child = Child("gateway.engine.long_bodies")
+    child.watch(statuses.append)
+    with a_fork():
+        child.close()
+    assert statuses == [0]
 
 
 def test_a_child_that_was_killed_is_asked_nothing_though_its_status_is_not_known_yet() -> None:

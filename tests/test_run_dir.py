@@ -1,7 +1,10 @@
 """The directories of a node's processes are theirs alone, or the gateway does not start."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from gateway.process.run_dir import (
     fresh_run_dir,
     hold_run_dir,
     make_run_dir,
+    new_run_dir,
     private_directory,
     remove_shared_run_dir,
     shared_run_dir,
@@ -131,7 +135,7 @@ def test_where_nothing_usual_can_be_written_to_memory_is_taken_or_what_to_do_is_
     with pytest.raises(
         ConfigError, match=r"^server.run_dir: null: none of /tmp, .* expected a directory .* set it, or .* TMPDIR"
     ):
-        fresh_run_dir()
+        new_run_dir()
 
 
 def test_what_cannot_be_made_says_why(tmp_path: Path) -> None:
@@ -165,3 +169,36 @@ def test_regions_are_forgotten_once_nobody_holds_their_run_dir(tmp_path: Path) -
         assert registered.exists()
     forget_regions(tmp_path)
     assert list(registered.parent.iterdir()) == []
+
+
+KILLED = """
+import os, signal
+from gateway.process.run_dir import new_run_dir
+run_dir, held = new_run_dir()
+(run_dir / "metrics").mkdir()
+(run_dir / "metrics" / "link").symlink_to(os.environ["KEPT"])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_process_has_left_is_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "gateway-run-link").symlink_to(kept)
+    with fresh_run_dir() as living:
+        killed = subprocess.run(
+            [sys.executable, "-c", KILLED],
+            env=os.environ | {"TMPDIR": str(tmp_path), "KEPT": str(kept)},
+            check=False,
+            timeout=60,
+        )
+        assert killed.returncode == -signal.SIGKILL
+        assert len(list(tmp_path.glob("gateway-run-*"))) == 3  # with the link
+        with fresh_run_dir() as mine:
+            assert {*tmp_path.glob("gateway-run-*")} == {living, mine, tmp_path / "gateway-run-link"}
+    assert [path.name for path in tmp_path.glob("gateway-run-*")] == ["gateway-run-link"]
+    assert (kept / "file").exists()

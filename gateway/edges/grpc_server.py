@@ -21,12 +21,13 @@ from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage
 from gateway.edges.grpc_inference import GrpcEndpoints, InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall, parser
 from gateway.edges.http2 import Http2Connection
-from gateway.edges.http_server import last_words_s, listen
+from gateway.edges.http_server import last_words_s, listen, listened_on
 from gateway.edges.long_turns import LongTurns
 from gateway.edges.reflection import SERVICES as REFLECTED
 from gateway.edges.reflection import Reflection
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotFound, NotReady, Overloaded, Unsupported
+from gateway.process.forks import keep_from_forks
 from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
 from gateway.wire.memory import Memory
@@ -86,6 +87,10 @@ class GrpcServer:
         self._listeners: list[asyncio.Server] = []
         self._needs: dict[bytes, str] = {f"/{_HEALTH}/{method}".encode(): OPEN for method in ("Check", "Watch")}
         self._calls = self._table()
+        keep_from_forks(self)
+
+    def descriptors(self) -> list[int]:
+        return listened_on(self._listeners) + [connection.descriptor for connection in self._connections]
 
     async def start(
         self,

@@ -13,6 +13,7 @@ from typing import Final, cast
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.errors import GatewayError
+from gateway.process.forks import descriptor_of
 from gateway.wire.http2_bounds import OnFault
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
@@ -53,6 +54,10 @@ class Http2Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         return f"<Http2Connection: {self._core!r}>"
+
+    @property
+    def descriptor(self) -> int:
+        return descriptor_of(self._transport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class

@@ -16,12 +16,13 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.process import ports
+from gateway.process.forks import descriptor_of, keep_from_forks
 from gateway.wire.exchange import Handler, OnFault, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
@@ -72,6 +73,10 @@ async def listen(
     return servers
 
 
+def listened_on(listeners: Iterable[asyncio.Server]) -> list[int]:
+    return [each.fileno() for listener in listeners for each in listener.sockets]
+
+
 class HttpServer:
     """A listener and its connections. Life: start -> drain. Everything on one event loop."""
 
@@ -100,6 +105,10 @@ class HttpServer:
         self.scratch = memoryview(bytearray(_READ_BYTES))
         self._listeners: list[asyncio.Server] = []
         self._all_closed = asyncio.Event()
+        keep_from_forks(self)
+
+    def descriptors(self) -> list[int]:
+        return listened_on(self._listeners) + [connection.descriptor for connection in self.connections]
 
     def __repr__(self) -> str:
         return f"<HttpServer: {len(self.connections)} connections{', draining' if self.draining else ''}>"
@@ -284,6 +293,10 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.http.resume_writing()
+
+    @property
+    def descriptor(self) -> int:
+        return descriptor_of(self._transport)
 
     # the connection's calls
 

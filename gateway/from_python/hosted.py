@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import logging
 import os
-import shutil
 import sys
 import threading
 import weakref
@@ -154,7 +153,11 @@ class LoopThread:
     async def _ended(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            await asyncio.wait(others, timeout=_ENDING_S)
+            _, left = await asyncio.wait(others, timeout=_ENDING_S)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left, timeout=_ENDING_S)
         with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be started
             await self._loop.shutdown_default_executor()
 
@@ -175,16 +178,16 @@ class Hosted:
         """Blocks until all is ready. Without listeners models are run with one length of inputs when they load, and not with
         each: that is soon done, and tells as much of a model's mistakes. Raises: GatewayError; OSError, if a port is taken.
         """
-        run_dir = new_run_dir()
+        run_dir, held = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:
             self.ingress, self.ports = thread.run(_started(config, run_dir))
         except BaseException:
             thread.stop()
-            shutil.rmtree(run_dir, ignore_errors=True)
+            held.close()
             raise
         self._pending: set[Future[Any]] = set()
-        end = _End(thread, self.ingress, self._pending, config.server.drain_timeout_s, run_dir, os.getpid())
+        end = _End(thread, self.ingress, self._pending, config.server.drain_timeout_s, held, os.getpid())
         self._closing = weakref.finalize(self, end)
         self._pid = os.getpid()
 
@@ -226,6 +229,13 @@ async def _started(config: Config, run_dir: Path) -> tuple[Ingress, Ports]:
         raise
 
 
+async def _drained(ingress: Ingress, *, late: bool) -> None:
+    cancelled = {task for task in asyncio.all_tasks() if task.cancelling()}
+    if cancelled:  # what they have asked leaves its queue first
+        await asyncio.wait(cancelled, timeout=_ENDING_S)
+    await ingress.drain(late=late)
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """What is done when a `Hosted` is closed, or is no more; it may not hold that."""
@@ -234,7 +244,7 @@ class _End:
     ingress: Ingress
     pending: "set[Future[Any]]"
     drain_timeout_s: float
-    run_dir: Path
+    run_dir: contextlib.ExitStack
     pid: int
 
     def __call__(self) -> None:
@@ -244,8 +254,8 @@ class _End:
             threading.Thread(target=self).start()
             return
         try:
-            wait(set(self.pending), self.drain_timeout_s)
-            self.thread.run(self.ingress.drain())
+            late = bool(wait(set(self.pending), self.drain_timeout_s).not_done)
+            self.thread.run(_drained(self.ingress, late=late))
         finally:
             self.thread.stop()
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self.run_dir.close()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backends.base import ModelSpec, TensorSpec
+from backends.guest import be_guest
 from gateway.config import Config
 from gateway.configuring.guess import Example
 from gateway.engine.place import Place
@@ -34,6 +35,7 @@ def load(
     (a file, or arrays by input name), of a model that does not say its inputs.
     Raises: ConfigError, for what is none; GatewayError, if it cannot be loaded.
     """
+    be_guest()
     return LoadedModel(only(configuration(what, example=example, whole=False), model, version))
 
 

@@ -2,6 +2,7 @@
 
 from typing import Self
 
+from backends.guest import be_guest
 from gateway.config import Config, listening
 from gateway.configuring.guess import Example
 from gateway.configuring.need_of_ray import need_of_ray
@@ -23,6 +24,7 @@ def run(
     no such listener. Raises: ConfigError, also for what only Ray can do; GatewayError, if a model cannot be loaded; OSError, if
     a port is taken.
     """
+    be_guest()
     given = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     config = configuration(what, example=example)
     server = listening(config.server, given)

@@ -25,6 +25,7 @@ import numpy as np
 
 from backends.model_folders import path_without
 from gateway.process import lifeline as lifelines
+from gateway.process.forks import keep_from_forks
 from gateway.wire.tensors import Buffer
 
 _SIZE_BYTES: Final = 8
@@ -51,36 +52,55 @@ class ChildLost(Exception):
         self.self_inflicted = self_inflicted
 
 
+class _Lifeline:
+    """Of a group of processes: what is killed when this is cut, or ends with this process."""
+
+    def __init__(self) -> None:
+        """theirs: for the group, to be closed here."""
+        self.theirs, self._ours = os.pipe()
+        keep_from_forks(self)
+
+    def descriptors(self) -> Iterable[int]:
+        return (self._ours,)
+
+    def cut(self) -> None:
+        ours, self._ours = self._ours, -1
+        os.close(ours)
+
+
 class Child:
     """One child process. Life: made -> ask … -> close; kill at any time, from any thread."""
 
     def __init__(self, module: str) -> None:
         """Start it: `python -m module`, which calls `serve`. Raises: OSError."""
-        ours, theirs = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()
+        self._socket, theirs = socket.socketpair()
+        keep_from_forks(self)
+        self._lifeline = lifeline = _Lifeline()
         try:
             # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
             env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in path_without())}
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline)],
-                pass_fds=[theirs.fileno(), lifeline],
+                [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline.theirs)],
+                pass_fds=[theirs.fileno(), lifeline.theirs],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # on its standard output the gateway speaks to programs
                 start_new_session=True,
             )
         except BaseException:
-            ours.close()
-            os.close(self._lifeline)
+            self._socket.close()
+            lifeline.cut()
             raise
         finally:
             theirs.close()
-            os.close(lifeline)
-        self._socket = ours
+            os.close(lifeline.theirs)
         self._reaping = threading.Lock()
         self._status: Future[int] = Future()
         _children.add(self)
         threading.Thread(target=self._reap, name=f"reap-{self.pid}", daemon=True).start()
+
+    def descriptors(self) -> Iterable[int]:
+        return (self._socket.fileno(),)
 
     @property
     def pid(self) -> int:
@@ -122,6 +142,8 @@ class Child:
                 self._kill_group()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)  # also where another process has a copy
         self._socket.close()
         if self._ended_within(_STOP_TIMEOUT_S) is None:
             self.kill()
@@ -144,7 +166,7 @@ class Child:
         with self._reaping:
             self._kill_group()  # what the child started
             status = self._process.wait()
-            os.close(self._lifeline)
+            self._lifeline.cut()
             # What has left the group may hold the other end: who asks must not wait for that.
             with contextlib.suppress(OSError):  # closed before
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -160,11 +182,11 @@ def run(command: Sequence[str], *, cwd: Path, longest_s: float) -> tuple[int, by
 
     Raises: TimeoutError, after which nothing of it is left; OSError.
     """
-    lifeline, ours = os.pipe()
+    lifeline = _Lifeline()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", lifelines.__file__, str(lifeline), *command],
-            pass_fds=[lifeline],
+            [sys.executable, "-P", lifelines.__file__, str(lifeline.theirs), *command],
+            pass_fds=[lifeline.theirs],
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -172,17 +194,17 @@ def run(command: Sequence[str], *, cwd: Path, longest_s: float) -> tuple[int, by
             start_new_session=True,
         )
     except BaseException:
-        os.close(ours)
+        lifeline.cut()
         raise
     finally:
-        os.close(lifeline)
+        os.close(lifeline.theirs)
     with process:
         try:
             _, said = process.communicate(timeout=longest_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"not ended within {longest_s:g} s") from None
         finally:
-            os.close(ours)  # which kills what is left
+            lifeline.cut()  # which kills what is left
     return process.returncode, said
 
 

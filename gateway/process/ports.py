@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.config import ServerSection
 from gateway.errors import ConfigError
+from gateway.process.forks import keep_from_forks
 
 _TABLE: Final = Path("/proc/net/unix")
 _NAME: Final = re.compile(r" @serving-gateway:(\d+):([0-9a-f]+):(\w+):(\w+):(\d+):(\w+)$", re.MULTILINE)
@@ -60,6 +61,10 @@ class PortClaims:
         self._shared = owner is not None
         self._owner = hashlib.sha256((owner or secrets.token_hex()).encode()).hexdigest()[:16]
         self._held: list[socket.socket] = []
+        keep_from_forks(self)
+
+    def descriptors(self) -> list[int]:
+        return [held.fileno() for held in self._held]
 
     def claim(self) -> None:
         """Claim the ports, if they can be listened on now. The message of an error names the key and says what to do.

@@ -4,22 +4,27 @@ Ours are made with mode 0700. That alone does not help where somebody else may r
 directory on the way, and each symbolic link, must belong to us or to root, and only these may write to it. Others may write to
 one with the sticky bit, such as /tmp: there nobody can rename what is not his.
 
-Who serves holds a shared lock on the directory itself, which ends with the process: regions are forgotten where nobody has it.
+Who serves holds a shared lock on the directory itself, which ends with the process: regions are forgotten where nobody has it,
+and one that was made for a process is removed.
 """
 
 import contextlib
 import fcntl
 import grp
+import itertools
 import os
 import pwd
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from gateway.errors import ConfigError
 
+_FRESH: Final = "gateway-run-"
+_LOOKED_AT: Final = 256
 _LINKS_AT_MOST: Final = 40  # as the kernel
 _MEMORY: Final = Path("/dev/shm")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -35,14 +40,41 @@ def make_run_dir(path: Path) -> Path:
     return private_directory(run_dir / "metrics")
 
 
-def fresh_run_dir() -> tempfile.TemporaryDirectory[str]:
+@contextlib.contextmanager
+def fresh_run_dir() -> Iterator[Path]:
     """A run_dir for one process, removed at its end. Raises: ConfigError."""
-    return tempfile.TemporaryDirectory(prefix="gateway-", dir=_temporary())
+    run_dir, held = new_run_dir()
+    with held:
+        yield run_dir
 
 
-def new_run_dir() -> Path:
-    """The same, for somebody who removes it himself. Raises: ConfigError."""
-    return Path(tempfile.mkdtemp(prefix="gateway-", dir=_temporary()))
+def new_run_dir() -> tuple[Path, contextlib.ExitStack]:
+    """The same, and what removes it when it is closed. Those of processes that were killed are removed now.
+
+    Raises: ConfigError.
+    """
+    above = _temporary()
+    _remove_left(above)
+    while True:
+        run_dir = Path(tempfile.mkdtemp(prefix=_FRESH, dir=above))
+        held = hold_run_dir(run_dir)
+        if run_dir.is_dir():
+            held.callback(shutil.rmtree, run_dir, ignore_errors=True)
+            return run_dir, held
+        held.close()  # another process has removed it before it was held
+
+
+def _remove_left(above: Path) -> None:
+    """Remove this user's fresh run_dirs that nobody holds, or some of them."""
+    for path in itertools.islice(above.glob(f"{_FRESH}*"), _LOOKED_AT):
+        with contextlib.suppress(OSError):  # somebody else's, or one that is held
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def shared_run_dir(name: str) -> Path:

@@ -2,6 +2,8 @@
 
 import re
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import backends
+import gateway
 from backends import torch_discovery
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
 from backends.check import checked
@@ -38,6 +41,21 @@ def noted_threads() -> Any:
     class Threads(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return torch.full((x.shape[0],), torch.get_num_threads())
+
+    return Threads()
+
+
+def of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as other:
+        return int(other.submit(torch.get_num_threads).result())
+
+
+def noted_threads_beside() -> Any:
+    """A factory: its own number, and that of a thread which it begins."""
+
+    class Threads(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.tensor([[torch.get_num_threads(), of_a_new_thread()]])
 
     return Threads()
 
@@ -124,6 +142,31 @@ def test_each_session_has_its_own_number_of_threads() -> None:
     for worker in workers:
         worker.join(30)
     assert found == {1: 1, 2: 2}
+
+
+@pytest.fixture
+def threads_of_the_host() -> Iterator[int]:
+    """Of PyTorch, for all threads to come."""
+    before, number = of_a_new_thread(), 3
+    torch.set_num_threads(number)
+    yield number
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("isolation", "beside"), [("thread", 3), ("process", 1)])
+def test_a_process_that_loads_a_model_keeps_its_number_of_threads(
+    threads_of_the_host: int, isolation: str, beside: int
+) -> None:
+    backend = {"kind": "torch", "model": f"{__file__}:noted_threads_beside", "threads": 1, "isolation": isolation}
+    declared = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 1]}],
+        "outputs": [{"name": "n", "datatype": "INT64", "shape": [-1, 2]}],
+    }
+    with gateway.load({"models": [{"name": "noted", **declared, "max_rows": 1, "backends": [backend]}]}) as model:
+        assert model.predict({"x": [[0]]})["n"].tolist() == [[1, beside]]
+        assert (torch.get_num_threads(), of_a_new_thread()) == (threads_of_the_host, threads_of_the_host)
+    assert (torch.get_num_threads(), of_a_new_thread()) == (threads_of_the_host, threads_of_the_host)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ import copy
 import gc
 import pickle
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +25,7 @@ from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
+ROOT = Path(__file__).parent.parent.parent
 TWO_MODELS = {
     "models": [
         {"name": "a", "backends": [{"kind": "synthetic"}]},
@@ -369,6 +373,78 @@ def test_close_waits_for_what_is_in_flight() -> None:
         Gate.opened.set()
         assert asked.result(10)["rows"].tolist() == [[1]]
         closing.result(10)
+
+
+def test_what_close_does_not_wait_for_is_told_with_the_time_that_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    Gate.opened.set()
+    document = {"name": "gate", "backends": [{"kind": "python", "model": "tests.from_python.models:Gate"}]}
+    model = gateway.load({"models": [document], "server": {"drain_timeout_s": 0.05}})
+    Gate.opened.clear()
+    Gate.entered.clear()
+    with ThreadPoolExecutor() as others:
+        asked = others.submit(model.predict, {"x": [[1]]})
+        assert Gate.entered.wait(10)
+        model.close()
+        Gate.opened.set()
+        with pytest.raises(NotReady, match="had no time left for this"):
+            asked.result(10)
+    assert "1 requests are answered with an error: drain_timeout_s 0.05 is over" in caplog.messages
+
+
+@pytest.mark.slow
+def test_what_was_cancelled_before_close_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(model: gateway.LoadedModel) -> None:
+        asked = asyncio.ensure_future(model.predict_async({"x": [[1, 2]]}))
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        model.close()
+
+    for _ in range(8):  # it shows where both come to the gateway's loop in one turn
+        asyncio.run(ask(gateway.load(double)))
+    assert not caplog.messages
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+import gateway
+
+def hangs(x: float) -> float:
+    if x == 77:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(600)
+    return x
+
+def interrupt() -> None:
+    global began_s
+    began_s = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+try:
+    with gateway.load(hangs) as model:
+        try:
+            model.predict({"x": [77]})
+        finally:
+            threading.Timer(0.5, interrupt).start()
+finally:
+    print(time.monotonic() - began_s)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_the_close_in_order(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+    assert float(done.stdout) < 8  # without ten seconds' wait for what has no end
 
 
 def gateway_threads() -> int:

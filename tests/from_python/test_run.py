@@ -1,6 +1,7 @@
 """`gateway.run`: a server in this process, reached over the wire."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import gateway
+from tests.forks import a_fork
 from tests.from_python.models import double
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,6 +106,30 @@ def test_a_port_that_is_none_or_taken_is_told() -> None:
         with pytest.raises(OSError, match=f"server.http_port: {port}: taken by another process"):
             gateway.run(double, http_port=port)
     assert not [thread for thread in threading.enumerate() if thread.name == "gateway" and thread not in before]
+
+
+@pytest.mark.slow
+def test_nothing_of_it_stays_once_closed_though_a_fork_lives() -> None:
+    server = gateway.run(double)
+    rest, grpc_target = (("127.0.0.1", int(url.rsplit(":")[-1])) for url in (server.rest_url, server.grpc_target))
+    with contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(socket.create_connection(address, timeout=10)) for address in (rest, grpc_target)]
+        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept[1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # RFC 9113, section 3.4
+        for connection in kept:
+            assert connection.recv(1 << 16)
+        with a_fork():
+            server.close()
+            for connection in kept:
+                while connection.recv(1 << 16):
+                    pass
+            for address in (rest, grpc_target):
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(address, timeout=10)
+            with gateway.run(double, http_port=rest[1], grpc_port=grpc_target[1]) as again, a_fork():
+                assert ask(again) == [2, 4]
+                again.close()
+                gateway.run(double, http_port=rest[1], grpc_port=grpc_target[1]).close()  # nor its claim on the ports
 
 
 SCRIPT = """

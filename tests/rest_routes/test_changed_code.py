@@ -86,7 +86,7 @@ def test_code_that_has_changed_is_not_taken_for_what_was_imported(folder: Path, 
             (folder / file).write_text(now)
             status, said = load(served)
             assert status == 500
-            assert f": {file}: has changed since this process imported it: restart the gateway" in said
+            assert f": {file}: has changed since this process imported it: restart the process" in said
             assert answer(served) == 101
             (folder / file).write_text(before)
             assert load(served) == (200, "")

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from typing import Any, Final
 from backends.base import BackendError, LoadFailed, words_of
 from backends.model_folders import put_on_path
 from backends.regular_file import absent
+
+_EXECUTED_S: Final = 30.0  # a file may wait for us, where its own code loads it
+_executing: Final[dict[str, tuple[int, threading.Event]]] = {}  # of a module: the thread that executes its file, and its end
 
 
 def is_source(model: str) -> bool:
@@ -35,6 +39,8 @@ def load_object(source: str) -> Any:
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
     try:
         module = _module_of_file(Path(place)) if place.endswith(".py") else import_module(place)
+        if not hasattr(module, name) and _has_been_executed(module):
+            module = _module_of_file(Path(place))
     except (LoadFailed, KeyboardInterrupt):
         raise
     except BaseException as exc:  # a script may end with sys.exit()
@@ -182,18 +188,29 @@ def _module_of_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
     put_on_path(path.parent)
-    module = sys.modules[name] = module_from_spec(spec)
     before = set(sys.modules)
+    executed = threading.Event()
+    _executing[name] = threading.get_ident(), executed
     try:
+        module = sys.modules[name] = module_from_spec(spec)
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
+    finally:
+        _executing.pop(name, None)
+        executed.set()
     for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
         file = vars(imported).get("__file__") if type(imported) is ModuleType else None
         if isinstance(file, str) and Path(file).is_relative_to(path.parent):
             _digests[name][file] = _digest(file)
     return module
+
+
+def _has_been_executed(module: ModuleType) -> bool:
+    """Wait for another thread that executes the file of a module: whether one did."""
+    thread, executed = _executing.get(module.__name__, (threading.get_ident(), None))
+    return executed is not None and thread != threading.get_ident() and executed.wait(_EXECUTED_S)
 
 
 class _FromSource(SourceFileLoader):

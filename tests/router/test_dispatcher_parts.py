@@ -243,3 +243,36 @@ def test_an_ejected_backend_comes_back_by_the_first_parts_of_copies() -> None:
         assert fleet.ejected == [False, False]
 
     simulated((CHEAP, DEAR), main)
+
+
+async def failed_early(fleet: Streams, after: int) -> None:
+    """The first backend tells of a failure after so many parts; its run ends only after the other has answered, if it does."""
+    runner, other = fleet.runners
+    runner.faults = [f"early {after}"]
+    other._part_ns = 5 * MS
+    assert isinstance(await Client(fleet).end, BackendFailed if after else type(None))
+    assert runner.free_slots == 1
+    await asyncio.sleep(0.2)
+    assert runner.free_slots == 2
+
+
+def test_a_backend_that_fails_early_once_it_has_hung_is_ejected_as_it_fails() -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0]._fixed_ns = 800 * MS
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [True, False]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
+def test_early_failures_that_come_soon_or_in_mid_stream_eject_only_as_they_come_again_and_again() -> None:
+    async def main(fleet: Streams) -> None:
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [False, False]
+        fleet.runners[0]._part_ns = 900 * MS  # between the first part and the failure
+        await failed_early(fleet, 1)
+        assert fleet.ejected == [False, False]
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [True, False]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)

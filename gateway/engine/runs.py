@@ -139,6 +139,14 @@ class Runs:
         """Whether something waits and a session is free."""
         return self._batcher.has_work and self.runner.free_slots > 0
 
+    def free_ns(self, now_ns: int) -> float:
+        """How long until the first of its workers is predicted to be free: streams as the batcher knows them."""
+        return self._batcher.wait_ns(now_ns, 0)
+
+    def shared_wait_ns(self, now_ns: int) -> float:
+        """How long until one of the workers that it shares is predicted to be free; 0: one is, or it shares none."""
+        return self._shared.wait_ns(now_ns) if self._shared is not None else 0.0
+
     def arrived(self, request: InferRequest) -> None:
         """A request waits: look at it once this tick of the loop is over."""
         if request.deadline_ns is not None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.engine.lane import Lane
 from gateway.engine.place import Place
@@ -23,7 +24,11 @@ DEAR = Kind("dear", 2.0, 0.0, 1.0)
 class Streams(Fleet):
     """Each backend gives 3 parts, the first after 2 ms, then one every 50 ms: more than the SLO, which is of the first."""
 
-    def __init__(self, clock: SimulatedClock, kinds: Sequence[Kind], **options: Any) -> None:
+    def __init__(
+        self, clock: SimulatedClock, kinds: Sequence[Kind], *, shared: SharedWorkers | None = None, **options: Any
+    ) -> None:
+        """shared: the workers of all but the dear ones."""
+        self.shared = shared
         self.runners: list[StreamingRunner] = []
         super().__init__(clock, kinds, **options)
 
@@ -45,6 +50,7 @@ class Streams(Fleet):
             metrics=self.metrics.lane("m", "1", label),
             clock=self.clock,
             call_soon=asyncio.get_running_loop().call_soon,
+            shared=None if label.startswith("dear") else self.shared,
         )
 
     def ran(self) -> list[int]:
@@ -216,6 +222,41 @@ def test_who_would_wait_for_a_stream_beyond_the_deadline_is_refused_at_once() ->
             Client(fleet)
 
     simulated((CHEAP, DEAR), main)
+
+
+def test_who_would_wait_for_a_stream_of_another_model_beyond_the_deadline_is_refused_at_once() -> None:
+    async def main(fleet: Streams) -> None:
+        other = fleet._lane("other", fleet.sessions[0])
+        assert await Client(fleet, other).end is None
+        streaming = Client(fleet, other)
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded, match="every backend would answer after the deadline"):
+            Client(fleet)
+        await asyncio.sleep(0.07)  # it is about to end
+        client = Client(fleet)
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert await streaming.end is None
+
+    simulated((CHEAP, CHEAP), main, shared=SharedWorkers(1))
+
+
+def test_what_waits_for_a_stream_of_another_model_that_goes_on_is_handed_over() -> None:
+    async def main(fleet: Streams) -> None:
+        other = fleet._lane("other", fleet.sessions[0])
+        assert await Client(fleet, other).end is None
+        fleet.runners[2]._parts = 100
+        streaming = Client(fleet, other)
+        await asyncio.sleep(0.14)  # as if it were about to end
+        client = Client(fleet)
+        await asyncio.sleep(0.01)
+        assert [lane.pending for lane in fleet.lanes] == [1, 0]
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert fleet.ran() == [0, 1, 2]
+        streaming.place.cancel()
+
+    simulated((CHEAP, DEAR), main, shared=SharedWorkers(1))
 
 
 def test_a_shadow_gets_copies_that_end_with_their_first_part() -> None:

@@ -127,6 +127,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             first = next(parts, None)
         if first is None:
             raise ExecutionFailed("predict yielded nothing")
+        if isinstance(first, EarlyFailure):
+            raise first.error
         return first
 
     try:

@@ -187,6 +187,9 @@ class Model:
         except GatewayError:
             return  # with an error, which counts as an answer that is not in time
 
+    def free_ns(self, now_ns: int) -> float:
+        return self.batcher.wait_ns(now_ns, 0)
+
     def start_batches(self, workers: int) -> list[Batch]:
         step = self.batcher.step(self.now_ns, min(workers, self.workers - self.running))
         self.wake_ns = step.wake_at_ns

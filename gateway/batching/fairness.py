@@ -103,6 +103,10 @@ class Sharer(Hashable, Protocol):
         """Start at most so many batches now, and answer what is too late; gives what was started."""
         ...
 
+    def free_ns(self, now_ns: int) -> float:
+        """How long until the first of the workers that it has is predicted to be free."""
+        ...
+
 
 @dataclass(slots=True)
 class _Charged:
@@ -136,11 +140,11 @@ class SharedWorkers:
     def free(self) -> int:
         return self.workers - len(self._running)
 
-    def wait_ns(self, now_ns: int) -> int:
+    def wait_ns(self, now_ns: int) -> float:
         """How long until a worker is predicted to be free, whoever gets it then."""
         if self.free:
-            return 0
-        return max(0, min(batch.closed_ns + batch.expected_ns for batch in self._running) - now_ns)
+            return 0.0
+        return min(member.free_ns(now_ns) for member in {charged.member for charged in self._running.values()})
 
     def join(self, member: Sharer, weight: float) -> None:
         self._members.append(member)

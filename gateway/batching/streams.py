@@ -8,14 +8,16 @@ more than those before it take: as likely as not. By the mean, a single client t
 seem long.
 """
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable
-from heapq import heapify, heappop, heapreplace
+from collections.abc import Sequence
 from typing import Final
+
+import numpy as np
 
 _KEPT: Final = 32
 _AS_LIKELY_AS_NOT: Final = 0.499  # a little less than half: shares are not exact
+_COUNT_BITS: Final = _KEPT.bit_length()
 
 
 class Streams:
@@ -36,33 +38,23 @@ class Streams:
         insort(self._ordered, kept_ns)
         self.usual_ns = self._ordered[(len(self._ordered) - 1) // 2]
 
-    def free_ns(self, ages_ns: Iterable[int], others_ns: Iterable[float], ahead: int) -> tuple[float, float]:
+    def free_ns(self, ages_ns: Sequence[int], others_ns: Sequence[float], ahead: int) -> tuple[float, float]:
         """When a session is free for who waits first, and for one behind `ahead` others.
 
         There must be one that has ended. ages_ns: for how long each that runs has done so. others_ns: what each other session
         has left. Together these are more than `ahead`.
         """
-        ordered = self._ordered
-        count = len(ordered)
-        # Of each session the least it may have left, the share of that, where it stands in `ordered`, and the age.
-        nexts = [(left_ns, 1.0, count, 0) for left_ns in others_ns]
-        for age_ns in ages_ns:
-            at = bisect_right(ordered, age_ns)
-            if at < count:
-                nexts.append((ordered[at] - age_ns, 1.0 / (count - at), at, age_ns))
-            else:
-                nexts.append((age_ns - ordered[-1], 1.0, at, age_ns))
-        heapify(nexts)
-        first_ns: float | None = None
-        free = 0.0
-        while True:
-            left_ns, share, at, age_ns = nexts[0]
-            free += share
-            if first_ns is None and free > _AS_LIKELY_AS_NOT:
-                first_ns = left_ns
-            if first_ns is not None and free > ahead + _AS_LIKELY_AS_NOT:
-                return float(first_ns), float(left_ns)
-            if at + 1 < count:
-                heapreplace(nexts, (ordered[at + 1] - age_ns, share, at + 1, age_ns))
-            else:
-                heappop(nexts)
+        ordered, ages = np.array(self._ordered), np.array(ages_ns, np.int64)
+        longer = len(ordered) - ordered.searchsorted(ages, "right")  # how many went on for longer than each has
+        left_ns = ordered[:, None] - ages
+        overdue_ns = ages[longer == 0] - ordered[-1]
+        certain_ns = np.concatenate((overdue_ns, np.array(others_ns).astype(np.int64)))
+        # What each session may have left, and in its last bits as one of how many.
+        told = (left_ns << _COUNT_BITS | longer)[left_ns > 0]
+        nexts = np.concatenate((told, certain_ns << _COUNT_BITS | 1))
+        # Stable, which finds what is in order, as sessions are told by age: with 256 that takes a sixth of the time, and all of
+        # this 0.1 ms. To go from one to the next took up to 2.7.
+        nexts.sort(kind="stable")
+        free = (1.0 / (nexts & (1 << _COUNT_BITS) - 1)).cumsum()
+        first, last = free.searchsorted((_AS_LIKELY_AS_NOT, ahead + _AS_LIKELY_AS_NOT), "right")
+        return float(nexts[first] >> _COUNT_BITS), float(nexts[last] >> _COUNT_BITS)

@@ -94,6 +94,15 @@ class _Run:
     call: BatchCall | None = None
     first_part_ns: int | None = None
 
+    def part(self, outputs: Tensors, now_ns: int) -> None:
+        """Hand on what comes before the answer."""
+        if isinstance(outputs, EarlyFailure):
+            outputs.first_part_ns = self.first_part_ns
+        else:
+            self.first_part_ns = self.first_part_ns or now_ns
+        assert self.on_part is not None
+        self.on_part(self.batch, outputs)
+
 
 class RemoteRunner:
     """A `BatchRunner` over the replicas of one deployment. See the module."""
@@ -281,9 +290,7 @@ class RemoteRunner:
 
     def _part(self, run: "_Run", frame: Buffer) -> None:
         """Raises: GatewayError or msgspec.DecodeError, if it is no frame."""
-        run.first_part_ns = run.first_part_ns or self._clock.now_ns()
-        assert run.on_part is not None
-        run.on_part(run.batch, _part_of(frame))
+        run.part(_part_of(frame), self._clock.now_ns())
 
     def _ended(self, run: "_Run", outcome: Outcome) -> None:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""

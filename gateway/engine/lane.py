@@ -153,7 +153,7 @@ class Lane:
             return self.batcher.forecast(request, now_ns, free_slots, mean=mean)
         free_slots = min(free_slots, max(self._shared.free, int(not self.runs.running)))
         forecast = self.batcher.forecast(request, now_ns, free_slots, mean=mean)
-        return msgspec.structs.replace(forecast, wait_ns=max(forecast.wait_ns, self._shared.wait_ns(now_ns)))
+        return msgspec.structs.replace(forecast, wait_ns=max(forecast.wait_ns, self.runs.shared_wait_ns(now_ns)))
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, on_answer_part: OnAnswerPart | None = None) -> LanePlace:
         """Accept a request. on_answer gets its one answer or error on the loop, never within this call.
@@ -211,7 +211,8 @@ class Lane:
         if not self._lives:
             self._hand_over(self.batcher.due_before(NEVER + 1, _HANDED_OVER), now_ns)
             return
-        wait_ns = self.batcher.wait_ns(now_ns, self.runner.free_slots) if self.batcher.has_work else 0.0
+        waits = self.batcher.has_work
+        wait_ns = max(self.batcher.wait_ns(now_ns, self.runner.free_slots), self.runs.shared_wait_ns(now_ns)) if waits else 0.0
         if wait_ns:
             self._hand_over(self.batcher.due_before(round(now_ns + wait_ns), _HANDED_OVER), now_ns, as_one=True)
 

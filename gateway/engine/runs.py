@@ -38,7 +38,7 @@ class LaneObserver(Protocol):
     """Who routes between this lane and others."""
 
     def executed(self, batch: Batch, execution: Execution, now_ns: int, failed: bool) -> None:
-        """A batch ended; its requests are answered, or run once more, after this."""
+        """A batch ended, or has failed early; its requests are answered, or run once more, after this."""
         ...
 
     def cancelled(self, batch: Batch, now_ns: int) -> None:
@@ -129,6 +129,7 @@ class Runs:
         self._overdue_at_ns = 0
         self._done: list[tuple[Batch, list[Tensors], int]] = []  # ended well, and when: to be answered
         self._answer_timer: Timer | None = None
+        self._failed_early: set[Batch] = set()  # that still run
 
     def __repr__(self) -> str:
         return f"<Runs of {self._name}: {len(self.running)} running>"
@@ -137,6 +138,14 @@ class Runs:
     def wants_worker(self) -> bool:
         """Whether something waits and a session is free."""
         return self._batcher.has_work and self.runner.free_slots > 0
+
+    def free_ns(self, now_ns: int) -> float:
+        """How long until the first of its workers is predicted to be free: streams as the batcher knows them."""
+        return self._batcher.wait_ns(now_ns, 0)
+
+    def shared_wait_ns(self, now_ns: int) -> float:
+        """How long until one of the workers that it shares is predicted to be free; 0: one is, or it shares none."""
+        return self._shared.wait_ns(now_ns) if self._shared is not None else 0.0
 
     def arrived(self, request: InferRequest) -> None:
         """A request waits: look at it once this tick of the loop is over."""
@@ -155,7 +164,11 @@ class Runs:
     def _part_made(self, batch: Batch, outputs: Tensors) -> None:
         if isinstance(outputs, EarlyFailure):  # the session is taken until the run ends, which has nobody to tell then
             now_ns, error = self._clock.now_ns(), cast(GatewayError, outputs.error)
-            self._requests.failed(batch, Execution(now_ns, now_ns, error=error), error, now_ns)
+            execution = Execution(batch.closed_ns, now_ns, error=error, first_part_ns=outputs.first_part_ns)
+            if _failed(execution, error):
+                self._failed_early.add(batch)
+                self._tell_observer(batch, execution, now_ns, failed=True)
+            self._requests.failed(batch, execution, error, now_ns)
         else:
             self._requests.part_made(batch, self._in_order(outputs) if self._order else outputs)
 
@@ -322,22 +335,20 @@ class Runs:
 
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
         """Tell all who keep account of batches; first those of whose workers it was one."""
+        told = batch in self._failed_early
+        self._failed_early.discard(batch)
         if self._shared is not None:
             self._shared.ended(batch, now_ns)
         # What is promised of a decoupled model is the first part.
         streamed_ns = 0 if execution.first_part_ns is None else execution.streamed_ns
         computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
-        cancelled = isinstance(error, Cancelled)
-        failed = error is not None and not (cancelled and execution.first_part_ns is not None)
+        failed = _failed(execution, error)
         self._batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
         if execution.first_part_ns is not None and not failed and not batch.parts[0].request.copied:
             self._batcher.streams.ended(now_ns - batch.closed_ns)
         self._metrics.batch_done(batch, execution, now_ns, failed=error is not None)
-        observer = self._requests.observer
-        if observer is not None and failed and cancelled:
-            observer.cancelled(batch, now_ns)
-        elif observer is not None:
-            observer.executed(batch, execution, now_ns, failed=failed)
+        if not told or execution.session_lost:
+            self._tell_observer(batch, execution, now_ns, failed=failed)
         if batch.trace is not None:
             batch_ended(batch.trace, batch, self._name, execution.started_ns, execution.finished_ns, now_ns, error)
         if self._trace:
@@ -350,3 +361,17 @@ class Runs:
                 (now_ns - execution.finished_ns) / 1e6,
                 error,
             )
+
+    def _tell_observer(self, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None:
+        observer = self._requests.observer
+        if observer is None:
+            return
+        if failed and isinstance(execution.error, Cancelled):
+            observer.cancelled(batch, now_ns)
+        else:
+            observer.executed(batch, execution, now_ns, failed=failed)
+
+
+def _failed(execution: Execution, error: GatewayError | None) -> bool:
+    """error: of the run, or of what it gave. A stream that is left once it has begun went well as far as it went."""
+    return error is not None and not (isinstance(error, Cancelled) and execution.first_part_ns is not None)

@@ -293,11 +293,12 @@ class Worker:
                 outputs = next(parts, None)
                 if outputs is None:
                     return
-                job.first_part_ns = job.first_part_ns or self._clock.now_ns()
                 if isinstance(outputs, EarlyFailure):
-                    self._back.post(self._part_made, job, EarlyFailure(_error_of(outputs.error, self._name)))
+                    error = _error_of(outputs.error, self._name)
+                    self._back.post(self._part_made, job, EarlyFailure(error, job.first_part_ns))
                     next(parts, None)
                     raise outputs.error
+                job.first_part_ns = job.first_part_ns or self._clock.now_ns()
                 self._back.post(self._part_made, job, outputs)
         raise RunCancelled("nobody waits for the rest of the answer")
 

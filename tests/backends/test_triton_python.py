@@ -18,6 +18,7 @@ import yaml
 from tritonclient.utils import serialize_byte_tensor
 
 import backends
+from backends import python
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import (
     ExecutionFailed,
@@ -266,6 +267,13 @@ def test_a_decoupled_model_that_fails_to_finalize_leaves_no_thread(tmp_path: Pat
         served.session.close()
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+def test_outputs_are_not_read_from_an_answer_that_is_an_error(tmp_path: Path) -> None:
+    write_model(tmp_path, "parts", decoupled_model.CONFIG, Path(decoupled_model.__file__).read_text())
+    file = tmp_path / "parts" / "1" / "model.py"
+    with pytest.raises(LoadFailed, match=r"model\.py:TritonPythonModel: no luck"):
+        python.read(model=f"{file}:TritonPythonModel", example={"SCRIPT": np.array([b"error !"], object)})
 
 
 SENDS = """

@@ -203,7 +203,7 @@ class Wanting:
     def __init__(self, shared: SharedWorkers, wants: int, *, declines: bool = False) -> None:
         self.wants = wants
         self.declines = declines
-        self.now_ns = 0
+        self.now_ns = self.frees_ns = 0
         self.offered: list[int] = []
         self.started: list[Batch] = []
         shared.join(self, 1.0)
@@ -211,6 +211,9 @@ class Wanting:
     @property
     def wants_worker(self) -> bool:
         return self.wants > 0
+
+    def free_ns(self, now_ns: int) -> float:
+        return self.frees_ns - now_ns
 
     def start_batches(self, workers: int) -> list[Batch]:
         self.offered.append(workers)
@@ -300,19 +303,19 @@ def test_a_batch_that_began_before_its_lane_failed_may_end() -> None:
     assert shared.free == 1
 
 
-def test_the_wait_for_a_worker_is_until_the_first_batch_is_predicted_to_end() -> None:
+def test_the_wait_for_a_worker_is_until_the_first_lane_that_has_one_predicts_it_free() -> None:
     shared = SharedWorkers(2)
-    lane = Wanting(shared, 2)
+    one, other, idle = Wanting(shared, 1), Wanting(shared, 1), Wanting(shared, 0)
+    one.frees_ns, other.frees_ns, idle.frees_ns = 8 * MS, 5 * MS, 3 * MS
     assert shared.wait_ns(2 * MS) == 0
-    shared.ask(lane, 0)
+    shared.ask(one, 0)
     assert shared.free == 0
     assert shared.wait_ns(2 * MS) == 3 * MS
-    assert shared.wait_ns(4 * MS) == 1 * MS
-    assert shared.wait_ns(9 * MS) == 0  # overdue
-    lane.started[0].expected_ns = 8 * MS
-    assert shared.wait_ns(4 * MS) == 1 * MS
-    shared.ended(lane.started[1], 5 * MS)
-    assert (shared.free, shared.wait_ns(5 * MS)) == (1, 0)
+    shared.ended(other.started[0], 4 * MS)
+    assert (shared.free, shared.wait_ns(4 * MS)) == (1, 0)
+    one.wants = 1
+    shared.ask(one, 4 * MS)
+    assert shared.wait_ns(4 * MS) == 4 * MS
 
 
 @given(

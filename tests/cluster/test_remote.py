@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from backends.base import Tensors
+from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.clock import LoopClock
 from gateway.cluster.deployments import _content, _deployment_names, _key  # how an ingress names what it calls
@@ -400,3 +401,12 @@ def test_the_first_part_is_never_told_to_be_made_after_it_was_here() -> None:
     execution = _execution(run, b"".join(encode_frame({}, about)), 30_000_000)
     assert (execution.started_ns, execution.finished_ns) == (3_000_000, 23_000_000)
     assert execution.first_part_ns == 3_000_000
+
+
+def test_a_failure_that_is_told_early_is_no_part_of_the_answer() -> None:
+    told: list[Tensors] = []
+    run = _Run(batch_of(1.0), print, lambda batch, outputs: told.append(outputs), Link, sent_ns=0)  # type: ignore[arg-type]
+    for outputs in (early := EarlyFailure(Cancelled("no"))), {}, (late := EarlyFailure(Cancelled("no"))):
+        run.part(outputs, 5_000_000)
+    assert (early.first_part_ns, late.first_part_ns, run.first_part_ns) == (None, 5_000_000, 5_000_000)
+    assert len(told) == 3

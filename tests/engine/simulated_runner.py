@@ -142,7 +142,7 @@ class StreamingRunner(SimulatedRunner):
                 end(Cancelled("told to"))
             elif fault == "early" and made == int(after or 0):
                 error = BackendFailed("told to: early")
-                on_part(batch, EarlyFailure(error))
+                on_part(batch, EarlyFailure(error, first_ns))
                 self._clock.call_at(self._clock.now_ns() + 100_000_000, lambda: end(error))
             elif fault and made == int(after or 0):
                 kind = BackendUnreachable if fault == "lost" else BackendFailed

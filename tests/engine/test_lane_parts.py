@@ -300,7 +300,9 @@ def test_a_failure_that_is_told_early_ends_its_request_and_nothing_takes_the_ses
         bench.ask(after)
         await pass_ms(80)  # its own deadline passes meanwhile
         assert not after.parts
-        assert not watch.ended
+        ((execution, failed),) = watch.ended
+        assert failed
+        assert execution.finished_ns - execution.streamed_ns - execution.started_ns == MS
         assert not bench.runner.cancelled
         assert bench.lane.forecast(msgspec.structs.replace(request), clock.now_ns()).workers == 1
         await pass_ms(100)

@@ -41,7 +41,7 @@ class Run:
         self.reads = reads
         self._pool = pool
         self._ended: asyncio.Future[Execution] = asyncio.get_running_loop().create_future()
-        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()  # before the end
+        self.failed: asyncio.Future[EarlyFailure] = asyncio.get_running_loop().create_future()  # before the end
         self._more = asyncio.Event()
         pool.start(self.batch, lambda batch, execution: self._ended.set_result(execution), self._part)
 
@@ -49,7 +49,7 @@ class Run:
         assert batch is self.batch
         assert not self._ended.done()
         if isinstance(outputs, EarlyFailure):
-            self.failed.set_result(outputs.error)
+            self.failed.set_result(outputs)
             return
         self.parts.append(float(outputs["OUTPUT0"][0, 0]))
         self._more.set()
@@ -257,7 +257,8 @@ def test_a_failure_is_told_at_once_and_the_session_is_taken_until_the_model_has_
             run = Run(opened.pool, reads=False)
             fault = ExecutionFailed("no luck")
             opened.session.put(*range(parts), EarlyFailure(fault))
-            error = await asyncio.wait_for(run.failed, PATIENCE_S)
+            told = await asyncio.wait_for(run.failed, PATIENCE_S)
+            error = told.error
             assert isinstance(error, BackendFailed)
             assert "no luck" in error.message
             await until_true(lambda: opened.session.asked == parts + 2)  # whether the client takes its parts or not
@@ -266,6 +267,8 @@ def test_a_failure_is_told_at_once_and_the_session_is_taken_until_the_model_has_
             execution = await run.end()
             assert execution.error is not None
             assert execution.error.message == error.message
+            assert execution.first_part_ns == told.first_part_ns
+            assert (execution.first_part_ns is not None) is (parts > 0)
             assert not execution.session_lost
             assert opened.pool.free_slots == 1
 

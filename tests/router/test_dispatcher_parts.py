@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.batching.batcher import Batcher
+from gateway.batching.fairness import SharedWorkers
 from gateway.batching.policies import POLICIES
 from gateway.engine.lane import Lane
 from gateway.engine.place import Place
@@ -23,7 +24,11 @@ DEAR = Kind("dear", 2.0, 0.0, 1.0)
 class Streams(Fleet):
     """Each backend gives 3 parts, the first after 2 ms, then one every 50 ms: more than the SLO, which is of the first."""
 
-    def __init__(self, clock: SimulatedClock, kinds: Sequence[Kind], **options: Any) -> None:
+    def __init__(
+        self, clock: SimulatedClock, kinds: Sequence[Kind], *, shared: SharedWorkers | None = None, **options: Any
+    ) -> None:
+        """shared: the workers of all but the dear ones."""
+        self.shared = shared
         self.runners: list[StreamingRunner] = []
         super().__init__(clock, kinds, **options)
 
@@ -45,6 +50,7 @@ class Streams(Fleet):
             metrics=self.metrics.lane("m", "1", label),
             clock=self.clock,
             call_soon=asyncio.get_running_loop().call_soon,
+            shared=None if label.startswith("dear") else self.shared,
         )
 
     def ran(self) -> list[int]:
@@ -218,6 +224,41 @@ def test_who_would_wait_for_a_stream_beyond_the_deadline_is_refused_at_once() ->
     simulated((CHEAP, DEAR), main)
 
 
+def test_who_would_wait_for_a_stream_of_another_model_beyond_the_deadline_is_refused_at_once() -> None:
+    async def main(fleet: Streams) -> None:
+        other = fleet._lane("other", fleet.sessions[0])
+        assert await Client(fleet, other).end is None
+        streaming = Client(fleet, other)
+        await asyncio.sleep(0.05)
+        with pytest.raises(Overloaded, match="every backend would answer after the deadline"):
+            Client(fleet)
+        await asyncio.sleep(0.07)  # it is about to end
+        client = Client(fleet)
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert await streaming.end is None
+
+    simulated((CHEAP, CHEAP), main, shared=SharedWorkers(1))
+
+
+def test_what_waits_for_a_stream_of_another_model_that_goes_on_is_handed_over() -> None:
+    async def main(fleet: Streams) -> None:
+        other = fleet._lane("other", fleet.sessions[0])
+        assert await Client(fleet, other).end is None
+        fleet.runners[2]._parts = 100
+        streaming = Client(fleet, other)
+        await asyncio.sleep(0.14)  # as if it were about to end
+        client = Client(fleet)
+        await asyncio.sleep(0.01)
+        assert [lane.pending for lane in fleet.lanes] == [1, 0]
+        assert await client.end is None
+        assert client.parts == [0, 1, 2]
+        assert fleet.ran() == [0, 1, 2]
+        streaming.place.cancel()
+
+    simulated((CHEAP, DEAR), main, shared=SharedWorkers(1))
+
+
 def test_a_shadow_gets_copies_that_end_with_their_first_part() -> None:
     async def main(fleet: Streams) -> None:
         fleet.runners[1]._parts = 1_000_000
@@ -243,3 +284,36 @@ def test_an_ejected_backend_comes_back_by_the_first_parts_of_copies() -> None:
         assert fleet.ejected == [False, False]
 
     simulated((CHEAP, DEAR), main)
+
+
+async def failed_early(fleet: Streams, after: int) -> None:
+    """The first backend tells of a failure after so many parts; its run ends only after the other has answered, if it does."""
+    runner, other = fleet.runners
+    runner.faults = [f"early {after}"]
+    other._part_ns = 5 * MS
+    assert isinstance(await Client(fleet).end, BackendFailed if after else type(None))
+    assert runner.free_slots == 1
+    await asyncio.sleep(0.2)
+    assert runner.free_slots == 2
+
+
+def test_a_backend_that_fails_early_once_it_has_hung_is_ejected_as_it_fails() -> None:
+    async def main(fleet: Streams) -> None:
+        fleet.runners[0]._fixed_ns = 800 * MS
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [True, False]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
+def test_early_failures_that_come_soon_or_in_mid_stream_eject_only_as_they_come_again_and_again() -> None:
+    async def main(fleet: Streams) -> None:
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [False, False]
+        fleet.runners[0]._part_ns = 900 * MS  # between the first part and the failure
+        await failed_early(fleet, 1)
+        assert fleet.ejected == [False, False]
+        await failed_early(fleet, 0)
+        assert fleet.ejected == [True, False]
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)

@@ -165,9 +165,10 @@ class Runs:
         if isinstance(outputs, EarlyFailure):  # the session is taken until the run ends, which has nobody to tell then
             now_ns, error = self._clock.now_ns(), cast(GatewayError, outputs.error)
             execution = Execution(batch.closed_ns, now_ns, error=error, first_part_ns=outputs.first_part_ns)
-            if _failed(execution, error):
+            observer = self._requests.observer
+            if observer is not None and _failed(execution, error):
                 self._failed_early.add(batch)
-                self._tell_observer(batch, execution, now_ns, failed=True)
+                _tell(observer, batch, execution, now_ns, failed=True)
             self._requests.failed(batch, execution, error, now_ns)
         else:
             self._requests.part_made(batch, self._in_order(outputs) if self._order else outputs)
@@ -335,20 +336,22 @@ class Runs:
 
     def _learn(self, batch: Batch, execution: Execution, error: GatewayError | None, now_ns: int) -> None:
         """Tell all who keep account of batches; first those of whose workers it was one."""
-        told = batch in self._failed_early
-        self._failed_early.discard(batch)
+        told = bool(self._failed_early) and batch in self._failed_early
+        if told:
+            self._failed_early.remove(batch)
         if self._shared is not None:
             self._shared.ended(batch, now_ns)
         # What is promised of a decoupled model is the first part.
         streamed_ns = 0 if execution.first_part_ns is None else execution.streamed_ns
         computed_ns = execution.finished_ns - streamed_ns - execution.started_ns
-        failed = _failed(execution, error)
+        failed = error is not None and _failed(execution, error)
         self._batcher.finished(batch, now_ns - streamed_ns, computed_ns, not failed)
         if execution.first_part_ns is not None and not failed and not batch.parts[0].request.copied:
             self._batcher.streams.ended(now_ns - batch.closed_ns)
         self._metrics.batch_done(batch, execution, now_ns, failed=error is not None)
-        if not told or execution.session_lost:
-            self._tell_observer(batch, execution, now_ns, failed=failed)
+        observer = self._requests.observer
+        if observer is not None and (not told or execution.session_lost):
+            _tell(observer, batch, execution, now_ns, failed=failed)
         if batch.trace is not None:
             batch_ended(batch.trace, batch, self._name, execution.started_ns, execution.finished_ns, now_ns, error)
         if self._trace:
@@ -362,16 +365,14 @@ class Runs:
                 error,
             )
 
-    def _tell_observer(self, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None:
-        observer = self._requests.observer
-        if observer is None:
-            return
-        if failed and isinstance(execution.error, Cancelled):
-            observer.cancelled(batch, now_ns)
-        else:
-            observer.executed(batch, execution, now_ns, failed=failed)
+
+def _tell(observer: LaneObserver, batch: Batch, execution: Execution, now_ns: int, *, failed: bool) -> None:
+    if failed and isinstance(execution.error, Cancelled):
+        observer.cancelled(batch, now_ns)
+    else:
+        observer.executed(batch, execution, now_ns, failed=failed)
 
 
-def _failed(execution: Execution, error: GatewayError | None) -> bool:
+def _failed(execution: Execution, error: GatewayError) -> bool:
     """error: of the run, or of what it gave. A stream that is left once it has begun went well as far as it went."""
-    return error is not None and not (isinstance(error, Cancelled) and execution.first_part_ns is not None)
+    return not (isinstance(error, Cancelled) and execution.first_part_ns is not None)

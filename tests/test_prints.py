@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.http
 
+from backends.base import ModelSpec, SessionLost, TensorSpec
+from gateway.engine.session_process import ProcessModel
 from tests.served.gateway_process import ROOT, served
 
 SPEAKS = """
@@ -21,19 +24,25 @@ for stream in (sys.stdout, sys.stderr):
 """
 
 
-def speak(before: str, shell: str) -> "subprocess.CompletedProcess[str]":
+def speak(before: str, shell: str, *, unbuffered: str = "") -> "subprocess.CompletedProcess[str]":
     """In a process whose output goes where the shell says."""
     code = "import logging; logging.basicConfig(level='INFO')\nfrom gateway.process import prints\n" + before + SPEAKS
     command = ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_without_it_a_print_raises() -> None:
     assert speak("", ">/dev/full 2>/dev/full").returncode != 0
 
 
-def test_what_cannot_be_printed_is_lost() -> None:
-    assert speak("prints.never_raise()\n", ">/dev/full 2>/dev/full").returncode == 0
+UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
+"""As PYTHONUNBUFFERED, which docker/Dockerfile sets."""
+
+
+@UNBUFFERED
+def test_what_cannot_be_printed_is_lost(unbuffered: str) -> None:
+    assert speak("prints.never_raise()\n", ">/dev/full 2>/dev/full", unbuffered=unbuffered).returncode == 0
 
 
 def test_it_is_told_once_that_standard_output_is_lost() -> None:
@@ -43,11 +52,39 @@ def test_it_is_told_once_that_standard_output_is_lost() -> None:
     assert said.stderr.count("a line") == 1
 
 
-def test_what_can_be_printed_is() -> None:
-    said = speak("print('before', end=' ')\nprints.never_raise()\n", "")
+@UNBUFFERED
+def test_what_can_be_printed_is(unbuffered: str) -> None:
+    said = speak("print('before', end=' ')\nprints.never_raise()\n", "", unbuffered=unbuffered)
     assert said.stdout.startswith("before xxx")
     for stream in (said.stdout, said.stderr):
         assert (stream.count("x"), stream.count("a line"), stream.count("bytes")) == (100_000, 1, 100_000)
+
+
+@UNBUFFERED
+def test_a_line_is_written_at_once(unbuffered: str) -> None:
+    killed = "prints.never_raise()\nimport os\nprint('out')\nprint('err', file=prints.sys.stderr)\nos.kill(os.getpid(), 9)\n"
+    said = speak(killed, "", unbuffered=unbuffered)
+    assert said.stdout == "out\n"
+    assert said.stderr.startswith("err\n")
+
+
+@UNBUFFERED
+def test_what_a_model_prints_before_it_crashes_is_told(
+    tmp_path: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "m.py").write_text(
+        "import os\n\nclass Model:\n    def predict(self, inputs):\n        if inputs['x'][0] == 7:\n"
+        "            print('it is 7')\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
+    )
+    spec = ModelSpec("m", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), max_rows=1)
+    with (
+        closing(ProcessModel("python", {"model": f"{tmp_path}/m.py:Model"}, spec).load()) as model,
+        closing(model.open_session(0)) as session,
+        pytest.raises(SessionLost),
+    ):
+        session.run({"x": np.full(1, 7, np.float32)}, {})
+    assert capfd.readouterr().err == "it is 7\n"
 
 
 MODEL = """

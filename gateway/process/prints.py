@@ -70,14 +70,17 @@ def apart() -> Iterator[TextIO]:
 
 
 def never_raise() -> None:
-    """Have what is printed in this process from now on raise nothing. What had standard output before writes as before."""
+    """Have what is printed in this process from now on raise nothing, and a line be written at once.
+
+    What had standard output before writes as before.
+    """
     for name, title in _NAMES.items():
         stream = getattr(sys, name)
         with contextlib.suppress(AttributeError, OSError):  # it is no file, or there is none
             raw = _Losing(stream.fileno(), title)
             with contextlib.suppress(OSError):
                 stream.flush()
-            setattr(sys, name, _alike(stream, raw))
+            setattr(sys, name, _alike(stream, raw, line_buffering=True))
 
 
 def _is(stream: TextIO, descriptor: int) -> bool:
@@ -87,10 +90,19 @@ def _is(stream: TextIO, descriptor: int) -> bool:
         return False
 
 
-def _alike(stream: TextIO, raw: io.FileIO) -> TextIO:
-    """Over another file, what encodes and buffers as a standard stream does."""
+def _alike(stream: TextIO, raw: io.FileIO, **otherwise: bool) -> TextIO:
+    """Over another file, what encodes and buffers as a standard stream does. otherwise: where it differs."""
     how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
-    return io.TextIOWrapper(io.BufferedWriter(raw), **how)
+    return io.TextIOWrapper((_Unbuffered if how["write_through"] else io.BufferedWriter)(raw), **(how | otherwise))
+
+
+class _Unbuffered(io.BufferedWriter):
+    """As PYTHONUNBUFFERED wants it; over a plain file, what that takes in part would be cut off."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
 
 
 class _Named(io.FileIO):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -88,8 +89,9 @@ def test_what_a_model_prints_before_it_crashes_is_told(
 
 
 MODEL = """
-import os, sys
+import atexit, os, sys
 print("imported")
+atexit.register(print, "at the end")
 class Model:
     def __init__(self):
         sys.stdout.write("loading weights...")
@@ -108,8 +110,8 @@ models:
   max_rows: 1
   backends: [{kind: python, model: 'model.py:Model'}]
 """
-ONLY_IMPORTED = ("imported",)
-LOADED = ("imported", "loading weights...", "at its descriptor", "what it starts", "before", "run")
+ONLY_IMPORTED = ("imported", "at the end")
+LOADED = (*ONLY_IMPORTED, "loading weights...", "at its descriptor", "what it starts", "before", "run")
 
 
 @pytest.fixture
@@ -135,12 +137,35 @@ def speaking(tmp_path: Path) -> Path:
 def test_what_a_model_prints_is_not_among_the_results(
     speaking: Path, command: str, results: str, said: tuple[str, ...]
 ) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    typed = [sys.executable, "-m", "gateway.cli", *command.split()]
-    done = subprocess.run(typed, cwd=speaking, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_gateway(speaking, "-m", "gateway", *command.split())
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(results, done.stdout, re.DOTALL), done.stdout
     assert [each for each in said if each not in done.stderr] == []
+
+
+def run_gateway(folder: Path, *arguments: str, stdout: "int | IO[str]" = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.slow
+def test_what_is_printed_after_results_that_had_no_room_is_no_traceback(speaking: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_gateway(speaking, "-m", "gateway", "init", "model.py:Model", stdout=full)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line not in ONLY_IMPORTED] == [
+        "gateway: [Errno 28] No space left on device: 'standard output'"
+    ]
+
+
+@pytest.mark.slow
+def test_who_calls_a_command_from_python_prints_on(speaking: Path) -> None:
+    called = "from gateway.cli import main; print('mine'); main(['check', 'x.yaml']); print('mine again')"
+    done = run_gateway(speaking, "-c", called)
+    assert re.fullmatch(r"mine\nm version 1: .*\nx\.yaml: valid\nmine again\nat the end\n", done.stdout), done.stdout
 
 
 @pytest.mark.slow

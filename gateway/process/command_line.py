@@ -88,13 +88,15 @@ def speech(arguments: argparse.Namespace) -> Speech:
     return Speech(level, arguments.log_format, arguments.quiet)
 
 
-def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
-    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them.
+def ended(name: str, run: Callable[[], int], *, failed: int, for_good: bool = False) -> int:
+    """Run a command and give its exit code, also where an error ended it, which is told.
+
+    failed: the code for most errors. for_good: the process ends with it.
 
     Raises: SystemExit, as argparse does.
     """
     try:
-        with printed():
+        with printed(for_good=for_good):
             return run()
     except BrokenPipeError:  # whoever read it has seen enough
         return UNREAD

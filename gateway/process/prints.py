@@ -24,14 +24,16 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def printed() -> Iterator[None]:
+def printed(*, for_good: bool = False) -> Iterator[None]:
     """Around a command: what it prints is written at its end, however that came, or dropped where it cannot be.
 
+    for_good: the process ends with it, and what `apart` sends to standard error goes there to the end: handlers and threads of
+    models print on. False: who called it prints to standard output as before.
     Raises: OSError, of the file "standard output"; BrokenPipeError, where its reader has gone.
     """
     plain = sys.stdout
     try:
-        out = _alike(plain, _Named(plain.fileno()))
+        out = _alike(plain, _Named(plain.fileno(), for_good=for_good))
     except (AttributeError, OSError):  # it is no file, or there is none
         yield
         return
@@ -47,25 +49,29 @@ def printed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[TextIO]:
+def apart(*, more: bool = False) -> Iterator[TextIO]:
     """While code of models may run: what it, its libraries or what they start prints goes to standard error.
 
-    Gives a stream for results, which are written at the end. Raises: as `printed`.
+    Gives a stream for results, which are written at the end. more: results come after it. Raises: as `printed`.
     """
     plain = sys.stdout
     if not _is(plain, _STANDARD_OUTPUT):  # of who calls a command from Python; None: it is closed
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stderr):
             yield plain or nowhere
         return
+    back = more or not _is_for_good(plain)
     plain.flush()
+    _flush_original()
     results = _alike(plain, _Named(os.dup(_STANDARD_OUTPUT), closefd=True))
     os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield results
     finally:
+        _flush_original()
         ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
-        os.dup2(results.fileno(), _STANDARD_OUTPUT)
+        if back:
+            os.dup2(results.fileno(), _STANDARD_OUTPUT)
         results.close()
 
 
@@ -90,6 +96,17 @@ def _is(stream: TextIO, descriptor: int) -> bool:
         return False
 
 
+def _flush_original() -> None:
+    """What was printed at Python's own standard output, whatever has replaced it since."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, it is full, or closed
+        sys.__stdout__.flush()  # type: ignore[union-attr]  # None
+
+
+def _is_for_good(stream: TextIO) -> bool:
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return isinstance(raw, _Named) and raw.for_good
+
+
 def _alike(stream: TextIO, raw: io.FileIO, **otherwise: bool) -> TextIO:
     """Over another file, what encodes and buffers as a standard stream does. otherwise: where it differs."""
     how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
@@ -106,8 +123,10 @@ class _Unbuffered(io.BufferedWriter):
 
 
 class _Named(io.FileIO):
-    def __init__(self, descriptor: int, *, closefd: bool = False) -> None:
+    def __init__(self, descriptor: int, *, closefd: bool = False, for_good: bool = False) -> None:
+        """for_good: as `printed` has it."""
         super().__init__(descriptor, "wb", closefd=closefd)
+        self.for_good = for_good
 
     def write(self, data: "ReadableBuffer", /) -> int:
         try:

@@ -23,7 +23,7 @@ import numpy as np
 from backends.base import TensorSpec
 from backends.datatypes import NUMPY
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
-from gateway.process.command_line import url_of
+from gateway.process.command_line import not_empty, url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.process.prints import apart
 from gateway.protocols.json_data import any_value
@@ -63,6 +63,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     predict.add_argument(
         "--input",
         required=True,
+        type=not_empty,
         metavar="FILE|-",
         help='a request as REST takes it, or the elements by input name: {"x": [[1, 2]]}; -: standard input',
     )

@@ -63,7 +63,10 @@ def url_of(where: str) -> str:
 
 
 def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
-    """Give every command the options that say how much it says, and completion to those of files. quiet: what that leaves."""
+    """Give every command the options that say how much it says, completion to those of files, and a refusal of empty words.
+
+    quiet: what is said then.
+    """
     for command in leaves(root):
         group = command.add_argument_group("what it says, on standard error")
         group.add_argument("--quiet", action="store_true", help=quiet)
@@ -73,13 +76,19 @@ def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
             if action.type is Path:
                 completed_by_files(action)
                 action.type = _path
+            elif not action.option_strings and action.type is None:
+                action.type = not_empty
+
+
+def not_empty(text: str, expected: str = "a value") -> str:
+    """Raises: argparse.ArgumentTypeError, for nothing, which as a path would name the folder that one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError(f"'': expected {expected}: a variable that is not set may stand there")
+    return text
 
 
 def _path(text: str) -> Path:
-    """Raises: argparse.ArgumentTypeError, for what would name the folder that one is in."""
-    if not text:
-        raise argparse.ArgumentTypeError("'': expected a path: a variable that is not set may stand there")
-    return Path(text)
+    return Path(not_empty(text, "a path"))
 
 
 def speech(arguments: argparse.Namespace) -> Speech:

@@ -135,6 +135,15 @@ def test_a_variable_that_is_not_set_is_no_argument(typed: tuple[str, ...], capsy
     assert f"argument {field}: '': expected a value: a variable that is not set may stand there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check -", "serve -", "package -", "predict 127.0.0.1:1 m --input -"])
+def test_a_standard_input_that_is_closed_is_told(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert gateway.cli.main(command.split()) == 2
+    assert re.search(r"-: (cannot be read: )?standard input is closed(, |: )expected a ", capsys.readouterr().err)
+
+
 @both
 def test_the_exit_codes_stand_in_the_help_and_in_the_document(program: Program) -> None:
     told = program.parser().format_help()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import subprocess
 import sys
 from contextlib import closing
@@ -59,6 +60,28 @@ def test_what_can_be_printed_is(unbuffered: str) -> None:
     assert said.stdout.startswith("before xxx")
     for stream in (said.stdout, said.stderr):
         assert (stream.count("x"), stream.count("a line"), stream.count("bytes")) == (100_000, 1, 100_000)
+
+
+@UNBUFFERED
+def test_who_prints_does_not_wait_for_a_reader_that_stands_still(unbuffered: str) -> None:
+    code = (
+        "import sys\nfrom gateway.process import prints\nprints.never_raise()\n"
+        "for _ in range(10_000): print('x' * 99, file=sys.stderr)\n"
+        "print('done')\ninput()\nprint('again', file=sys.stderr)\n"
+    )
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        done, _, _ = select.select([process.stdout], [], [], 30)
+        if not done:
+            process.kill()
+        read = len(os.read(process.stderr.fileno(), 1 << 20))
+        out, err = process.communicate(b"\n", timeout=30)
+    assert out == b"done\n"
+    assert err.endswith(b"again\n")
+    assert read + len(err) < 1_000_000  # 10 000 * 100
 
 
 @UNBUFFERED

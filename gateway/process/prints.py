@@ -2,7 +2,8 @@
 
 Where there is no room for a result, or nobody reads it, its command fails, and says so. In a process that serves, what models
 print is lost then, and no request: in Python a `print` raises what its write does, and a full disk behind a log would fail
-every request of a model that says a word.
+every request of a model that says a word. So is what whoever reads it leaves lying, as a pager does: whoever prints, the
+gateway's own log too, would wait for that.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import ctypes
 import io
 import logging
 import os
+import select
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, TextIO
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
+_PATIENCE_S: Final = 0.2  # with a reader that is late
 _NAMES: Final = {"stdout": "standard output", "stderr": "standard error"}
 
 log = logging.getLogger(__name__)
@@ -76,7 +79,7 @@ def apart(*, more: bool = False) -> Iterator[TextIO]:
 
 
 def never_raise() -> None:
-    """Have what is printed in this process from now on raise nothing, and a line be written at once.
+    """Have what is printed in this process from now on raise nothing and wait for nobody, and a line be written at once.
 
     What had standard output before writes as before.
     """
@@ -143,16 +146,27 @@ class _Losing(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self._title = title
         self._told = title == _NAMES["stderr"]  # which is where it would be told
+        self._stuck = False
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        try:
-            written = super().write(data)
-            why = "nobody reads it"
-        except OSError as exc:
-            written, why = None, str(exc.strerror)
+        written = None
+        why = "nobody reads it"
+        with memoryview(data).cast("B") as whole, whole[: select.PIPE_BUF] as piece:  # which a pipe with room takes at once
+            try:
+                if self._has_room():
+                    written = super().write(piece)
+            except OSError as exc:
+                why = str(exc.strerror)
         if written is not None:
             return written
         if not self._told:
             self._told = True
             log.warning("%s: %s: what models print there is lost, as long as that is so", self._title, why)
         return memoryview(data).nbytes
+
+    def _has_room(self) -> bool:
+        """Waits for it once, until there is some again."""
+        poll = select.poll()
+        poll.register(self, select.POLLOUT)
+        self._stuck = not poll.poll(0 if self._stuck else _PATIENCE_S * 1000)
+        return not self._stuck

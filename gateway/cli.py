@@ -66,7 +66,7 @@ EXIT_CODES: Final = {
 def main(argv: list[str] | None = None) -> int:
     """Gives one of EXIT_CODES."""
     typed = sys.argv[1:] if argv is None else argv
-    return ended("gateway", lambda: _run(typed), failed=1)
+    return ended("gateway", lambda: _run(typed), failed=1, for_good=argv is None)
 
 
 def _run(typed: list[str]) -> int:
@@ -220,7 +220,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--ray-address: {arguments.ray_address}: not with --no-ray; leave one of them out")
     cluster = arguments.ray_address or os.environ.get("RAY_ADDRESS")
     asked = arguments.ray or bool(cluster)
-    with collecting_seldom(), apart():
+    with collecting_seldom(), apart(more=True):
         with ctrl_c_ends_at_once(), _without_plugins():
             from gateway.commands.serve import serve
             from gateway.config import ServerSection, listening

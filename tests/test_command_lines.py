@@ -107,6 +107,43 @@ def test_a_path_of_a_variable_that_is_not_set_is_no_folder(program: Program, cap
     assert "argument --out: '': expected a path" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("gateway", "CONFIG", "check"),
+        ("gateway", "CONFIG", "compile"),
+        ("gateway", "CONFIG", "package"),
+        ("gateway", "MODEL|CONFIG", "serve"),
+        ("gateway", "TARGET|CONFIG", "predict", "", "m", "--input", "x.json"),
+        ("gateway", "MODEL", "predict", "x.yaml", "", "--input", "x.json"),
+        ("gateway", "--input", "predict", "x.yaml", "m", "--input", ""),
+        ("gateway", "OUTPUT", "batch", "x.yaml", "m", "in.csv", ""),
+        ("gateway", "CONFIG|URL", "route", "explain", "", "m"),
+        ("gateway", "URL", "top", "127.0.0.1:8000", ""),
+        ("gateway", "FILE|URL", "why"),
+        ("loadtest", "target", "run", "", "--model", "m", "--rate", "1"),
+        ("loadtest", "RUN", "reap"),
+    ],
+    ids=" ".join,
+)
+def test_a_variable_that_is_not_set_is_no_argument(typed: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    name, field, *command = typed
+    program = {"gateway": GATEWAY, "loadtest": LOADTEST}[name]
+    with pytest.raises(SystemExit) as ended:
+        program.parser().parse_args(command if "" in command else [*command, ""])
+    assert ended.value.code == 2
+    assert f"argument {field}: '': expected a value: a variable that is not set may stand there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check -", "serve -", "package -", "predict 127.0.0.1:1 m --input -"])
+def test_a_standard_input_that_is_closed_is_told(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert gateway.cli.main(command.split()) == 2
+    assert re.search(r"-: (cannot be read: )?standard input is closed(, |: )expected a ", capsys.readouterr().err)
+
+
 @both
 def test_the_exit_codes_stand_in_the_help_and_in_the_document(program: Program) -> None:
     told = program.parser().format_help()

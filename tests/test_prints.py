@@ -2,14 +2,19 @@
 
 import os
 import re
+import select
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 import tritonclient.http
 
+from backends.base import ModelSpec, SessionLost, TensorSpec
+from gateway.engine.session_process import ProcessModel
 from tests.served.gateway_process import ROOT, served
 
 SPEAKS = """
@@ -21,19 +26,25 @@ for stream in (sys.stdout, sys.stderr):
 """
 
 
-def speak(before: str, shell: str) -> "subprocess.CompletedProcess[str]":
+def speak(before: str, shell: str, *, unbuffered: str = "") -> "subprocess.CompletedProcess[str]":
     """In a process whose output goes where the shell says."""
     code = "import logging; logging.basicConfig(level='INFO')\nfrom gateway.process import prints\n" + before + SPEAKS
     command = ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_without_it_a_print_raises() -> None:
     assert speak("", ">/dev/full 2>/dev/full").returncode != 0
 
 
-def test_what_cannot_be_printed_is_lost() -> None:
-    assert speak("prints.never_raise()\n", ">/dev/full 2>/dev/full").returncode == 0
+UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
+"""As PYTHONUNBUFFERED, which docker/Dockerfile sets."""
+
+
+@UNBUFFERED
+def test_what_cannot_be_printed_is_lost(unbuffered: str) -> None:
+    assert speak("prints.never_raise()\n", ">/dev/full 2>/dev/full", unbuffered=unbuffered).returncode == 0
 
 
 def test_it_is_told_once_that_standard_output_is_lost() -> None:
@@ -43,16 +54,67 @@ def test_it_is_told_once_that_standard_output_is_lost() -> None:
     assert said.stderr.count("a line") == 1
 
 
-def test_what_can_be_printed_is() -> None:
-    said = speak("print('before', end=' ')\nprints.never_raise()\n", "")
+@UNBUFFERED
+def test_what_can_be_printed_is(unbuffered: str) -> None:
+    said = speak("print('before', end=' ')\nprints.never_raise()\n", "", unbuffered=unbuffered)
     assert said.stdout.startswith("before xxx")
     for stream in (said.stdout, said.stderr):
         assert (stream.count("x"), stream.count("a line"), stream.count("bytes")) == (100_000, 1, 100_000)
 
 
+@UNBUFFERED
+def test_who_prints_does_not_wait_for_a_reader_that_stands_still(unbuffered: str) -> None:
+    code = (
+        "import sys\nfrom gateway.process import prints\nprints.never_raise()\n"
+        "for _ in range(10_000): print('x' * 99, file=sys.stderr)\n"
+        "print('done')\ninput()\nprint('again', file=sys.stderr)\n"
+    )
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        done, _, _ = select.select([process.stdout], [], [], 30)
+        if not done:
+            process.kill()
+        read = len(os.read(process.stderr.fileno(), 1 << 20))
+        out, err = process.communicate(b"\n", timeout=30)
+    assert out == b"done\n"
+    assert err.endswith(b"again\n")
+    assert read + len(err) < 1_000_000  # 10 000 * 100
+
+
+@UNBUFFERED
+def test_a_line_is_written_at_once(unbuffered: str) -> None:
+    killed = "prints.never_raise()\nimport os\nprint('out')\nprint('err', file=prints.sys.stderr)\nos.kill(os.getpid(), 9)\n"
+    said = speak(killed, "", unbuffered=unbuffered)
+    assert said.stdout == "out\n"
+    assert said.stderr.startswith("err\n")
+
+
+@UNBUFFERED
+def test_what_a_model_prints_before_it_crashes_is_told(
+    tmp_path: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "m.py").write_text(
+        "import os\n\nclass Model:\n    def predict(self, inputs):\n        if inputs['x'][0] == 7:\n"
+        "            print('it is 7')\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
+    )
+    spec = ModelSpec("m", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), max_rows=1)
+    with (
+        closing(ProcessModel("python", {"model": f"{tmp_path}/m.py:Model"}, spec).load()) as model,
+        closing(model.open_session(0)) as session,
+        pytest.raises(SessionLost),
+    ):
+        session.run({"x": np.full(1, 7, np.float32)}, {})
+    assert capfd.readouterr().err == "it is 7\n"
+
+
 MODEL = """
-import os, sys
+import atexit, os, sys
 print("imported")
+atexit.register(print, "at the end")
 class Model:
     def __init__(self):
         sys.stdout.write("loading weights...")
@@ -71,8 +133,8 @@ models:
   max_rows: 1
   backends: [{kind: python, model: 'model.py:Model'}]
 """
-ONLY_IMPORTED = ("imported",)
-LOADED = ("imported", "loading weights...", "at its descriptor", "what it starts", "before", "run")
+ONLY_IMPORTED = ("imported", "at the end")
+LOADED = (*ONLY_IMPORTED, "loading weights...", "at its descriptor", "what it starts", "before", "run")
 
 
 @pytest.fixture
@@ -98,12 +160,35 @@ def speaking(tmp_path: Path) -> Path:
 def test_what_a_model_prints_is_not_among_the_results(
     speaking: Path, command: str, results: str, said: tuple[str, ...]
 ) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    typed = [sys.executable, "-m", "gateway.cli", *command.split()]
-    done = subprocess.run(typed, cwd=speaking, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run_gateway(speaking, "-m", "gateway", *command.split())
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(results, done.stdout, re.DOTALL), done.stdout
     assert [each for each in said if each not in done.stderr] == []
+
+
+def run_gateway(folder: Path, *arguments: str, stdout: "int | IO[str]" = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.slow
+def test_what_is_printed_after_results_that_had_no_room_is_no_traceback(speaking: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_gateway(speaking, "-m", "gateway", "init", "model.py:Model", stdout=full)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line not in ONLY_IMPORTED] == [
+        "gateway: [Errno 28] No space left on device: 'standard output'"
+    ]
+
+
+@pytest.mark.slow
+def test_who_calls_a_command_from_python_prints_on(speaking: Path) -> None:
+    called = "from gateway.cli import main; print('mine'); main(['check', 'x.yaml']); print('mine again')"
+    done = run_gateway(speaking, "-c", called)
+    assert re.fullmatch(r"mine\nm version 1: .*\nx\.yaml: valid\nmine again\nat the end\n", done.stdout), done.stdout
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def main() -> None:
     else:
         os.environ[_PATH] = path
     set_up(speech)
-    code = ended("gateway", lambda: _run(config, speech, tell), failed=1)
+    code = ended("gateway", lambda: _run(config, speech, tell), failed=1, for_good=True)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

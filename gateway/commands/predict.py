@@ -22,8 +22,9 @@ import numpy as np
 
 from backends.base import TensorSpec
 from backends.datatypes import NUMPY
+from gateway.documents.reader import standard_input
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
-from gateway.process.command_line import url_of
+from gateway.process.command_line import not_empty, url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.process.prints import apart
 from gateway.protocols.json_data import any_value
@@ -63,6 +64,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     predict.add_argument(
         "--input",
         required=True,
+        type=not_empty,
         metavar="FILE|-",
         help='a request as REST takes it, or the elements by input name: {"x": [[1, 2]]}; -: standard input',
     )
@@ -104,7 +106,7 @@ def _tell(answers: Iterable[bytes], results: TextIO) -> None:
 def read_input(place: str) -> dict[str, Any]:
     """A JSON object from a file or standard input. Raises: ConfigError."""
     try:
-        text = sys.stdin.buffer.read() if place == "-" else Path(place).read_bytes()
+        text = standard_input() if place == "-" else Path(place).read_bytes()
         given = any_value(text.removeprefix(codecs.BOM_UTF8))
     except OSError as exc:
         raise ConfigError(f"--input: {place}: {exc.strerror}: expected a file with a request, or - for standard input") from exc

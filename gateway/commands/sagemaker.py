@@ -52,7 +52,7 @@ def sagemaker(arguments: argparse.Namespace, environment: Mapping[str, str]) -> 
     """Serve until a signal ends it. Returns the exit code. Raises: GatewayError, OSError."""
     if environment.get(MULTI_MODEL, "").strip().lower() == "true":
         return _multi_model(arguments, environment)
-    with collecting_seldom(), apart():
+    with collecting_seldom(), apart(more=True):
         config = contained(packaged(arguments.model, environment), environment, host=arguments.host)
     return serve(config, on_ray=False, speech=speech(arguments))
 

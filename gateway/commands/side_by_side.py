@@ -96,7 +96,7 @@ def main() -> None:
     else:
         os.environ[_PATH] = work.path
     set_up(work.speech)
-    sys.exit(ended("gateway", lambda: _serve(work, tell), failed=1))
+    sys.exit(ended("gateway", lambda: _serve(work, tell), failed=1, for_good=True))
 
 
 def _serve(work: _Work, tell: Tell) -> int:

@@ -312,7 +312,7 @@ def _no_key(wait_s: float) -> str:
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
     """Gives what waits so many seconds for a key; empty: none was pressed. Without a terminal there are none."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None: it is closed
         yield _no_key
         return
     import termios

@@ -4,6 +4,7 @@ What YAML would let pass to everybody's surprise is a fault here: a key that is 
 document that its own anchors blow up, or that contains itself; one that is nested or long beyond all sense.
 """
 
+import errno
 import os
 import re
 import sys
@@ -113,7 +114,7 @@ def read(path: str | Path) -> Document:
     path = configuration_in(path) or path
     try:
         if str(path) == STANDARD_INPUT:
-            source, data = STANDARD_INPUT_NAME, sys.stdin.buffer.read(_MOST_BYTES + 1)
+            source, data = STANDARD_INPUT_NAME, standard_input(_MOST_BYTES + 1)
         else:
             source = str(path)
             with Path(path).open("rb") as file:
@@ -135,6 +136,13 @@ def read(path: str | Path) -> Document:
         if faults := [*altered(Path(path))]:
             raise ConfigFaults(faults)
     return replace(parse(text, source=source), folder=folder.absolute())
+
+
+def standard_input(most_bytes: int = -1) -> bytes:
+    """To its end, or so many bytes of it. Raises: OSError."""
+    if sys.stdin is None:  # what Python makes of a closed one
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer.read(most_bytes)
 
 
 def parse(text: str, *, source: str) -> Document:

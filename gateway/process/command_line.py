@@ -63,7 +63,10 @@ def url_of(where: str) -> str:
 
 
 def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
-    """Give every command the options that say how much it says, and completion to those of files. quiet: what that leaves."""
+    """Give every command the options that say how much it says, completion to those of files, and a refusal of empty words.
+
+    quiet: what is said then.
+    """
     for command in leaves(root):
         group = command.add_argument_group("what it says, on standard error")
         group.add_argument("--quiet", action="store_true", help=quiet)
@@ -73,13 +76,19 @@ def add_speech(root: argparse.ArgumentParser, *, quiet: str) -> None:
             if action.type is Path:
                 completed_by_files(action)
                 action.type = _path
+            elif not action.option_strings and action.type is None:
+                action.type = not_empty
+
+
+def not_empty(text: str, expected: str = "a value") -> str:
+    """Raises: argparse.ArgumentTypeError, for nothing, which as a path would name the folder that one is in."""
+    if not text:
+        raise argparse.ArgumentTypeError(f"'': expected {expected}: a variable that is not set may stand there")
+    return text
 
 
 def _path(text: str) -> Path:
-    """Raises: argparse.ArgumentTypeError, for what would name the folder that one is in."""
-    if not text:
-        raise argparse.ArgumentTypeError("'': expected a path: a variable that is not set may stand there")
-    return Path(text)
+    return Path(not_empty(text, "a path"))
 
 
 def speech(arguments: argparse.Namespace) -> Speech:
@@ -88,13 +97,15 @@ def speech(arguments: argparse.Namespace) -> Speech:
     return Speech(level, arguments.log_format, arguments.quiet)
 
 
-def ended(name: str, run: Callable[[], int], *, failed: int) -> int:
-    """Run a command and give its exit code, also where an error ended it, which is told. failed: the code for most of them.
+def ended(name: str, run: Callable[[], int], *, failed: int, for_good: bool = False) -> int:
+    """Run a command and give its exit code, also where an error ended it, which is told.
+
+    failed: the code for most errors. for_good: the process ends with it.
 
     Raises: SystemExit, as argparse does.
     """
     try:
-        with printed():
+        with printed(for_good=for_good):
             return run()
     except BrokenPipeError:  # whoever read it has seen enough
         return UNREAD

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -44,6 +45,20 @@ def keep_signals_from_forks(numbers: Iterable[int]) -> None:
 def descriptor_of(transport: asyncio.BaseTransport | None) -> int:
     sock = None if transport is None else transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())
+
+
+def end_for_forks(transport: asyncio.BaseTransport) -> None:
+    """As its connection is lost, but still open. A fork that came while it was accepted has a copy: no holder knew it yet."""
+    number = descriptor_of(transport)
+    if number >= 0:
+        known = transport.get_extra_info("socket")
+        ours = socket.socket(known.family, known.type, known.proto, number)
+        try:
+            ours.shutdown(socket.SHUT_RDWR)  # what was written goes before the end
+        except OSError:  # it has ended
+            pass
+        finally:
+            ours.detach()
 
 
 def _hold_signals() -> None:

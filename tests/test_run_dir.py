@@ -202,3 +202,33 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next_one(tmp_path: Pat
             assert {*tmp_path.glob("gateway-run-*")} == {living, mine, tmp_path / "gateway-run-link"}
     assert [path.name for path in tmp_path.glob("gateway-run-*")] == ["gateway-run-link"]
     assert (kept / "file").exists()
+
+
+def test_what_a_user_has_made_is_never_removed_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = tmp_path / "gateway-run-results"
+    (own / "sub").mkdir(parents=True)
+    (own / "sub" / "figures.csv").touch()
+    configured = tmp_path / "gateway-run-12345678"  # as server.run_dir
+    make_run_dir(configured)
+    with hold_run_dir(configured):
+        pass
+    with fresh_run_dir():
+        assert (own / "sub" / "figures.csv").exists()
+        assert configured.exists()
+
+
+def test_what_is_left_is_removed_however_many_others_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = []
+    for number in range(600):
+        path = tmp_path / f"gateway-run-{number:08}"
+        path.mkdir()
+        if number % 100 == 0:
+            (path / ".for-one-process").touch()
+            left.append(path)
+    with fresh_run_dir():
+        assert not any(path.exists() for path in left)
+        assert len(list(tmp_path.glob("gateway-run-*"))) == 600 - len(left) + 1

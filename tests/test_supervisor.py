@@ -181,6 +181,11 @@ def work():
     started = subprocess.Popen(["sleep", "60"])
     started.terminate()
     print(started.wait(20))
+    fork = os.fork()
+    if not fork:
+        signal.pause()
+    os.kill(fork, signal.SIGTERM)
+    print(os.waitpid(fork, 0)[1])
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
@@ -192,7 +197,7 @@ with blocked():
     sys.exit(subprocess.call([sys.executable, "-c", {replica!r}]))
 """
     done = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{-signal.SIGTERM}\n{signal.SIGTERM}\n", "")
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "pass"])

@@ -16,6 +16,7 @@ from gateway.garbage import collecting_seldom, leave_out, take_in
 from gateway.process.announcement import Announce
 from gateway.process.code_pages import give_back, libraries
 from gateway.process.console import step
+from gateway.process.forks import keep_signals_from_forks
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.process.prints import never_raise
 from gateway.process.run_dir import hold_run_dir
@@ -47,6 +48,7 @@ def run(
     import uvloop
 
     never_raise()
+    keep_signals_from_forks(stop_signals())  # before the event loop takes some
     with hold_run_dir(run_dir):
         uvloop.run(_serve_until_signal(config, run_dir, announce, beside or Beside(), multi_model))
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.errors import GatewayError
-from gateway.process.forks import descriptor_of
+from gateway.process.forks import descriptor_of, end_for_forks
 from gateway.wire.http2_bounds import OnFault
 from gateway.wire.http2_sending import Stream
 from gateway.wire.http2_server import ServerConnection
@@ -66,7 +66,9 @@ class Http2Connection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            end_for_forks(transport)
         for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, cast
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
 from gateway.process import ports
-from gateway.process.forks import descriptor_of, keep_from_forks
+from gateway.process.forks import descriptor_of, end_for_forks, keep_from_forks
 from gateway.wire.exchange import Handler, OnFault, Result
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
@@ -232,6 +232,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        end_for_forks(self._transport)
         for handle in (self._deadline, self._idle_timer, self._stall_timer):
             if handle is not None:
                 handle.cancel()

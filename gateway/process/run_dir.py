@@ -5,13 +5,12 @@ directory on the way, and each symbolic link, must belong to us or to root, and 
 one with the sticky bit, such as /tmp: there nobody can rename what is not his.
 
 Who serves holds a shared lock on the directory itself, which ends with the process: regions are forgotten where nobody has it,
-and one that was made for a process is removed.
+and one that was made for a process, which a mark in it says, is removed.
 """
 
 import contextlib
 import fcntl
 import grp
-import itertools
 import os
 import pwd
 import shutil
@@ -24,7 +23,8 @@ from typing import Final
 from gateway.errors import ConfigError
 
 _FRESH: Final = "gateway-run-"
-_LOOKED_AT: Final = 256
+_MARK: Final = ".for-one-process"
+_REMOVED_AT_ONCE: Final = 256
 _LINKS_AT_MOST: Final = 40  # as the kernel
 _MEMORY: Final = Path("/dev/shm")
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -55,26 +55,36 @@ def new_run_dir() -> tuple[Path, contextlib.ExitStack]:
     """
     above = _temporary()
     _remove_left(above)
-    while True:
-        run_dir = Path(tempfile.mkdtemp(prefix=_FRESH, dir=above))
-        held = hold_run_dir(run_dir)
-        if run_dir.is_dir():
-            held.callback(shutil.rmtree, run_dir, ignore_errors=True)
-            return run_dir, held
-        held.close()  # another process has removed it before it was held
+    run_dir = Path(tempfile.mkdtemp(prefix=_FRESH, dir=above))
+    held = hold_run_dir(run_dir)
+    held.callback(shutil.rmtree, run_dir, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the disk is full: nobody removes it for us
+        (run_dir / _MARK).touch()  # not before it is held: others remove what has it
+    return run_dir, held
 
 
 def _remove_left(above: Path) -> None:
     """Remove this user's fresh run_dirs that nobody holds, or some of them."""
-    for path in itertools.islice(above.glob(f"{_FRESH}*"), _LOOKED_AT):
-        with contextlib.suppress(OSError):  # somebody else's, or one that is held
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(descriptor).st_uid == os.geteuid():
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+    removed = 0
+    for path in above.glob(f"{_FRESH}*"):
+        removed += _removed(path)
+        if removed == _REMOVED_AT_ONCE:
+            return
+
+
+def _removed(path: Path) -> bool:
+    """Whether it was a fresh run_dir that nobody holds, and is removed."""
+    with contextlib.suppress(OSError):  # somebody else's, or one that is held, or a user's own, without the mark
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.stat(_MARK, dir_fd=descriptor, follow_symlinks=False)
+                shutil.rmtree(path, ignore_errors=True)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def shared_run_dir(name: str) -> Path:

@@ -21,6 +21,7 @@ from typing import Final
 import psutil
 
 from gateway.process.console import words
+from gateway.process.forks import keep_signals_from_forks
 from gateway.process.interrupts import Interrupts, end_at_once, say_stopping, stop_signals
 from gateway.process.run_dir import remove_shared_run_dir
 
@@ -185,6 +186,7 @@ def outlive_signals() -> None:
     """
     if signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         return
+    keep_signals_from_forks(stop_signals())
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     # A handler that does nothing: Python sets its own on the main thread only, and SIG_IGN would be inherited.

@@ -19,7 +19,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 import gateway
-from tests.forks import a_fork
+from tests.forks import a_copy_of_the_other_end, a_fork
 from tests.from_python.models import double
 
 ROOT = Path(__file__).parent.parent.parent
@@ -130,6 +130,25 @@ def test_nothing_of_it_stays_once_closed_though_a_fork_lives() -> None:
                 assert ask(again) == [2, 4]
                 again.close()
                 gateway.run(double, http_port=rest[1], grpc_port=grpc_target[1]).close()  # nor its claim on the ports
+
+
+@pytest.mark.slow
+def test_who_is_connected_hears_of_the_end_though_a_fork_has_a_copy_of_the_connection() -> None:
+    server = gateway.run(double)
+    with contextlib.ExitStack() as stack:
+        kept = []
+        for url in (server.rest_url, server.grpc_target):
+            connection = socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1])), timeout=10)
+            kept.append(stack.enter_context(connection))
+        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept[1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # RFC 9113, section 3.4
+        for connection in kept:
+            assert connection.recv(1 << 16)
+            stack.enter_context(a_copy_of_the_other_end(connection))
+        server.close()
+        for connection in kept:
+            while connection.recv(1 << 16):
+                pass
 
 
 SCRIPT = """

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import logging
 import os
+import select
 import socket
 import ssl
 import time
@@ -21,6 +22,7 @@ from gateway.errors import ConfigError
 from gateway.process.certificates import HTTP, HTTP2, Certificates
 from gateway.wire.exchange import Exchange
 from tests.certificates import Authority
+from tests.forks import a_copy_of_the_other_end
 from tests.http_server.serving import Holder, Served, digest, echo, get, post, serving
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
@@ -82,6 +84,21 @@ def test_the_end_is_told_by_tls_itself(served: Served, authority: Authority) -> 
     client = served.connect(authority.trusted())
     assert client.ask(get("/x", "Connection: close")).status == 200
     assert client.at_end()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_end_is_told_though_a_fork_has_a_copy_of_the_connection(
+    loop: str, authority: Authority, certificates: Certificates
+) -> None:
+    with serving(answer, new_loop=LOOPS[loop], certificates=certificates) as served:
+        client = served.connect(authority.trusted())
+        with a_copy_of_the_other_end(client.socket):
+            client.send(get("/long/8"))
+            assert len(client.receive().body) == (8 << 20) + 4
+            served.drain(0.1)
+            assert client.at_end()
+            assert select.select([client.socket], [], [], 10)[0]
+            assert os.read(client.socket.fileno(), 1) == b""  # the end of the socket itself
 
 
 def test_a_body_that_is_refused_while_it_comes_gets_its_answer(served: Served, authority: Authority) -> None:

@@ -298,8 +298,9 @@ class PythonSession:
         self._outputs = spec.output_by_name or None
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
         # Of other classes, methods of these names may be anything.
-        self._declared = instance.declared if isinstance(instance, triton_python.ExecuteAdapter) else None
-        self.cancel = instance.cancel if isinstance(instance, triton_python.DecoupledAdapter) else None
+        execute = instance if isinstance(instance, triton_python.ExecuteAdapter) else None
+        self._declared = execute.declared if execute is not None else None
+        self.cancel = execute.cancel if execute is not None else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         predict = self._open()

@@ -274,9 +274,9 @@ class PythonModel:
         if hasattr(instance, "load"):
             try:
                 instance.load()
-            except BackendError:
+            except (BackendError, KeyboardInterrupt):
                 raise
-            except Exception as exc:
+            except BaseException as exc:  # it may end with sys.exit()
                 raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._code)})") from exc
         if self._signature.style == "dict" and not takes(instance.predict, 1) and not takes(instance.predict, 2):
             raise LoadFailed(

@@ -66,9 +66,9 @@ def make(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> Any
     check_options(source, code, options, key=key)
     try:
         return code(**options)
-    except BackendError:
+    except (BackendError, KeyboardInterrupt):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # it may end with sys.exit()
         given = f"; {key}: {', '.join(options)}" if options else ""  # without the values, which may be secrets
         raise LoadFailed(f"{source}: raised {words_of(exc)} ({line_of(exc, code)}){given}") from exc
 

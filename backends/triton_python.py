@@ -121,7 +121,9 @@ def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any
     """What `auto_complete_config` makes of a configuration. Raises: LoadFailed."""
     try:
         given = getattr(theirs, _COMPLETES)(pb_utils.ModelConfig(json.dumps(config)))
-    except Exception as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # it may end with sys.exit()
         raise LoadFailed(f"{model}: {_COMPLETES} raised {words_of(exc)} ({line_of(exc, theirs)})") from exc
     if not isinstance(given, pb_utils.ModelConfig):
         raise LoadFailed(f"{model}: {_COMPLETES}: expected the ModelConfig that it was given, got {type(given).__name__}")

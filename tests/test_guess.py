@@ -608,7 +608,6 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "labels"),
     [
@@ -625,6 +624,7 @@ def test_a_label_of_triton_ends_where_its_line_does(tmp_path: Path, text: str, l
     assert model(str(folder))["outputs"][0].get("labels") == labels
 
 
+@pytest.mark.slow
 def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

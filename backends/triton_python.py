@@ -91,10 +91,12 @@ def _class_of(model: str) -> Any:
 def completed(config: Any, file: Path) -> Any:
     """A message ModelConfig with what the `auto_complete_config` of a model.py adds; the same where there is none.
 
-    file: MODEL/VERSION/model.py; it is imported only where it has that word, or the message no input or output.
+    file: MODEL/VERSION/model.py; it is imported only where it or a file beside it has that word, or the message no input or
+    output.
     Raises: LoadFailed.
     """
-    if config.input and config.output and _COMPLETES.encode() not in file_bytes(file):
+    files = (file, *(each for each in file.parent.rglob("*.py") if each.is_file()))
+    if config.input and config.output and not any(_COMPLETES.encode() in file_bytes(each) for each in files):
         return config
     from google.protobuf import json_format
 

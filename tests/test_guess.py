@@ -842,6 +842,13 @@ def test_a_model_of_tritons_python_backend_completes_its_configuration(tmp_path:
     loaded.close()
 
 
+def test_a_configuration_is_completed_also_by_a_class_of_a_file_beside(tmp_path: Path) -> None:
+    version = completing(tmp_path / "m", TENSORS) / "1"
+    (version / "model.py").rename(version / "inner.py")
+    (version / "model.py").write_text("from inner import TritonPythonModel\n")
+    assert model(str(tmp_path / "m"))["max_rows"] == 8
+
+
 @pytest.mark.parametrize(
     ("pbtxt", "body", "told"),
     [

@@ -140,9 +140,9 @@ def build(kind: str, artifact: Path, spec: ModelSpec, **how: Any) -> str:
         raise LoadFailed(f"nothing is built for kind {kind!r}, only for {', '.join(built)}")
     try:
         return str(import_module(BACKENDS[kind].builds).build(artifact, spec, **how))
-    except BackendError:
+    except (BackendError, KeyboardInterrupt):
         raise
-    except Exception as exc:  # exporters raise whatever they like
+    except BaseException as exc:  # exporters raise whatever they like, and what they run may end with sys.exit()
         raise LoadFailed(f"{artifact}: cannot be built from {how.get('source')}: {type(exc).__name__}: {exc}") from exc
 
 

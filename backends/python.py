@@ -274,9 +274,9 @@ class PythonModel:
         if hasattr(instance, "load"):
             try:
                 instance.load()
-            except BackendError:
+            except (BackendError, KeyboardInterrupt):
                 raise
-            except Exception as exc:
+            except BaseException as exc:  # it may end with sys.exit()
                 raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._code)})") from exc
         if self._signature.style == "dict" and not takes(instance.predict, 1) and not takes(instance.predict, 2):
             raise LoadFailed(
@@ -298,8 +298,9 @@ class PythonSession:
         self._outputs = spec.output_by_name or None
         self._takes_parameters = signature.style == "dict" and takes(predict, 2)
         # Of other classes, methods of these names may be anything.
-        self._declared = instance.declared if isinstance(instance, triton_python.ExecuteAdapter) else None
-        self.cancel = instance.cancel if isinstance(instance, triton_python.DecoupledAdapter) else None
+        execute = instance if isinstance(instance, triton_python.ExecuteAdapter) else None
+        self._declared = execute.declared if execute is not None else None
+        self.cancel = execute.cancel if execute is not None else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         predict = self._open()

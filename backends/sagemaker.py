@@ -139,9 +139,9 @@ class _Handlers:
         """Call what is called once, before any request. Raises: LoadFailed."""
         try:
             return self._handlers[name](self.context.model_dir, *given)
-        except BackendError:
+        except (BackendError, KeyboardInterrupt):
             raise
-        except Exception as exc:
+        except BaseException as exc:  # it may end with sys.exit()
             raise LoadFailed(f"{self.file}: {name} raised {words_of(exc)} ({line_of(exc, str(self.file))})") from exc
 
     def _read(self, body: bytes, content_type: str) -> tuple[bytes | str, str | None]:

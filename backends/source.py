@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,13 @@ from backends.base import BackendError, LoadFailed, words_of
 from backends.model_folders import put_on_path
 from backends.regular_file import absent
 
-_EXECUTED_S: Final = 30.0  # a file may wait for us, where its own code loads it
+_EXECUTED_S: Final = 30.0  # the most that another thread is waited for
+# But it may wait for us, where the file's own code loads it: then so many looks in a row find it waiting.
+_LOOK_S: Final = 0.02
+_LOOKS: Final = 5
+_WAITING: Final = frozenset({"threading", "asyncio", "selectors", "uvloop"})  # in whose code a thread is that waits for another
+
+_looking: Final = threading.Lock()  # for a module, and for who executes its file; also while that begins, and ends
 _executing: Final[dict[str, tuple[int, threading.Event]]] = {}  # of a module: the thread that executes its file, and its end
 
 
@@ -38,9 +45,7 @@ def load_object(source: str) -> Any:
     if not is_source(source):
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
     try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else import_module(place)
-        if not hasattr(module, name) and _has_been_executed(module):
-            module = _module_of_file(Path(place))
+        module = _module_of_file(Path(place), name) if place.endswith(".py") else import_module(place)
     except (LoadFailed, KeyboardInterrupt):
         raise
     except BaseException as exc:  # a script may end with sys.exit()
@@ -66,9 +71,9 @@ def make(source: str, code: Any, options: Mapping[str, Any], *, key: str) -> Any
     check_options(source, code, options, key=key)
     try:
         return code(**options)
-    except BackendError:
+    except (BackendError, KeyboardInterrupt):
         raise
-    except Exception as exc:
+    except BaseException as exc:  # it may end with sys.exit()
         given = f"; {key}: {', '.join(options)}" if options else ""  # without the values, which may be secrets
         raise LoadFailed(f"{source}: raised {words_of(exc)} ({line_of(exc, code)}){given}") from exc
 
@@ -177,28 +182,37 @@ def _module_name(path: Path) -> str:
     return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
-def _module_of_file(path: Path) -> ModuleType:
+def _module_of_file(path: Path, wanted: str) -> ModuleType:
+    """wanted: what it is to have, where another thread executes the file and is not waited for to its end."""
     path = path.resolve()
     if not path.is_file():
         raise LoadFailed(f"{path}: {absent(path)}")
     name = _module_name(path)
-    if name in sys.modules:
-        return sys.modules[name]
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
-    put_on_path(path.parent)
-    before = set(sys.modules)
-    executed = threading.Event()
-    _executing[name] = threading.get_ident(), executed
+    here, executed = threading.get_ident(), threading.Event()
+    while True:
+        with _looking:
+            module = sys.modules.get(name)
+            if module is None:
+                module = sys.modules[name] = module_from_spec(spec)
+                _executing[name] = here, executed
+                break
+            thread, end = _executing.get(name, (here, executed))
+        if thread == here or not _has_ended(thread, end, module, wanted):
+            return module
+    whole = False
     try:
-        module = sys.modules[name] = module_from_spec(spec)
+        put_on_path(path.parent)
+        before = set(sys.modules)
         spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
+        whole = True
     finally:
-        _executing.pop(name, None)
+        with _looking:
+            _executing.pop(name, None)
+            if not whole:
+                sys.modules.pop(name, None)
         executed.set()
     for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
         file = vars(imported).get("__file__") if type(imported) is ModuleType else None
@@ -207,10 +221,19 @@ def _module_of_file(path: Path) -> ModuleType:
     return module
 
 
-def _has_been_executed(module: ModuleType) -> bool:
-    """Wait for another thread that executes the file of a module: whether one did."""
-    thread, executed = _executing.get(module.__name__, (threading.get_ident(), None))
-    return executed is not None and thread != threading.get_ident() and executed.wait(_EXECUTED_S)
+def _has_ended(thread: int, end: threading.Event, module: ModuleType, wanted: str) -> bool:
+    """Wait until another thread has executed the file of a module, as long as it does not wait while we have what is wanted."""
+    until_s, waits = time.monotonic() + _EXECUTED_S, 0
+    while time.monotonic() < until_s and not (waits >= _LOOKS and hasattr(module, wanted)):
+        if end.wait(_LOOK_S):
+            return True
+        waits = waits + 1 if _waits(thread) else 0
+    return False
+
+
+def _waits(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WAITING
 
 
 class _FromSource(SourceFileLoader):

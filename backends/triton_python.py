@@ -38,6 +38,8 @@ from backends.source import line_of, load_object
 
 CLASS: Final = ":TritonPythonModel"  # how what names one ends
 
+_LEFT: Final = "the model was told that nobody waits for its answer"
+_BEYOND_S: Final = 0.1  # after a deadline: the client is told of it first
 _COMPLETES: Final = "auto_complete_config"
 _UTILS: Final = "triton_python_backend_utils"
 _REFUSALS: Final[dict[pb_utils.ErrorCode, Refusal]] = {  # UNKNOWN and INTERNAL: the model has failed
@@ -89,10 +91,12 @@ def _class_of(model: str) -> Any:
 def completed(config: Any, file: Path) -> Any:
     """A message ModelConfig with what the `auto_complete_config` of a model.py adds; the same where there is none.
 
-    file: MODEL/VERSION/model.py; it is imported only where it has that word, or the message no input or output.
+    file: MODEL/VERSION/model.py; it is imported only where it or a file beside it has that word, or the message no input or
+    output.
     Raises: LoadFailed.
     """
-    if config.input and config.output and _COMPLETES.encode() not in file_bytes(file):
+    files = (file, *(each for each in file.parent.rglob("*.py") if each.is_file()))
+    if config.input and config.output and not any(_COMPLETES.encode() in file_bytes(each) for each in files):
         return config
     from google.protobuf import json_format
 
@@ -119,7 +123,9 @@ def _completed(model: str, theirs: Any, config: dict[str, Any]) -> dict[str, Any
     """What `auto_complete_config` makes of a configuration. Raises: LoadFailed."""
     try:
         given = getattr(theirs, _COMPLETES)(pb_utils.ModelConfig(json.dumps(config)))
-    except Exception as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # it may end with sys.exit()
         raise LoadFailed(f"{model}: {_COMPLETES} raised {words_of(exc)} ({line_of(exc, theirs)})") from exc
     if not isinstance(given, pb_utils.ModelConfig):
         raise LoadFailed(f"{model}: {_COMPLETES}: expected the ModelConfig that it was given, got {type(given).__name__}")
@@ -138,6 +144,7 @@ class ExecuteAdapter:
         """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
         self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
+        self._responses: pb_utils.Responses | None = None  # to the request that runs
         self._dropped: set[str] = set()  # outputs, of which the log was told
         name = self._name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
@@ -161,20 +168,32 @@ class ExecuteAdapter:
         return names[self.number] if self.number < len(names) else f"{groups[0]['name']}_{self.number}"
 
     def predict(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises."""
-        sent = pb_utils.Responses(most=1)
-        request = self._request(inputs, parameters, pb_utils.ResponseSender(sent))
-        returned = self._executed(request)
-        if isinstance(returned, list | tuple) and len(returned) == 1 and returned[0] is not None:
-            return _outputs_of(returned[0])
-        if request.sender_is_asked_for and returned in (None, [None]):
-            del request  # what the model keeps of it may answer yet
-            for response, _ in sent:
-                return _outputs_of(response)
+        """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises;
+        RunCancelled, once `execute` has returned without a response and nobody waits for one any more.
+        """
+        responses = self._responses = pb_utils.Responses(most=1)
+        try:
+            request = self._request(inputs, parameters, pb_utils.ResponseSender(responses))
+            returned = self._executed(request)
+            if isinstance(returned, list | tuple) and len(returned) == 1 and returned[0] is not None:
+                return _outputs_of(returned[0])
+            if request.sender_is_asked_for and returned in (None, [None]):
+                del request  # what the model keeps of it may answer yet
+                for response, _ in responses.taken(_due_s(parameters)):
+                    return _outputs_of(response)
+                raise RunCancelled(_LEFT)
+        finally:
+            self._responses = None
         raise ExecutionFailed(
             "execute: expected a list of one response for one request, or None and one by its response sender; only a model "
             "whose config.pbtxt says `decoupled` may answer otherwise"
         )
+
+    def cancel(self) -> None:
+        """As of a `CancellableSession`."""
+        responses = self._responses
+        if responses is not None:
+            responses.leave()
 
     def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
         """Without what is not declared, as on Triton; the log is told once."""
@@ -222,7 +241,6 @@ class DecoupledAdapter(ExecuteAdapter):
     """Calls the model from one thread, for one request at a time."""
 
     def __init__(self, theirs: Any, file: Path, config: Mapping[str, Any]) -> None:
-        self._responses: pb_utils.Responses | None = None  # while they are taken
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._main, name=f"{file.parent.parent.name}-execute", daemon=True).start()
         try:
@@ -238,7 +256,7 @@ class DecoupledAdapter(ExecuteAdapter):
         responses = self._responses = pb_utils.Responses()
         ended = self._begin(self._execution(inputs, parameters, responses))
         try:
-            for response, final in responses:
+            for response, final in responses.taken():
                 try:
                     outputs = _outputs_of(response)
                 except ExecutionFailed as exc:
@@ -246,17 +264,11 @@ class DecoupledAdapter(ExecuteAdapter):
                     raise
                 yield LastPart(outputs) if final else outputs
             if responses.left:
-                raise RunCancelled("the model was told that nobody waits for its answer")
+                raise RunCancelled(_LEFT)
         finally:
             self._responses = None
             responses.leave()
             ended.result()
-
-    def cancel(self) -> None:
-        """As of a `CancellableSession`."""
-        responses = self._responses
-        if responses is not None:
-            responses.leave()
 
     def close(self) -> None:
         try:
@@ -295,6 +307,11 @@ class DecoupledAdapter(ExecuteAdapter):
             else:
                 future.set_result(None)
             del task, call, future
+
+
+def _due_s(parameters: Mapping[str, object]) -> float | None:
+    """Until when, by `time.monotonic`, somebody waits for a response; None: not known."""
+    return int(str(parameters[DEADLINE_NS])) / 1e9 + _BEYOND_S if DEADLINE_NS in parameters else None
 
 
 def _correlation_id(sequence_id: object) -> int | str:

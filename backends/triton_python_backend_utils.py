@@ -9,6 +9,7 @@ import logging
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -318,15 +319,16 @@ class Responses:
 
     # the taker's side
 
-    def __iter__(self) -> Iterator[tuple[InferenceResponse, bool]]:
-        """Each response, and whether it is the final one, as soon as it is sent, until then or `leave`.
+    def taken(self, due_s: float | None = None) -> Iterator[tuple[InferenceResponse, bool]]:
+        """Each response, and whether it is the final one, as soon as it is sent, until then, `leave` or due_s.
 
-        Raises: what `fail` was told.
+        due_s: by `time.monotonic`; None: it waits as long as it takes. Raises: what `fail` was told.
         """
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._sent or self._closed or self._left)
-                if self._left:
+                within_s = None if due_s is None else due_s - time.monotonic()
+                if not self._changed.wait_for(lambda: self._sent or self._closed or self._left, within_s) or self._left:
+                    self._left = True
                     return
                 if not self._sent:
                     if self._failure is not None:

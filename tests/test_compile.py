@@ -69,6 +69,18 @@ def test_a_factory_that_cannot_be_found_is_named_with_its_model(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("factory", "told"), [("ends", r"raised SystemExit: no GPU \(.*m\.py:5\)"), ("Ends", "SystemExit: no row")]
+)
+def test_a_factory_or_module_that_ends_the_program_is_told(tmp_path: Path, factory: str, told: str) -> None:
+    (tmp_path / "m.py").write_text(
+        "import sys\nimport torch\n\ndef ends():\n    sys.exit('no GPU')\n\n"
+        "class Ends(torch.nn.Module):\n    def forward(self, x): sys.exit('no row')\n"
+    )
+    with pytest.raises(ConfigError, match=rf"linear: onnxruntime: .*m\.py:{factory}: {told}"):
+        compiled(config(tmp_path, source=f"{tmp_path}/m.py:{factory}"))
+
+
 def test_an_unknown_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no model nothing in the configuration"):
         compiled(config(tmp_path, source="m:f"), "nothing")

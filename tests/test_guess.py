@@ -165,7 +165,7 @@ def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None
     assert "expected a class with a method `predict(inputs)`, or a function, got int" in fault(f"{code}:NUMBER")
     assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, " in fault(f"{code}:nothing")
     assert "has no 'scaled'; did you mean `Scaled`?" in fault(f"{code}:scaled")
-    assert fault(f"{code}:Exits") == f"{code}:Exits: SystemExit: no licence"
+    assert fault(f"{code}:Exits") == f"{code}:Exits: raised SystemExit: no licence ({code}:35)"
     assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid, Exits? Name it: mine.py:Scaled")
 
 
@@ -608,7 +608,6 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "labels"),
     [
@@ -625,6 +624,7 @@ def test_a_label_of_triton_ends_where_its_line_does(tmp_path: Path, text: str, l
     assert model(str(folder))["outputs"][0].get("labels") == labels
 
 
+@pytest.mark.slow
 def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
@@ -842,12 +842,20 @@ def test_a_model_of_tritons_python_backend_completes_its_configuration(tmp_path:
     loaded.close()
 
 
+def test_a_configuration_is_completed_also_by_a_class_of_a_file_beside(tmp_path: Path) -> None:
+    version = completing(tmp_path / "m", TENSORS) / "1"
+    (version / "model.py").rename(version / "inner.py")
+    (version / "model.py").write_text("from inner import TritonPythonModel\n")
+    assert model(str(tmp_path / "m"))["max_rows"] == 8
+
+
 @pytest.mark.parametrize(
     ("pbtxt", "body", "told"),
     [
         (TENSORS, 'config.add_input({"name": "x", "data_type": "TYPE_FP64", "dims": [4]}); return config',
          "ValueError: add_input: 'x': data_type: got TYPE_FP64, the configuration says TYPE_FP32 ("),
         (TENSORS, 'config.add_output({"name": "y"}); return config', "add_output: 'y': got name, expected name, data_type,"),
+        (TENSORS, 'import sys; sys.exit("needs a GPU")', "auto_complete_config raised SystemExit: needs a GPU ("),
         ("max_batch_size: 9", "config.set_max_batch_size(8)", "set_max_batch_size: got 8, the configuration says 9"),
         (TENSORS, "pass", "auto_complete_config: expected the ModelConfig that it was given, got NoneType"),
         (TENSORS, 'config.as_dict()["rows"] = 8; return config', "auto_complete_config: not a model configuration of Triton: "),

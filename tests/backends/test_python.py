@@ -277,6 +277,16 @@ def test_a_fault_in_a_library_points_at_the_users_own_line(tmp_path: Path) -> No
         load_file(file, source)
 
 
+@pytest.mark.parametrize("hook", ["load", "__init__"])
+def test_a_model_that_ends_the_program_as_it_is_loaded_is_told_with_its_line(tmp_path: Path, hook: str) -> None:
+    file = tmp_path / "model.py"
+    source = (
+        f"import sys\nclass Model:\n    def {hook}(self):\n        sys.exit('no GPU')\n    def predict(self, inputs): ...\n"
+    )
+    with pytest.raises(LoadFailed, match=r"raised SystemExit: no GPU \(.*model\.py:4\)$"):
+        load_file(file, source)
+
+
 @pytest.mark.parametrize(("source", "line"), [("x = 1\ny = 2 +\n", 2), ("import json\njson.loads('{')\n", 2)])
 def test_a_file_that_cannot_be_imported_is_told_with_its_line(source: str, line: int, tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=rf"\(.*model\.py:{line}\)$"):

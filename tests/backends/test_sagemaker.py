@@ -256,6 +256,10 @@ def transform_fn(model, body, content_type, accept, context):
         ("def transform_fn(m, b, c, a): ...\ndef input_fn(b, c): ...\n", "transform_fn stands for input_fn"),
         ("def model_fn(): ...\n", "model_fn: takes 0 arguments, expected 1, or `context` behind them"),
         ("def model_fn(model_dir):\n    raise OSError('no file')\n", r"model_fn raised OSError: no file .*inference.py:2"),
+        (
+            "def model_fn(model_dir):\n    import sys\n    sys.exit('no GPU')\n",
+            r"model_fn raised SystemExit: no GPU .*inference.py:3",
+        ),
         ("import not_installed_anywhere\n", "cannot be imported: ModuleNotFoundError: No module named 'not_inst"),
         ("", "expected one .pt or .pth file, got none"),
         ("max_batch_size = 4\n\ndef model_fn(model_dir): ...\n", "max_batch_size: is of a `predict_fn` that takes lists"),

@@ -1,9 +1,12 @@
 """Code that is named by its file."""
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from backends.model_folders import forget_code
 from backends.source import load_object
@@ -27,19 +30,27 @@ def test_code_that_is_forgotten_is_imported_anew_with_its_neighbours(tmp_path: P
     assert not {"own_l", "own_2"} & sys.modules.keys()
 
 
-def test_two_threads_that_load_a_file_at_once_get_it_whole(tmp_path: Path) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    (tmp_path / "slow.py").write_text("import threading\nthreading.begun.set(), threading.go_on.wait(10)\nclass Model: ...\n")
-    threading.begun, threading.go_on = begun, go_on  # type: ignore[attr-defined]
+@pytest.mark.parametrize("lines", [("{wait}", "class Model: ..."), ("class Model: ...", "{wait}")])
+def test_two_threads_that_load_a_file_at_once_get_it_whole(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    begun, go_on = os.pipe(), os.pipe()
+    wait = f"os.write({begun[1]}, b'x'), os.read({go_on[0]}, 1)"
+    (tmp_path / "slow.py").write_text("\n".join(["import os", *lines, "whole = True"]).format(wait=wait))
+
+    def loaded() -> tuple[object, bool]:
+        found = load_object(f"{tmp_path}/slow.py:Model")
+        return found, hasattr(sys.modules[found.__module__], "whole")
+
     try:
         with ThreadPoolExecutor(2) as threads:
-            one = threads.submit(load_object, f"{tmp_path}/slow.py:Model")
-            assert begun.wait(10)
-            other = threads.submit(load_object, f"{tmp_path}/slow.py:Model")
-            threading.Timer(0.1, go_on.set).start()  # once the other has looked; where it has not yet, this tests less
-            assert one.result() is other.result()
+            one = threads.submit(loaded)
+            os.read(begun[0], 1)
+            other = threads.submit(loaded)
+            # Once the other has looked; where it has not yet, this tests less.
+            threading.Timer(0.1, os.write, (go_on[1], b"x")).start()
+            assert one.result() == other.result() == (one.result()[0], True)
     finally:
-        del threading.begun, threading.go_on  # type: ignore[attr-defined]
+        for end in (*begun, *go_on):
+            os.close(end)
 
 
 def test_a_file_that_loads_itself_from_another_thread_gets_what_it_has_by_then(tmp_path: Path) -> None:

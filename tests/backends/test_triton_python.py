@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, get_args
 
@@ -330,6 +330,54 @@ def test_a_model_that_is_not_decoupled_sends_one_response(tmp_path: Path, script
     served.session.close()
 
 
+KEEPS = """
+import time
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    kept = None
+
+    def execute(self, requests):
+        (request,) = requests
+        if self.kept is None:
+            self.kept = request.get_response_sender()
+            return None
+        (script,) = request.inputs()[0].as_numpy()
+        until = time.monotonic() + 10
+        while script == b"wait" and not request.is_cancelled() and time.monotonic() < until:
+            time.sleep(0.001)
+        cancelled = [self.kept.is_cancelled(), request.is_cancelled()]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("VALUE", [int(each) for each in cancelled])])]
+"""
+
+
+def test_a_cancelled_run_of_a_model_that_keeps_its_sender_ends_and_one_that_goes_on_answers(tmp_path: Path) -> None:
+    served = Served(tmp_path, KEEPS, "max_batch_size: 0")
+
+    def cancelled(script: str) -> "Future[Tensors]":
+        running: Future[Tensors] = Future()
+
+        def run() -> None:
+            try:
+                running.set_result(served.session.run({"SCRIPT": np.array([script.encode()], object)}, {}))
+            except BaseException as exc:
+                running.set_exception(exc)
+
+        threading.Thread(target=run, daemon=True).start()
+        until = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < until and not wait([running], 0.002).done:
+            served.session.cancel()
+        return running
+
+    with pytest.raises(RunCancelled):
+        cancelled("keep").result(0)
+    assert cancelled("wait").result(0)["VALUE"].tolist() == [1, 1]
+    served.session.cancel()  # nothing runs
+    assert served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["VALUE"].tolist() == [1, 0]
+    served.session.close()
+
+
 @pytest.mark.parametrize("returned", ["None", "[]", "[None]", "requests * 2"])
 def test_what_execute_should_return_for_a_request_is_told(tmp_path: Path, returned: str) -> None:
     code = f"class TritonPythonModel:\n    def execute(self, requests): return {returned}\n"
@@ -495,6 +543,9 @@ class TritonPythonModel:
     def execute(self, requests):
         (request,) = requests
         codes = set(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy().ravel().tolist()) - {b"1", b""}
+        if b"KEEP" in codes:
+            self.kept = request.get_response_sender()
+            return None
         if codes:
             code = getattr(pb_utils.TritonError, codes.pop().decode())
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError("said so", code))]
@@ -621,6 +672,13 @@ def test_a_request_tells_what_time_is_left(codes: str) -> None:
 
     assert left_us() == 0
     assert 0 < left_us(timeout=5_000_000) < 5_000_000
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_model_that_keeps_its_sender_is_left_at_the_deadline(codes: str, isolation: str) -> None:
+    status, answer = asked(codes, isolation, "KEEP", timeout=200_000)
+    assert (status, answer["error"].split(",")[0]) == (504, f"{isolation}:1/python: still running at the deadline")
+    assert asked(codes, isolation, "")[0] == 200
 
 
 def test_a_model_keeps_a_state_for_each_sequence(codes: str) -> None:

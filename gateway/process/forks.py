@@ -37,9 +37,16 @@ def keep_from_forks(holder: HoldsDescriptors) -> None:
 
 
 def keep_signals_from_forks(numbers: Iterable[int]) -> None:
-    """Before this process handles them in its own way, for good: to its forks they go on to mean what they mean now."""
+    """Before this process handles them in its own way, for good: to its forks they go on to mean what they mean now.
+
+    But for Ctrl-C's. A terminal sends it to all of them, and what is in flight may need them to the end of the drain.
+    """
     for number in numbers:
-        _usual.setdefault(number, signal.getsignal(number))
+        _usual.setdefault(number, _nothing if number == signal.SIGINT else signal.getsignal(number))
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """Not SIG_IGN, which programs that the fork starts would inherit."""
 
 
 def descriptor_of(transport: asyncio.BaseTransport | None) -> int:

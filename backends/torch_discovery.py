@@ -135,8 +135,26 @@ def _without_changed_buffers(found: Found, call: Callable[..., Any], before: dic
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Buffers, where NaN is as good as a number."""
-    return one.shape == other.shape and bool(one.isclose(other, rtol=0, atol=0, equal_nan=True).all())
+    """Buffers, where NaN is as good as a number. Those that PyTorch cannot compare count as equal."""
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    try:
+        return all(
+            part.shape == of_other.shape and bool(part.isclose(of_other, rtol=0, atol=0, equal_nan=True).all())
+            for part, of_other in zip(_comparable(one), _comparable(other), strict=True)
+        )
+    except RuntimeError:
+        return True
+
+
+def _comparable(buffer: Any) -> tuple[Any, ...]:
+    """Dense tensors that say all that it holds; of a sparse one, which may be far larger when dense, indices and values."""
+    if buffer.is_quantized:
+        return (buffer.dequantize(),)
+    if buffer.layout == _torch().strided:
+        return (buffer,)
+    sparse = buffer.to_sparse_coo().coalesce()
+    return sparse.indices(), sparse.values()
 
 
 def _quantises(call: Callable[..., Any]) -> bool:

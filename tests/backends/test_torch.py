@@ -458,3 +458,37 @@ def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used:
         model, options = f"{__file__}:Counted", {"used": used}
     found = torch_discovery.read(model=model, example=None if form == "exported" else {"x": x.numpy()}, factory_options=options)
     assert (found.max_rows, found.notes[-1].partition(", so ")[0]) == (0, "its forward changes 'total'")
+
+
+class Holding(torch.nn.Module):
+    """A buffer of a layout that `isclose` does not take; counts: its forward changes it."""
+
+    def __init__(self, layout: str, *, counts: bool = False) -> None:
+        super().__init__()
+        self.layout, self.counts = layout, counts
+        self.register_buffer("held", self.made_of(torch.eye(4)))
+
+    def made_of(self, dense: torch.Tensor) -> torch.Tensor:
+        if self.layout == "quantised":
+            return torch.quantize_per_tensor(dense, 0.5, 0, torch.quint8)
+        return {"coo": dense.to_sparse_coo, "csr": dense.to_sparse_csr, "bsr": lambda: dense.to_sparse_bsr((2, 2))}[
+            self.layout
+        ]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            dense = self.held.dequantize() if self.layout == "quantised" else self.held.to_dense()
+            self.held = self.made_of(dense + torch.eye(4))
+        return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # PyTorch's, of these layouts
+@pytest.mark.parametrize("layout", ["coo", "csr", "bsr", "quantised"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_buffers_of_every_layout_are_compared(layout: str, counts: bool) -> None:
+    found = torch_discovery.read(
+        model=f"{__file__}:Holding",
+        example={"x": np.ones((1, 4), np.float32)},
+        factory_options={"layout": layout, "counts": counts},
+    )
+    assert (found.max_rows, any("changes 'held'" in note for note in found.notes)) == ((0, True) if counts else (32, False))

@@ -33,11 +33,14 @@ class Why(NamedTuple):
 
 FAIL: Final = Why("several rows at once fail, where one runs")
 
-# How far answers to one row may be apart, in parts of the largest: in batches of one size, whose kernels are the same; in a
+# How far answers to one row may be apart, in parts of their size: in batches of one size, whose kernels are the same; in a
 # batch and alone; and where each batch is quantised by its own range (all-MiniLM-L6-v2, int8: 0.18 of short rows, 2026-11-29).
 _SAME_SIZE: Final = 1e-3
 _OTHER_SIZE: Final = 1e-2
 _OTHER_RANGE: Final = 0.5
+_MOST_ROUNDED: Final = (
+    16  # what the rounding of numbers near zero is of at most, as of a softmax's logarithm it is of the logits
+)
 
 
 def spent() -> tuple[float, float, int]:
@@ -152,19 +155,28 @@ def of_floats(array: np.ndarray) -> bool:
 
 
 def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
-    """Whether floats are no further apart than this share of the largest, and all else is equal.
+    """Whether floats are no further apart than this share of those that differ at all, and all else is equal.
 
+    What is equal says nothing of the rest, as a mask's -1e9 beside scores: it counts for the rounding of small numbers only.
     Of what each batch quantises by its own range only floats can be told: a label may be another.
     """
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     if not of_floats(one):
         return share == _OTHER_RANGE or bool(np.array_equal(one, two))
+    of_rounding = share if one.itemsize == 2 else share / 1000
     one, two = one.astype(float), two.astype(float)
-    both = np.concatenate([one, two])
-    largest = np.max(np.abs(both), where=np.isfinite(both), initial=0)
-    with np.errstate(invalid="ignore"):
-        return bool(((np.abs(one - two) <= share * largest) | (one == two) | (np.isnan(one) & np.isnan(two))).all())
+    apart = ~((one == two) | (np.isnan(one) & np.isnan(two)))
+    if not apart.any():
+        return True
+    sizes = np.maximum(np.abs(one[apart]), np.abs(two[apart]))
+    if not np.isfinite(sizes).all():
+        return False
+    largest = np.max(np.abs(one), where=np.isfinite(one), initial=0)
+    # Batches of one size give most numbers alike, bit by bit. So there the smaller of those that differ are the measure.
+    usual = np.quantile(sizes, 0.25) if share == _SAME_SIZE else sizes.max()
+    allowed = share * np.maximum(sizes, usual) + of_rounding * min(largest, _MOST_ROUNDED)
+    return bool((np.abs(one[apart] - two[apart]) <= allowed).all())
 
 
 def drawn(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:

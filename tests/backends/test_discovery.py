@@ -92,6 +92,11 @@ def attended(x: np.ndarray) -> np.ndarray:
         (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
         (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
         (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
+        (lambda x: np.hstack([x - x.mean(0), x * 50_000]), "the other rows of a batch change"),  # large numbers hide nothing
+        (lambda x: np.where(x > 0.5, np.finfo(x.dtype).min, x - x.mean(0)), "the other rows of a batch change"),
+        (lambda x: x - x.mean(0) - [1e4, 0, 1e4, 0], "the other rows of a batch change"),
+        (lambda x: x + 1e-6 * len(x), None),  # kernels for other sizes round otherwise
+        (lambda x: np.hstack([x * 0 - 16, x * 0 - 1e-6 * len(x)]), None),  # and what is near zero, as what it is taken from
         (lambda x: np.where(x < 0, np.nan, x + (x < 0).any()), None),  # made for positive numbers
         (lambda x: x + only_positive(x), None),
     ],

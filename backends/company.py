@@ -6,6 +6,7 @@ it is, such as a maximum over the rows, shows in a row that is run alone. So the
 a normalisation takes out again, and the first must have the smallest numbers.
 """
 
+import re
 import resource
 import sys
 import time
@@ -38,9 +39,9 @@ FAIL: Final = Why("several rows at once fail, where one runs")
 _SAME_SIZE: Final = 1e-3
 _OTHER_SIZE: Final = 1e-2
 _OTHER_RANGE: Final = 0.5
-_MOST_ROUNDED: Final = (
-    16  # what the rounding of numbers near zero is of at most, as of a softmax's logarithm it is of the logits
-)
+_NUMBER: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)")
+# What the rounding of numbers near zero is of at most, as that of a softmax's logarithm is of the logits.
+_MOST_ROUNDED: Final = 16
 
 
 def spent() -> tuple[float, float, int]:
@@ -163,7 +164,8 @@ def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     if not of_floats(one):
-        return share == _OTHER_RANGE or bool(np.array_equal(one, two))
+        alike = share == _OTHER_RANGE or bool(np.array_equal(one, two))
+        return alike or (share == _OTHER_SIZE and one.dtype.kind == "O" and _near_in_texts(one, two))
     of_rounding = share if one.itemsize == 2 else share / 1000
     one, two = one.astype(float), two.astype(float)
     apart = ~((one == two) | (np.isnan(one) & np.isnan(two)))
@@ -177,6 +179,24 @@ def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     usual = np.quantile(sizes, 0.25) if share == _SAME_SIZE else sizes.max()
     allowed = share * np.maximum(sizes, usual) + of_rounding * min(largest, _MOST_ROUNDED)
     return bool((np.abs(one[apart] - two[apart]) <= allowed).all())
+
+
+def _near_in_texts(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether fractions in texts, as of JSON, are as near as the floats of other sizes are, and all else is equal."""
+    numbers: list[tuple[float, float]] = []
+    for text, other in zip(one.flat, two.flat, strict=True):
+        parts, others = (
+            _NUMBER.split(each.decode("latin-1") if isinstance(each, bytes) else str(each)) for each in (text, other)
+        )
+        if len(parts) != len(others):
+            return False
+        for index, (part, of_other) in enumerate(zip(parts, others, strict=True)):
+            if index % 2 and not (part.lstrip("-").isdigit() and of_other.lstrip("-").isdigit()):
+                numbers.append((float(part), float(of_other)))
+            elif part != of_other:
+                return False
+    of_one, of_two = np.array(numbers, float).reshape(-1, 2).T
+    return _near(of_one, of_two, _OTHER_SIZE)
 
 
 def drawn(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:

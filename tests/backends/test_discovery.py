@@ -93,7 +93,7 @@ def attended(x: np.ndarray) -> np.ndarray:
         (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
         (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
         (lambda x: np.hstack([x - x.mean(0), x * 50_000]), "the other rows of a batch change"),  # large numbers hide nothing
-        (lambda x: np.where(x > 0.5, np.finfo(x.dtype).min, x - x.mean(0)), "the other rows of a batch change"),
+        (lambda x: np.where(x > 0.1, np.finfo(x.dtype).min, x - x.mean(0)), "the other rows of a batch change"),
         (lambda x: x - x.mean(0) - [1e4, 0, 1e4, 0], "the other rows of a batch change"),
         (lambda x: x + 1e-6 * len(x), None),  # kernels for other sizes round otherwise
         (lambda x: np.hstack([x * 0 - 16, x * 0 - 1e-6 * len(x)]), None),  # and what is near zero, as what it is taken from
@@ -210,12 +210,20 @@ def test_a_model_without_inputs_has_no_rows() -> None:
         (lambda x: float(x.sum()), 0, ()),
         (dice, 1, (-1, 4)),
         (lambda x: np.array([["a"]] * len(x)), 32, (-1, 1)),
+        (lambda x: texts('{"score": %r, "id": 7}', x[:, 0] * (1 + 1e-7 * len(x))), 32, (-1,)),  # other kernels, other roundings
+        (lambda x: texts("[0.5, %r]", x[:, 0] * 0 + 1e-7 * (len(x) - 1)), 32, (-1,)),  # 0.0 and 3e-07
+        (lambda x: texts("%r", x[:, 0] + 0.1 * x[:, 0].max()), 1, (-1,)),
+        (lambda x: texts("%r", -300 - (x[:, 0] == x[:, 0].max()).astype(int)), 1, (-1,)),
     ],
 )
 def test_an_example_is_run_alone_and_with_others_made_of_it(function: Any, max_rows: int, shape: tuple[int, ...]) -> None:
     found = from_example(run_of(function), {"x": np.array([[1, 2, 3, 5]], np.float32)})
     assert (found.max_rows, found.outputs[0].shape) == (max_rows, shape)
     assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
+
+
+def texts(template: str, numbers: np.ndarray) -> np.ndarray:
+    return np.array([template % number for number in numbers.astype(np.float64 if numbers.dtype.kind == "f" else int).tolist()])
 
 
 def normalised_rows(x: np.ndarray) -> np.ndarray:

@@ -66,11 +66,12 @@ def told(
     """How these three rows change each other's answers. None: a batch of them fails.
 
     alone: the answer to the first one; None: it fails. quantises: whether the model takes scales from the range of each batch;
-    asked only where answers differ. Where all is well and took little, the same numbers with both signs are tried too.
+    asked only where answers differ. Where all is well and took little by the clock, the same numbers with both
+    signs are tried too.
     """
-    before = spent()
+    before = spent()[0]
     why = _told(run, rows, alone, quantises)
-    if why == Why() and since(before, spent())[0] <= _MOST_S_BEFORE_SIGNS:
+    if why == Why() and spent()[0] - before <= _MOST_S_BEFORE_SIGNS:
         return _told_of_signs(run, rows, quantises)
     return why
 

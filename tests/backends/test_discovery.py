@@ -191,6 +191,20 @@ def test_more_rows_than_one_are_tried_only_where_that_takes_little(
         assert (rows[:2], found.max_rows) == ([1, 4], 32 if fails else 0)
 
 
+@pytest.mark.parametrize(("clock_s", "tried"), [(0.4, [1, 4, 4, 1, 4, 4]), (0.6, [1, 4, 4])])
+def test_numbers_below_0_are_tried_where_the_others_took_less_than_a_second_by_the_clock(
+    clock_s: float, tried: list[int]
+) -> None:
+    rows: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        rows.append(len(arrays["x"]))
+        return {"y": arrays["x"] * 2}
+
+    from_shapes((spec("x", -1, 4),), (spec("y", -1, 4),), run, spent=lambda: (clock_s * len(rows), 0.1 * len(rows), 0))
+    assert rows == tried
+
+
 def test_a_model_without_inputs_has_no_rows() -> None:
     found = from_shapes((), (spec("y", 1, 2),))
     assert (found.outputs[0].shape, found.max_rows, found.notes) == (

@@ -10,7 +10,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -59,15 +59,15 @@ def since(before: tuple[float, float, int], now: tuple[float, float, int]) -> tu
 def told(
     run: Run,
     rows: Tensors,
-    alone: Tensors | None,
+    alone: Callable[[], Tensors | None],
     quantises: Callable[[], bool],
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Why | None:
     """How these three rows change each other's answers. None: a batch of them fails.
 
-    alone: the answer to the first one; None: it fails. quantises: whether the model takes scales from the range of each batch;
-    asked only where answers differ. Where all is well and took little by the clock, the same numbers with both
-    signs are tried too.
+    alone: gives the answer to the first one; None: it fails. Asked only where a batch runs. quantises: whether the model takes
+    scales from the range of each batch; asked only where answers differ. Where all is well and took little by the clock, the
+    same numbers with both signs are tried too.
     """
     before = spent()[0]
     why = _told(run, rows, alone, quantises)
@@ -100,10 +100,10 @@ def has_nan(arrays: Tensors) -> bool:
     return any(of_floats(array) and bool(np.isnan(array.astype(float)).any()) for array in arrays.values())
 
 
-def _told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[], bool]) -> Why | None:
-    batch, other = tried(run, rows, [0, 1, 2, 2]), tried(run, rows, [2, 1, 1, 0])
-    if batch is None or other is None:
+def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], quantises: Callable[[], bool]) -> Why | None:
+    if (batch := tried(run, rows, [0, 1, 2, 2])) is None or (other := tried(run, rows, [2, 1, 1, 0])) is None:
         return None
+    alone = answer_alone()
     if any(answers.keys() != batch.keys() for answers in (other, alone or other)):
         return Why("its outputs are others for other rows")
     for name, answers in batch.items():
@@ -142,7 +142,7 @@ def _told_of_signs(run: Run, rows: Tensors, quantises: Callable[[], bool]) -> Wh
 
     run = without_nan(run)
     alone = tried(run, signed, [0])
-    return (_told(run, signed, alone, quantises) or Why()) if alone is not None else Why()
+    return (_told(run, signed, lambda: alone, quantises) or Why()) if alone is not None else Why()
 
 
 def _signed(rows: np.ndarray) -> np.ndarray:
@@ -231,9 +231,13 @@ def _in(datatype: str, array: np.ndarray) -> np.ndarray:
     return array.astype(NUMPY[datatype])
 
 
-def rows_like(example: Tensors, run: Run) -> Iterator[Tensors]:
-    """Three rows each, made of the example's: first those that show most, last what the model takes, input by input."""
-    own = {name: array[np.arange(2, -1, -1) % len(array)] for name, array in example.items()}
+def rows_of(example: Tensors) -> Tensors:
+    """Three rows of the example's own, its first one last."""
+    return {name: array[np.arange(2, -1, -1) % len(array)] for name, array in example.items()}
+
+
+def rows_like(own: Tensors) -> list[Tensors]:
+    """Three rows each, made of three of an example: first those that show most."""
     kinds: list[Tensors] = []
     for integers, texts in ((_mixed, _longer), (_lessened, np.copy)):
         random = np.random.default_rng(0)
@@ -244,13 +248,29 @@ def rows_like(example: Tensors, run: Run) -> Iterator[Tensors]:
             else:
                 rows[name] = _scaled(array, random) if of_floats(array) else integers(array, random)
         kinds.append(rows)
-        if any(map(_differ, rows.values())):
-            yield rows
+    return [rows for rows in kinds if any(map(_differ, rows.values()))]
+
+
+def rows_taken(run: Run, own: Tensors, kinds: Iterable[Tensors], in_time: Callable[[], bool]) -> Tensors:
+    """The example's rows, with as many inputs of these kinds as the model takes: texts, then the rest by halves, while in time.
+
+    Those that it takes in rows that run alone, and not at once, say enough.
+    """
     rows = own
-    for name in own:
-        changed = (rows | {name: kind[name]} for kind in kinds if _differ(kind[name]))
-        rows = next((each for each in changed if each_runs(run, each)), rows)
-    yield rows
+    for kind in kinds:
+        names = [name for name in own if rows[name] is own[name] and _differ(kind[name])]
+        texts = [name for name in names if own[name].dtype.kind == "O"]
+        waiting = [part for part in ([name for name in names if name not in texts], texts) if part]
+        while waiting and in_time():
+            names = waiting.pop()
+            changed = rows | {name: kind[name] for name in names}
+            if tried(run, changed, [0, 1, 2]) is not None:
+                rows = changed
+            elif each_runs(run, changed):
+                return changed
+            elif len(names) > 1:
+                waiting += [names[len(names) // 2 :], names[: len(names) // 2]]
+    return rows
 
 
 def _differ(rows: np.ndarray) -> bool:

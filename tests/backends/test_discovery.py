@@ -145,7 +145,7 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
         signed = [(1, 64), (4, 64), (4, 64)] if datatype in ("FP16", "BF16", "FP32", "FP64") else []
-        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
 
 
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
@@ -297,6 +297,57 @@ def takes(allowed: list[int]) -> Any:
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(function: Any, dtype: Any, rows: int) -> None:
     assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
+
+
+def adults(arrays: Tensors) -> Tensors:
+    """Of 31 inputs, one refuses numbers that an example may have lessened."""
+    if (arrays["x29"] < 18).any():
+        raise ExecutionFailed("x29: expected 18 or more")
+    if len({len(text) for text in arrays["ragged"].flat}) > 1:
+        raise ExecutionFailed("texts of one length expected")
+    return {"y": sum(array for name, array in arrays.items() if name != "ragged")}
+
+
+@pytest.mark.parametrize(
+    ("run_s", "ragged", "max_rows", "most_runs"),
+    [
+        (0.01, False, 32, 35),
+        (0.1, False, 32, 30),  # two seconds for rows that it takes, and the runs that judge these
+        (1.0, False, 32, 10),
+        (0.1, True, 1, 30),  # each text runs alone, and several at once fail
+    ],
+)
+def test_what_a_model_takes_of_many_inputs_is_found_in_little_time(
+    run_s: float, ragged: bool, max_rows: int, most_runs: int
+) -> None:
+    runs: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        runs.append(len(arrays["x29"]))
+        return adults(arrays if ragged else arrays | {"ragged": np.array([""])})
+
+    example = {f"x{index}": np.array([44.0]) for index in range(30)} | {"ragged": np.array(["red"])}
+    found = from_example(run, example, spent=lambda: (run_s * len(runs), run_s * len(runs), 0))
+    assert (found.max_rows, len(runs) <= most_runs) == (max_rows, True), len(runs)
+
+
+def test_rows_are_judged_by_all_inputs_that_may_be_changed() -> None:
+    def run(arrays: Tensors) -> Tensors:
+        return adults(arrays | {"ragged": np.array([""])}) | {"z": arrays["x7"] - arrays["x7"].mean()}
+
+    found = from_example(run, {f"x{index}": np.array([44.0]) for index in range(30)})
+    assert (found.max_rows, "change a row's answer in 'z'" in found.notes[0]) == (1, True)
+
+
+def test_what_takes_one_row_only_is_told_in_three_runs() -> None:
+    rows: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        rows.append(len(arrays["x"]))
+        return run_of(only_one)(arrays)
+
+    assert from_example(run, {"x": np.ones((1, 4))}).max_rows == 1
+    assert rows == [1, 4, 4]
 
 
 def test_what_takes_other_numbers_of_rows_only_is_not_batched() -> None:

@@ -492,3 +492,36 @@ def test_buffers_of_every_layout_are_compared(layout: str, counts: bool) -> None
         factory_options={"layout": layout, "counts": counts},
     )
     assert (found.max_rows, any("changes 'held'" in note for note in found.notes)) == ((0, True) if counts else (32, False))
+
+
+class Writing(torch.nn.Module):
+    """What it writes into its buffer when it is first run: a table, or what tells of that run's numbers.
+
+    Of a table that is noted, it knows elsewhere that it is there.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what: str = what
+        self.written = False
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("kept", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "largest" and self.inner.kept.numel() > 0:
+            self.inner.kept = torch.maximum(self.inner.kept, x.max())
+        if self.inner.kept.numel() == 0 and not (self.what == "noted" and self.written):
+            self.inner.kept = x.max().reshape(1) if self.what in ("first", "largest") else torch.arange(4.0)
+            self.written = True
+        return x + self.inner.kept[-1]
+
+
+@pytest.mark.parametrize(("what", "max_rows"), [("table", 32), ("noted", 32), ("first", 0), ("largest", 0)])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_buffer_that_is_only_a_memo_is_no_state(what: str, max_rows: int, scripted: bool, tmp_path: Path) -> None:
+    model, options = f"{__file__}:Writing", {"what": what}
+    if scripted:
+        model, options = str(tmp_path / "m.pt"), {}
+        torch.jit.script(Writing(what)).save(model)
+    found = torch_discovery.read(model=model, example={"x": np.ones((2, 4), np.float32)}, factory_options=options)
+    assert (found.max_rows, any("changes 'inner.kept'" in note for note in found.notes)) == (max_rows, max_rows == 0)

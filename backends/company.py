@@ -6,10 +6,11 @@ it is, such as a maximum over the rows, shows in a row that is run alone. So the
 a normalisation takes out again, and the first must have the smallest numbers.
 """
 
+import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,11 +34,14 @@ class Why(NamedTuple):
 
 FAIL: Final = Why("several rows at once fail, where one runs")
 
-# How far answers to one row may be apart, in parts of the largest: in batches of one size, whose kernels are the same; in a
+# How far answers to one row may be apart, in parts of their size: in batches of one size, whose kernels are the same; in a
 # batch and alone; and where each batch is quantised by its own range (all-MiniLM-L6-v2, int8: 0.18 of short rows, 2026-11-29).
 _SAME_SIZE: Final = 1e-3
 _OTHER_SIZE: Final = 1e-2
 _OTHER_RANGE: Final = 0.5
+_NUMBER: Final = re.compile(r"(-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)")
+# What the rounding of numbers near zero is of at most, as that of a softmax's logarithm is of the logits.
+_MOST_ROUNDED: Final = 16
 
 
 def spent() -> tuple[float, float, int]:
@@ -55,18 +59,19 @@ def since(before: tuple[float, float, int], now: tuple[float, float, int]) -> tu
 def told(
     run: Run,
     rows: Tensors,
-    alone: Tensors | None,
+    alone: Callable[[], Tensors | None],
     quantises: Callable[[], bool],
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Why | None:
     """How these three rows change each other's answers. None: a batch of them fails.
 
-    alone: the answer to the first one; None: it fails. quantises: whether the model takes scales from the range of each batch;
-    asked only where answers differ. Where all is well and took little, the same numbers with both signs are tried too.
+    alone: gives the answer to the first one; None: it fails. Asked only where a batch runs. quantises: whether the model takes
+    scales from the range of each batch; asked only where answers differ. Where all is well and took little by the clock, the
+    same numbers with both signs are tried too.
     """
-    before = spent()
+    before = spent()[0]
     why = _told(run, rows, alone, quantises)
-    if why == Why() and since(before, spent())[0] <= _MOST_S_BEFORE_SIGNS:
+    if why == Why() and spent()[0] - before <= _MOST_S_BEFORE_SIGNS:
         return _told_of_signs(run, rows, quantises)
     return why
 
@@ -95,10 +100,10 @@ def has_nan(arrays: Tensors) -> bool:
     return any(of_floats(array) and bool(np.isnan(array.astype(float)).any()) for array in arrays.values())
 
 
-def _told(run: Run, rows: Tensors, alone: Tensors | None, quantises: Callable[[], bool]) -> Why | None:
-    batch, other = tried(run, rows, [0, 1, 2, 2]), tried(run, rows, [2, 1, 1, 0])
-    if batch is None or other is None:
+def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], quantises: Callable[[], bool]) -> Why | None:
+    if (batch := tried(run, rows, [0, 1, 2, 2])) is None or (other := tried(run, rows, [2, 1, 1, 0])) is None:
         return None
+    alone = answer_alone()
     if any(answers.keys() != batch.keys() for answers in (other, alone or other)):
         return Why("its outputs are others for other rows")
     for name, answers in batch.items():
@@ -137,7 +142,7 @@ def _told_of_signs(run: Run, rows: Tensors, quantises: Callable[[], bool]) -> Wh
 
     run = without_nan(run)
     alone = tried(run, signed, [0])
-    return (_told(run, signed, alone, quantises) or Why()) if alone is not None else Why()
+    return (_told(run, signed, lambda: alone, quantises) or Why()) if alone is not None else Why()
 
 
 def _signed(rows: np.ndarray) -> np.ndarray:
@@ -152,19 +157,47 @@ def of_floats(array: np.ndarray) -> bool:
 
 
 def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
-    """Whether floats are no further apart than this share of the largest, and all else is equal.
+    """Whether floats are no further apart than this share of those that differ at all, and all else is equal.
 
+    What is equal says nothing of the rest, as a mask's -1e9 beside scores: it counts for the rounding of small numbers only.
     Of what each batch quantises by its own range only floats can be told: a label may be another.
     """
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     if not of_floats(one):
-        return share == _OTHER_RANGE or bool(np.array_equal(one, two))
+        alike = share == _OTHER_RANGE or bool(np.array_equal(one, two))
+        return alike or (share == _OTHER_SIZE and one.dtype.kind == "O" and _near_in_texts(one, two))
+    of_rounding = share if one.itemsize == 2 else share / 1000
     one, two = one.astype(float), two.astype(float)
-    both = np.concatenate([one, two])
-    largest = np.max(np.abs(both), where=np.isfinite(both), initial=0)
-    with np.errstate(invalid="ignore"):
-        return bool(((np.abs(one - two) <= share * largest) | (one == two) | (np.isnan(one) & np.isnan(two))).all())
+    apart = ~((one == two) | (np.isnan(one) & np.isnan(two)))
+    if not apart.any():
+        return True
+    sizes = np.maximum(np.abs(one[apart]), np.abs(two[apart]))
+    if not np.isfinite(sizes).all():
+        return False
+    largest = np.max(np.abs(one), where=np.isfinite(one), initial=0)
+    # Batches of one size give most numbers alike, bit by bit. So there the smaller of those that differ are the measure.
+    usual = np.quantile(sizes, 0.25) if share == _SAME_SIZE else sizes.max()
+    allowed = share * np.maximum(sizes, usual) + of_rounding * min(largest, _MOST_ROUNDED)
+    return bool((np.abs(one[apart] - two[apart]) <= allowed).all())
+
+
+def _near_in_texts(one: np.ndarray, two: np.ndarray) -> bool:
+    """Whether fractions in texts, as of JSON, are as near as the floats of other sizes are, and all else is equal."""
+    numbers: list[tuple[float, float]] = []
+    for text, other in zip(one.flat, two.flat, strict=True):
+        parts, others = (
+            _NUMBER.split(each.decode("latin-1") if isinstance(each, bytes) else str(each)) for each in (text, other)
+        )
+        if len(parts) != len(others):
+            return False
+        for index, (part, of_other) in enumerate(zip(parts, others, strict=True)):
+            if index % 2 and not (part.lstrip("-").isdigit() and of_other.lstrip("-").isdigit()):
+                numbers.append((float(part), float(of_other)))
+            elif part != of_other:
+                return False
+    of_one, of_two = np.array(numbers, float).reshape(-1, 2).T
+    return _near(of_one, of_two, _OTHER_SIZE)
 
 
 def drawn(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
@@ -198,9 +231,13 @@ def _in(datatype: str, array: np.ndarray) -> np.ndarray:
     return array.astype(NUMPY[datatype])
 
 
-def rows_like(example: Tensors, run: Run) -> Iterator[Tensors]:
-    """Three rows each, made of the example's: first those that show most, last what the model takes, input by input."""
-    own = {name: array[np.arange(2, -1, -1) % len(array)] for name, array in example.items()}
+def rows_of(example: Tensors) -> Tensors:
+    """Three rows of the example's own, its first one last."""
+    return {name: array[np.arange(2, -1, -1) % len(array)] for name, array in example.items()}
+
+
+def rows_like(own: Tensors) -> list[Tensors]:
+    """Three rows each, made of three of an example: first those that show most."""
     kinds: list[Tensors] = []
     for integers, texts in ((_mixed, _longer), (_lessened, np.copy)):
         random = np.random.default_rng(0)
@@ -211,13 +248,29 @@ def rows_like(example: Tensors, run: Run) -> Iterator[Tensors]:
             else:
                 rows[name] = _scaled(array, random) if of_floats(array) else integers(array, random)
         kinds.append(rows)
-        if any(map(_differ, rows.values())):
-            yield rows
+    return [rows for rows in kinds if any(map(_differ, rows.values()))]
+
+
+def rows_taken(run: Run, own: Tensors, kinds: Iterable[Tensors], in_time: Callable[[], bool]) -> Tensors:
+    """The example's rows, with as many inputs of these kinds as the model takes: texts, then the rest by halves, while in time.
+
+    Those that it takes in rows that run alone, and not at once, say enough.
+    """
     rows = own
-    for name in own:
-        changed = (rows | {name: kind[name]} for kind in kinds if _differ(kind[name]))
-        rows = next((each for each in changed if each_runs(run, each)), rows)
-    yield rows
+    for kind in kinds:
+        names = [name for name in own if rows[name] is own[name] and _differ(kind[name])]
+        texts = [name for name in names if own[name].dtype.kind == "O"]
+        waiting = [part for part in ([name for name in names if name not in texts], texts) if part]
+        while waiting and in_time():
+            names = waiting.pop()
+            changed = rows | {name: kind[name] for name in names}
+            if tried(run, changed, [0, 1, 2]) is not None:
+                rows = changed
+            elif each_runs(run, changed):
+                return changed
+            elif len(names) > 1:
+                waiting += [names[len(names) // 2 :], names[: len(names) // 2]]
+    return rows
 
 
 def _differ(rows: np.ndarray) -> bool:

@@ -24,6 +24,8 @@ from backends.company import (
     each_runs,
     has_nan,
     rows_like,
+    rows_of,
+    rows_taken,
     since,
     spent,
     told,
@@ -35,8 +37,9 @@ from backends.datatypes import datatype_of, normalised
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
 _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
-_MOST_S: Final = 2.0  # for these
+_MOST_S: Final = 2.0  # for these, and for finding rows made of an example that a model takes
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
+_OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
 
 def _sizes_are_those(of: str) -> str:
@@ -92,7 +95,12 @@ def from_shapes(
 
 
 def from_example(
-    run: Run, example: Tensors, *, sizes_of: str = "of the example", quantises: Callable[[], bool] = lambda: False
+    run: Run,
+    example: Tensors,
+    *,
+    sizes_of: str = "of the example",
+    quantises: Callable[[], bool] = lambda: False,
+    spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
@@ -111,7 +119,7 @@ def from_example(
     def again(arrays: Tensors) -> Tensors:
         return normalised(run(arrays))
 
-    why = _told_of_example(again if has_nan(once) else without_nan(again), given, quantises)
+    why = _told_of_example(again if has_nan(once) else without_nan(again), given, quantises, spent)
     if not why.what:
         only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
         return Found(_open(inputs), _open(outputs), MOST_ROWS, () if only_rows else (sizes,))
@@ -120,15 +128,33 @@ def from_example(
     return Found(inputs, outputs, 0, (_note(why), sizes))
 
 
-def _told_of_example(run: Run, example: Tensors, quantises: Callable[[], bool]) -> Why:
-    for rows in rows_like(example, run):
-        alone = tried(run, rows, [0])
-        why = told(run, rows, alone, quantises)
-        if why is not None:
+def _told_of_example(
+    run: Run, example: Tensors, quantises: Callable[[], bool], spent: Callable[[], tuple[float, float, int]]
+) -> Why:
+    until = spent()[0] + _MOST_S
+
+    def in_time() -> bool:
+        return spent()[0] <= until
+
+    def told_of(rows: Tensors) -> Why | None:
+        return told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)
+
+    own, own_fails = rows_of(example), None
+    kinds = rows_like(own)
+    for rows in kinds:
+        if not in_time():
+            break
+        if (why := told_of(rows)) is not None:
             return why
-        if alone is not None and each_runs(run, rows):
+        if own_fails is None:
+            own_fails = tried(run, own, [0, 1, 2, 2]) is None
+        if own_fails:
+            one_runs = all(len(array) == 1 for array in example.values()) or tried(run, own, [0]) is not None
+            return FAIL if one_runs else _OTHER_NUMBERS
+        if each_runs(run, rows):
             return FAIL
-    return Why("it fails on other numbers of rows than the example's")
+    rows = rows_taken(run, own, kinds, in_time)
+    return told_of(rows) or (FAIL if each_runs(run, rows) else _OTHER_NUMBERS)
 
 
 def _note(why: Why, so: str = "so each request runs alone and whole") -> str:
@@ -236,7 +262,7 @@ def _tried_rows(
         seconds, grown = since(before, spent())
         if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
             return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {grown >> 20} MiB")
-        why = told(run, drawn, alone, quantises, spent)
+        why = told(run, drawn, lambda: alone, quantises, spent)  # noqa: B023, called at once
         if why is None and alone is not None:
             why = FAIL
         if why is not None:

@@ -6,8 +6,9 @@ and a factory's module not even all of these.
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ _DATATYPES = {
 }  # fmt: skip
 
 _NAMES: Final = 3  # so many buffers are named, the rest are counted
+_RUNS_OF_MEMOS: Final = 3  # two batches, and one row
 _DYNAMIC: Final = re.compile(r"quantized::\w*dynamic|quantized_(?:lstm|gru)|DynamicQuantized")  # of graphs, and of modules
 
 
@@ -65,12 +67,11 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
         raise LoadFailed(f"{model}: the example has {', '.join(unknown)}, but the inputs are {', '.join(names)}")
     order = [name for name in names if name in examples[0]] or list(examples[0])
     others: dict[str, str] = {}
-    run = _runner(by_name(call, order), order, others)
-    buffers = _buffers(call)
+    watched = _Watched(_runner(by_name(call, order), order, others), call)
     for index, each in enumerate(examples, 1):
         arrays = normalised({name: _as_weights(call, each[name]) for name in order})
         try:
-            trial = run if index == len(examples) else without_nan(run)
+            trial = watched.run if index == len(examples) else without_nan(watched.run)
             found = from_example(trial, arrays, sizes_of=sizes_of, quantises=lambda: _quantises(call))
             break
         except OutputsRefused:
@@ -80,7 +81,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     else:
         named = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
         raise LoadFailed(f"{model}: it fails on the example ({named}): {failed}") from failed
-    found = _without_changed_buffers(found, call, buffers)
+    found = _without_changed_buffers(found, watched.changed())
     if not others:
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
@@ -116,14 +117,59 @@ def _runner(call: Callable[..., Any], order: list[str], others: dict[str, str]) 
     return run
 
 
-def _buffers(call: Callable[..., Any]) -> dict[str, Any]:
-    """Copies, by name; none of a compiled package."""
-    return {name: buffer.clone() for name, buffer in call.named_buffers()} if hasattr(call, "named_buffers") else {}
+class _Watched:
+    """A module whose runs are watched for what they change in its buffers.
+
+    What the first run writes and all others leave is a memo, as a table of positions, and no state, if other numbers write the
+    same: in the end some of the later runs are done once more, with these buffers as they were before the first.
+    """
+
+    def __init__(self, run: Run, call: Callable[..., Any]) -> None:
+        """call: the module that `run` runs, or a compiled package, which shows no buffers."""
+        self._run, self._call = run, call
+        self._runs = 0
+        self._later: list[Tensors] = []
+        self._before = {name: buffer.clone() for name, buffer in self._buffers()}
+        self._memos: dict[str, Any] = {}
+        self._changed: dict[str, None] = {}
+
+    def run(self, arrays: Tensors) -> Tensors:
+        answers = self._run(arrays)
+        self._runs += 1
+        if 1 < self._runs <= 1 + _RUNS_OF_MEMOS:
+            self._later.append(arrays)
+        for name, buffer in self._buffers():
+            if name not in self._before or _equal(self._memos.get(name, self._before[name]), buffer):
+                continue
+            if self._runs == 1:
+                self._memos[name] = buffer.clone()
+            else:
+                self._changed[name] = None
+        return answers
+
+    def changed(self) -> list[str]:
+        """Names. Where there was one run only, what it has changed."""
+        if self._runs == 1:
+            return list(self._memos)
+        for arrays in self._later if self._memos.keys() - self._changed.keys() else ():
+            for name in self._memos:
+                *owners, leaf = name.split(".")
+                setattr(reduce(getattr, owners, self._call), leaf, self._before[name].clone())
+            try:
+                self._run(arrays)
+            except BackendError:  # it knows elsewhere that the memo was written
+                continue
+            for name, buffer in self._buffers():
+                if name in self._memos and not _equal(self._memos[name], buffer) and not _equal(self._before[name], buffer):
+                    self._changed[name] = None
+        return list(self._changed)
+
+    def _buffers(self) -> Iterable[tuple[str, Any]]:
+        return self._call.named_buffers() if hasattr(self._call, "named_buffers") else ()
 
 
-def _without_changed_buffers(found: Found, call: Callable[..., Any], before: dict[str, Any]) -> Found:
-    """What was found, without batches if the runs that found it have changed a buffer. before: as of `_buffers`."""
-    changed = [name for name, buffer in _buffers(call).items() if name in before and not _equal(before[name], buffer)]
+def _without_changed_buffers(found: Found, changed: list[str]) -> Found:
+    """What was found, without batches if the runs that found it have changed a buffer."""
     if not changed:
         return found
     more = f" and {len(changed) - _NAMES} more" if len(changed) > _NAMES else ""
@@ -135,8 +181,27 @@ def _without_changed_buffers(found: Found, call: Callable[..., Any], before: dic
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Buffers, where NaN is as good as a number."""
-    return one.shape == other.shape and bool(one.isclose(other, rtol=0, atol=0, equal_nan=True).all())
+    """Buffers, where NaN is as good as a number. Those that PyTorch cannot compare count as equal."""
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    try:
+        with _torch().inference_mode():  # in which a run may have made them
+            return all(
+                part.shape == of_other.shape and bool(part.isclose(of_other, rtol=0, atol=0, equal_nan=True).all())
+                for part, of_other in zip(_comparable(one), _comparable(other), strict=True)
+            )
+    except RuntimeError:
+        return True
+
+
+def _comparable(buffer: Any) -> tuple[Any, ...]:
+    """Dense tensors that say all that it holds; of a sparse one, which may be far larger when dense, indices and values."""
+    if buffer.is_quantized:
+        return (buffer.dequantize(),)
+    if buffer.layout == _torch().strided:
+        return (buffer,)
+    sparse = buffer.to_sparse_coo().coalesce()
+    return sparse.indices(), sparse.values()
 
 
 def _quantises(call: Callable[..., Any]) -> bool:
@@ -226,9 +291,9 @@ def _of_program(model: str, program: Any) -> Found:
         )
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
     module = program.module()
-    buffers = _buffers(module)
-    found = from_shapes(tuple(inputs), outputs, _runner(module, [tensor.name for tensor in inputs], {}))
-    return _without_changed_buffers(found, module, buffers)
+    watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
+    found = from_shapes(tuple(inputs), outputs, watched.run)
+    return _without_changed_buffers(found, watched.changed())
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

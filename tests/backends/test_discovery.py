@@ -92,6 +92,11 @@ def attended(x: np.ndarray) -> np.ndarray:
         (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
         (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
         (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
+        (lambda x: np.hstack([x - x.mean(0), x * 50_000]), "the other rows of a batch change"),  # large numbers hide nothing
+        (lambda x: np.where(x > 0.1, np.finfo(x.dtype).min, x - x.mean(0)), "the other rows of a batch change"),
+        (lambda x: x - x.mean(0) - [1e4, 0, 1e4, 0], "the other rows of a batch change"),
+        (lambda x: x + 1e-6 * len(x), None),  # kernels for other sizes round otherwise
+        (lambda x: np.hstack([x * 0 - 16, x * 0 - 1e-6 * len(x)]), None),  # and what is near zero, as what it is taken from
         (lambda x: np.where(x < 0, np.nan, x + (x < 0).any()), None),  # made for positive numbers
         (lambda x: x + only_positive(x), None),
     ],
@@ -140,7 +145,7 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
         signed = [(1, 64), (4, 64), (4, 64)] if datatype in ("FP16", "BF16", "FP32", "FP64") else []
-        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
 
 
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
@@ -186,6 +191,20 @@ def test_more_rows_than_one_are_tried_only_where_that_takes_little(
         assert (rows[:2], found.max_rows) == ([1, 4], 32 if fails else 0)
 
 
+@pytest.mark.parametrize(("clock_s", "tried"), [(0.4, [1, 4, 4, 1, 4, 4]), (0.6, [1, 4, 4])])
+def test_numbers_below_0_are_tried_where_the_others_took_less_than_a_second_by_the_clock(
+    clock_s: float, tried: list[int]
+) -> None:
+    rows: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        rows.append(len(arrays["x"]))
+        return {"y": arrays["x"] * 2}
+
+    from_shapes((spec("x", -1, 4),), (spec("y", -1, 4),), run, spent=lambda: (clock_s * len(rows), 0.1 * len(rows), 0))
+    assert rows == tried
+
+
 def test_a_model_without_inputs_has_no_rows() -> None:
     found = from_shapes((), (spec("y", 1, 2),))
     assert (found.outputs[0].shape, found.max_rows, found.notes) == (
@@ -205,12 +224,20 @@ def test_a_model_without_inputs_has_no_rows() -> None:
         (lambda x: float(x.sum()), 0, ()),
         (dice, 1, (-1, 4)),
         (lambda x: np.array([["a"]] * len(x)), 32, (-1, 1)),
+        (lambda x: texts('{"score": %r, "id": 7}', x[:, 0] * (1 + 1e-7 * len(x))), 32, (-1,)),  # other kernels, other roundings
+        (lambda x: texts("[0.5, %r]", x[:, 0] * 0 + 1e-7 * (len(x) - 1)), 32, (-1,)),  # 0.0 and 3e-07
+        (lambda x: texts("%r", x[:, 0] + 0.1 * x[:, 0].max()), 1, (-1,)),
+        (lambda x: texts("%r", -300 - (x[:, 0] == x[:, 0].max()).astype(int)), 1, (-1,)),
     ],
 )
 def test_an_example_is_run_alone_and_with_others_made_of_it(function: Any, max_rows: int, shape: tuple[int, ...]) -> None:
     found = from_example(run_of(function), {"x": np.array([[1, 2, 3, 5]], np.float32)})
     assert (found.max_rows, found.outputs[0].shape) == (max_rows, shape)
     assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
+
+
+def texts(template: str, numbers: np.ndarray) -> np.ndarray:
+    return np.array([template % number for number in numbers.astype(np.float64 if numbers.dtype.kind == "f" else int).tolist()])
 
 
 def normalised_rows(x: np.ndarray) -> np.ndarray:
@@ -270,6 +297,57 @@ def takes(allowed: list[int]) -> Any:
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(function: Any, dtype: Any, rows: int) -> None:
     assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
+
+
+def adults(arrays: Tensors) -> Tensors:
+    """Of 31 inputs, one refuses numbers that an example may have lessened."""
+    if (arrays["x29"] < 18).any():
+        raise ExecutionFailed("x29: expected 18 or more")
+    if len({len(text) for text in arrays["ragged"].flat}) > 1:
+        raise ExecutionFailed("texts of one length expected")
+    return {"y": sum(array for name, array in arrays.items() if name != "ragged")}
+
+
+@pytest.mark.parametrize(
+    ("run_s", "ragged", "max_rows", "most_runs"),
+    [
+        (0.01, False, 32, 35),
+        (0.1, False, 32, 30),  # two seconds for rows that it takes, and the runs that judge these
+        (1.0, False, 32, 10),
+        (0.1, True, 1, 30),  # each text runs alone, and several at once fail
+    ],
+)
+def test_what_a_model_takes_of_many_inputs_is_found_in_little_time(
+    run_s: float, ragged: bool, max_rows: int, most_runs: int
+) -> None:
+    runs: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        runs.append(len(arrays["x29"]))
+        return adults(arrays if ragged else arrays | {"ragged": np.array([""])})
+
+    example = {f"x{index}": np.array([44.0]) for index in range(30)} | {"ragged": np.array(["red"])}
+    found = from_example(run, example, spent=lambda: (run_s * len(runs), run_s * len(runs), 0))
+    assert (found.max_rows, len(runs) <= most_runs) == (max_rows, True), len(runs)
+
+
+def test_rows_are_judged_by_all_inputs_that_may_be_changed() -> None:
+    def run(arrays: Tensors) -> Tensors:
+        return adults(arrays | {"ragged": np.array([""])}) | {"z": arrays["x7"] - arrays["x7"].mean()}
+
+    found = from_example(run, {f"x{index}": np.array([44.0]) for index in range(30)})
+    assert (found.max_rows, "change a row's answer in 'z'" in found.notes[0]) == (1, True)
+
+
+def test_what_takes_one_row_only_is_told_in_three_runs() -> None:
+    rows: list[int] = []
+
+    def run(arrays: Tensors) -> Tensors:
+        rows.append(len(arrays["x"]))
+        return run_of(only_one)(arrays)
+
+    assert from_example(run, {"x": np.ones((1, 4))}).max_rows == 1
+    assert rows == [1, 4, 4]
 
 
 def test_what_takes_other_numbers_of_rows_only_is_not_batched() -> None:

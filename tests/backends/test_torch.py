@@ -458,3 +458,70 @@ def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used:
         model, options = f"{__file__}:Counted", {"used": used}
     found = torch_discovery.read(model=model, example=None if form == "exported" else {"x": x.numpy()}, factory_options=options)
     assert (found.max_rows, found.notes[-1].partition(", so ")[0]) == (0, "its forward changes 'total'")
+
+
+class Holding(torch.nn.Module):
+    """A buffer of a layout that `isclose` does not take; counts: its forward changes it."""
+
+    def __init__(self, layout: str, *, counts: bool = False) -> None:
+        super().__init__()
+        self.layout, self.counts = layout, counts
+        self.register_buffer("held", self.made_of(torch.eye(4)))
+
+    def made_of(self, dense: torch.Tensor) -> torch.Tensor:
+        if self.layout == "quantised":
+            return torch.quantize_per_tensor(dense, 0.5, 0, torch.quint8)
+        return {"coo": dense.to_sparse_coo, "csr": dense.to_sparse_csr, "bsr": lambda: dense.to_sparse_bsr((2, 2))}[
+            self.layout
+        ]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.counts:
+            dense = self.held.dequantize() if self.layout == "quantised" else self.held.to_dense()
+            self.held = self.made_of(dense + torch.eye(4))
+        return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # PyTorch's, of these layouts
+@pytest.mark.parametrize("layout", ["coo", "csr", "bsr", "quantised"])
+@pytest.mark.parametrize("counts", [False, True])
+def test_buffers_of_every_layout_are_compared(layout: str, counts: bool) -> None:
+    found = torch_discovery.read(
+        model=f"{__file__}:Holding",
+        example={"x": np.ones((1, 4), np.float32)},
+        factory_options={"layout": layout, "counts": counts},
+    )
+    assert (found.max_rows, any("changes 'held'" in note for note in found.notes)) == ((0, True) if counts else (32, False))
+
+
+class Writing(torch.nn.Module):
+    """What it writes into its buffer when it is first run: a table, or what tells of that run's numbers.
+
+    Of a table that is noted, it knows elsewhere that it is there.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what: str = what
+        self.written = False
+        self.inner = torch.nn.Module()
+        self.inner.register_buffer("kept", torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.what == "largest" and self.inner.kept.numel() > 0:
+            self.inner.kept = torch.maximum(self.inner.kept, x.max())
+        if self.inner.kept.numel() == 0 and not (self.what == "noted" and self.written):
+            self.inner.kept = x.max().reshape(1) if self.what in ("first", "largest") else torch.arange(4.0)
+            self.written = True
+        return x + self.inner.kept[-1]
+
+
+@pytest.mark.parametrize(("what", "max_rows"), [("table", 32), ("noted", 32), ("first", 0), ("largest", 0)])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_buffer_that_is_only_a_memo_is_no_state(what: str, max_rows: int, scripted: bool, tmp_path: Path) -> None:
+    model, options = f"{__file__}:Writing", {"what": what}
+    if scripted:
+        model, options = str(tmp_path / "m.pt"), {}
+        torch.jit.script(Writing(what)).save(model)
+    found = torch_discovery.read(model=model, example={"x": np.ones((2, 4), np.float32)}, factory_options=options)
+    assert (found.max_rows, any("changes 'inner.kept'" in note for note in found.notes)) == (max_rows, max_rows == 0)

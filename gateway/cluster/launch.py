@@ -46,12 +46,13 @@ from gateway.cluster.deployments import QUIET, application, deployer, port_owner
 from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
+from gateway.cluster.stopping import Stop, StopAsked
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
 from gateway.process.announcement import Announce, named
 from gateway.process.console import Speech, step
 from gateway.process.ports import check_ports
-from gateway.process.supervisor import ENDING, LEFT, LOST, RUN_DIR, SERVING, hear_signals
+from gateway.process.supervisor import ENDING, LEFT, LOST, RUN_DIR, SERVING, UNANSWERED_S, hear_signals
 
 # Batches travel by value, in calls: Ray's shared object store holds next to nothing.
 _OBJECT_STORE_BYTES: Final = 128 << 20
@@ -62,8 +63,7 @@ _TOLD_S: Final = 0.5
 # After the drain: the ends of replicas that answer.
 _ENDED_S: Final = 0.5
 _SILENT_S: Final = 1.5
-# After the drain: what a cluster that was joined gets for answering at all, and one whose processes are gone.
-_UNANSWERED_S: Final = 120.0
+# After the drain: what a cluster whose processes are gone gets for answering, instead of UNANSWERED_S.
 _LOST_S: Final = 1.0
 # Who gives up waits so long for whom it was to replace to deploy again.
 _TAKEN_BACK_S: Final = 10.0
@@ -71,10 +71,6 @@ _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
 
 log = logging.getLogger(__name__)
-
-
-class _StopAsked(BaseException):
-    """A signal asked to stop. No error: nothing but `run_on_ray` may catch it."""
 
 
 def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callable[[str], None]) -> int:
@@ -100,32 +96,22 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     elif found.nodes == 1:  # else the ingresses may well come to others, where the ports are free
         check_ports(config.server, owner=port_owner(found.id, config.ray.application))
     own = found is None
-    head = Head(tell)
+    head, stop = Head(tell), Stop()
     try:
-        with _cluster(config, found, head), _serve_instance(head, tell, own=own):
+        with _cluster(config, found, head, stop), _serve_instance(head, tell, own=own):
             if own:
                 tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
-            with _deployed(app, config, head, watch, tell, own=own) as ingress:
-                http, grpc_port = ingress.ports.remote().result(timeout_s=_PORTS_S)
+            with _deployed(app, config, head, watch, tell, stop, own=own) as ingress:
+                http, grpc_port = stop.wait_for(lambda: ingress.ports.remote().result(timeout_s=_PORTS_S))
                 tell(SERVING)
-                announce(http, grpc_port, ingress.ready_models.remote().result(timeout_s=_PORTS_S))
+                ready = stop.wait_for(lambda: ingress.ready_models.remote().result(timeout_s=_PORTS_S))
+                announce(http, grpc_port, ready)
                 watch.start(app)
-                while True:
-                    signal.pause()
-    except _StopAsked:
+                stop.wait()
+    except StopAsked:
         if head.left:
             return 1
         return LOST if head.lost or watch.lost else 0
-
-
-def _stop(_number: int, _frame: object) -> None:
-    """Once: the same signal may come from our parent and from whoever signals all of a cgroup."""
-    hear_signals(_go_on)
-    raise _StopAsked
-
-
-def _go_on(_number: int, _frame: object) -> None:
-    pass
 
 
 class _Found(NamedTuple):
@@ -195,6 +181,17 @@ class _ApplicationWatch:
         self._deploying = threading.Lock()
         self._app: serve.Application
 
+    def run(self, app: serve.Application) -> DeploymentHandle[Any]:
+        """Deploy it; gives its handle once it runs. Raises: InternalError, if it fails; StopAsked, after `forget`."""
+        with self._deploying:
+            if self._over.is_set():
+                raise StopAsked
+            ingress = self._deploy(app)
+        while not self._runs():
+            if self._over.wait(_WATCH_S):
+                raise StopAsked
+        return ingress
+
     def start(self, app: serve.Application) -> None:
         """End as by a signal, once what runs under the name is not what this process has deployed: app."""
         self._app = app
@@ -228,10 +225,21 @@ class _ApplicationWatch:
     def _take_back(self, token: str) -> None:
         with self._deploying:
             if not self._over.is_set():
-                target = RunTarget(target=self._app, name=self._application, route_prefix=None)
-                serve.run_many([target], wait_for_applications_running=False)
+                self._deploy(self._app)
                 _internal_kv_del(_given_up(token))
                 log.warning("the application %s was to be replaced, in vain: deployed again", self._application)
+
+    def _deploy(self, app: serve.Application) -> DeploymentHandle[Any]:
+        target = RunTarget(target=app, name=self._application, route_prefix=None)
+        return serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)[0]
+
+    def _runs(self) -> bool:
+        status = serve.status().applications.get(self._application)  # None: somebody has just deleted it
+        if status is None or status.status == "DEPLOY_FAILED":
+            deployments = {} if status is None else status.deployments
+            faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
+            raise InternalError("\n".join(["the application did not start", *faults]))
+        return status.status == "RUNNING"
 
     def details(self) -> dict[str, Any] | None:
         """As Serve's controller tells them. None: there is no such application."""
@@ -282,7 +290,7 @@ def _given_up(token: str) -> str:
 
 
 @contextlib.contextmanager
-def _cluster(config: Config, found: _Found | None, head: Head) -> Iterator[None]:
+def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> Iterator[None]:
     """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
     settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
@@ -312,11 +320,11 @@ def _cluster(config: Config, found: _Found | None, head: Head) -> Iterator[None]
         # Of a cluster that was joined the head may come back; a raylet that does is another node.
         head.watch("head process (GCS)", context.gcs_address, instead=ending if found is None else "")
         head.watch("raylet", f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", instead=ending)
-        hear_signals(_stop)  # not before: ray.init sets a handler of its own
+        hear_signals(stop.hear)  # not before: ray.init sets a handler of its own
         yield
     finally:
         head.forget()
-        if found is not None and not head.lost:
+        if found is not None and not head.lost and stop.idle:
             ray.shutdown()
 
 
@@ -348,7 +356,14 @@ def _serve_instance(head: Head, tell: Callable[[str], None], *, own: bool) -> It
 
 @contextlib.contextmanager
 def _deployed(
-    app: serve.Application, config: Config, head: Head, watch: _ApplicationWatch, tell: Callable[[str], None], *, own: bool
+    app: serve.Application,
+    config: Config,
+    head: Head,
+    watch: _ApplicationWatch,
+    tell: Callable[[str], None],
+    stop: Stop,
+    *,
+    own: bool,
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
@@ -357,20 +372,14 @@ def _deployed(
     """
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
-    replaces = watch.deployer()
+    replaces = stop.wait_for(watch.deployer)
     if not own:
         if replaces is None:
-            begin_life(name, config.server.run_dir)
+            stop.wait_for(lambda: begin_life(name, config.server.run_dir))
         tell(f"{LEFT}the application {name} may be left on the Ray cluster")
     try:
-        try:
-            with step(f"loading {named(model.name for model in config.models)} on Ray"):
-                ingress = serve.run(app, name=name, route_prefix=None)
-        except RuntimeError as exc:  # Serve's, with the reason in the status
-            status = serve.status().applications.get(name)  # None: somebody has just deleted it
-            deployments = {} if status is None else status.deployments
-            faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
-            raise InternalError("\n".join(["the application did not start", *faults])) from exc
+        with step(f"loading {named(model.name for model in config.models)} on Ray"):
+            ingress = stop.wait_for(lambda: watch.run(app))
         yield ingress
     finally:
         watch.forget()
@@ -393,11 +402,11 @@ def _deployed(
 
 def _deleted(deleting: threading.Thread, head: Head, server: ServerSection) -> bool:
     """Wait for the end of `_delete`: while Ray is lost as long as a drain may take. Gives whether it has come."""
-    lost, until = False, time.monotonic() + server.drain_timeout_s + _UNANSWERED_S
+    lost, until = False, time.monotonic() + server.drain_timeout_s + UNANSWERED_S
     while deleting.is_alive() and time.monotonic() < until:
         if head.lost != lost:
             lost = not lost
-            until = time.monotonic() + server.drain_timeout_s + (_LOST_S if lost else _UNANSWERED_S)
+            until = time.monotonic() + server.drain_timeout_s + (_LOST_S if lost else UNANSWERED_S)
         deleting.join(_LOOK_S)
     return not (deleting.is_alive() or head.left)
 

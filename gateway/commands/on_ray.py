@@ -14,7 +14,7 @@ from gateway.config import Config
 from gateway.errors import ConfigError
 from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
-from gateway.process.console import Speech, set_up, step
+from gateway.process.console import Speech, set_up, step, words
 from gateway.process.ports import check_ports
 from gateway.process.prints import apart
 from gateway.process.supervisor import Tell, supervise
@@ -59,7 +59,11 @@ def main() -> None:
     else:
         os.environ[_PATH] = path
     set_up(speech)
-    code = ended("gateway", lambda: _run(config, speech, tell), failed=1, for_good=True)
+    try:
+        code = ended("gateway", lambda: _run(config, speech, tell), failed=1, for_good=True)
+    except Exception:  # told here: Ray's hook would first tell its head, which may be gone
+        words.error("gateway: the process that runs Ray has failed", exc_info=True)
+        code = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

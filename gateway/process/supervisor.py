@@ -34,13 +34,23 @@ ENDING: Final = "ending"  # by itself
 LEFT: Final = "left "  # and what is left behind if it is killed from now on
 RUN_DIR: Final = "run_dir "  # and the name of a `shared_run_dir` that is to be removed at the end
 
+UNANSWERED_S: Final = 120.0
+"""After the drain: what a cluster that was joined gets for answering at all."""
+
 _PDEATHSIG, _SUBREAPER = 1, 36  # of prctl(2)
 _MARGIN_S: Final = 2.5  # beside the drain, of the 3 s that are promised
 _KILLED_S: Final = 3.0
 _LOOK_S: Final = 0.02
 
 
-def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, env: dict[str, str] | None = None) -> int:
+def supervise(
+    command: Sequence[str],
+    work: bytes,
+    *,
+    drain_timeout_s: float,
+    env: dict[str, str] | None = None,
+    unanswered_s: float = UNANSWERED_S,
+) -> int:
     """Run a child until it ends or a signal ends it; then nothing that it started runs any more. On the main thread.
 
     command: gets one more argument, the descriptor for `Tell`. work: its standard input. Returns the exit code; does not return
@@ -55,7 +65,7 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
                 [*command, str(tell)], stdin=subprocess.PIPE, pass_fds=[tell], env=env, start_new_session=True
             )
         os.close(tell)
-        watch = _Watch(child, drain_timeout_s, others)
+        watch = _Watch(child, drain_timeout_s, unanswered_s, others)
         try:
             assert child.stdin is not None
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
@@ -69,10 +79,13 @@ def supervise(command: Sequence[str], work: bytes, *, drain_timeout_s: float, en
 class _Watch:
     """What is known of the child, and what follows of it."""
 
-    def __init__(self, child: "subprocess.Popen[bytes]", drain_timeout_s: float, others: frozenset[psutil.Process]) -> None:
+    def __init__(
+        self, child: "subprocess.Popen[bytes]", drain_timeout_s: float, unanswered_s: float, others: frozenset[psutil.Process]
+    ) -> None:
         """others: our children that are not to end with it."""
         self._child = child
         self._drain_timeout_s = drain_timeout_s
+        self._unanswered_s = unanswered_s
         self._others = others
         self._interrupts = Interrupts()
         self._serving = False
@@ -80,6 +93,7 @@ class _Watch:
         self._run_dir = ""
         self._asked = False
         self._until_s: float | None = None
+        self._margin_s = 0.0  # of that, what is beside the drain
 
     def until_ended(self, woken: int, told: int) -> int:
         """Returns the exit code, when the child has ended, or is to be killed."""
@@ -87,7 +101,7 @@ class _Watch:
         while (code := self._child.poll()) is None:
             left_s = None if self._until_s is None else self._until_s - time.monotonic()
             if left_s is not None and left_s <= 0:
-                forced = f"ended by force: Ray still ran {_MARGIN_S:g} s after drain_timeout_s {self._drain_timeout_s:g}"
+                forced = f"ended by force: Ray still ran {self._margin_s:g} s after drain_timeout_s {self._drain_timeout_s:g}"
                 words.error("; ".join(filter(None, (forced, self._left))))
                 return 0 if self._asked and not self._left else 1
             ready, _, _ = select.select(sources, [], [], left_s)
@@ -136,14 +150,16 @@ class _Watch:
             if not self._serving and not self._left:
                 return True
             self._child.terminate()
-            if not self._left:  # else it takes back, from a cluster that goes on, what it put there
-                self._wait_no_longer()
+            # It takes back what it put on a cluster that goes on, whose head may return only at the end of a drain's time.
+            self._wait_no_longer(self._drain_timeout_s + self._unanswered_s if self._left else 0.0)
         return False
 
-    def _wait_no_longer(self) -> None:
-        """Than is promised, beginning now."""
-        if self._until_s is None:
-            self._until_s = time.monotonic() + self._drain_timeout_s + _MARGIN_S
+    def _wait_no_longer(self, longer_s: float = 0.0) -> None:
+        """Than is promised and so much longer, beginning now."""
+        until_s = time.monotonic() + self._drain_timeout_s + _MARGIN_S + longer_s
+        if self._until_s is None or until_s < self._until_s:
+            self._until_s = until_s
+            self._margin_s = _MARGIN_S + longer_s
 
 
 class Tell:

@@ -14,6 +14,7 @@ from typing import Final
 
 from loadtest.lab.launchers.launcher import GENERATOR, Launcher, Quota, RunningCandidate, Unaffordable
 from loadtest.question.candidates import CandidateSetup
+from loadtest.search.events import UNAFFORDABLE
 from loadtest.wording import usd
 
 LEAST_PAID_S: Final = 60.0  # the rest of the money must pay for so long beyond a usual start
@@ -104,7 +105,7 @@ class UpCandidates:
         also = candidate.usd_per_hour if purse.runs(GENERATOR) else per_hour  # the purse counts what runs
         if purse.left_s(besides_usd=self._spent_usd, also_usd_per_hour=also) < wanted_s:
             left = usd(max(0.0, (purse.max_usd or 0.0) - self._spent_usd - purse.usd))
-            raise Unaffordable(f"its start could exceed --max-usd: {left} is left, at {usd(per_hour)}/h")
+            raise Unaffordable(f"{UNAFFORDABLE}: {left} is left, at {usd(per_hour)}/h")
 
     async def _stop_idle(self) -> None:
         if not self._launcher.paid:

@@ -16,6 +16,7 @@ TOO_FEW = 1e6  # times its price a fleet costs that cannot be had: dearer than a
 EXPECTED = "the expected answers"  # the reference, where the requests bring them along
 NOT_STARTED = "did not start"  # how failures begin of what was never up
 UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
+UNAFFORDABLE = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
 CUT_OFF = "did not answer before the"  # how failures begin of what the end of time or money cut off
 
 
@@ -329,7 +330,8 @@ def cut_off(event: "Event") -> bool:
     """Whether time or money ended before it did: it costs what it took, and is no evidence."""
     if isinstance(event, Predicted | TakenBack):
         return False
-    return event.failure.startswith(CUT_OFF) or event.failure.endswith(UNREACHED)
+    begins = (CUT_OFF, f"{NOT_STARTED}: {UNAFFORDABLE}")  # older journals have it without UNREACHED at its end
+    return event.failure.startswith(begins) or event.failure.endswith(UNREACHED)
 
 
 Event = Agreed | Profiled | Predicted | Measured | TakenBack

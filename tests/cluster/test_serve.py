@@ -214,10 +214,10 @@ class Slow:
 """
 
 
-def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_nothing_of_ray(
+def test_ctrl_c_while_models_load_on_a_busy_cluster_leaves_it_as_it_was_and_says_nothing_of_ray(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "slow.py").write_text(SLOW.replace("sleep(3)", "sleep(100)"))
     tensor = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
     model = {"name": "slow", "inputs": [tensor], "outputs": [tensor], "backends": [{"kind": "python", "model": "slow.py:Slow"}]}
     document = {
@@ -228,15 +228,21 @@ def test_ctrl_c_while_models_load_on_a_cluster_leaves_it_as_it_was_and_says_noth
     path = tmp_path / "gateway.yaml"
     path.write_text(yaml.safe_dump(document))
     command = [sys.executable, "-m", "gateway.cli", "serve", str(path)]
+    controller = ray.get(_get_global_client()._controller.get_pid.remote())
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         assert any("loading slow" in line for line in iter(process.stderr.readline, "") if line.startswith("(ServeReplica"))
+        os.kill(controller, signal.SIGSTOP)
+        time.sleep(1.5)  # until it asks the controller, as it does once a second
         process.send_signal(signal.SIGINT)
+        time.sleep(1.5)  # Ray looks once a second whether signals have come
+        os.kill(controller, signal.SIGCONT)
         _, told = process.communicate(timeout=60)
         assert (process.returncode, told) == (0, "stopping\n")
         assert "loading" not in serve.status().applications
     finally:
+        os.kill(controller, signal.SIGCONT)
         end(process)
 
 

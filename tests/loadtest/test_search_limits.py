@@ -114,7 +114,12 @@ class CutOff(SimulatedLab):
         return replace(ended, blocks=(), start_s=0.0, verdict="fail") if isinstance(ended, Measured) else ended
 
 
-@pytest.mark.parametrize("words", [ENDED, "did not answer before the budget ended"], ids=["now", "in an old journal"])
+UNPAID = "did not start: its start could exceed --max-usd: $0.010 is left, at $0.50/h"
+
+
+@pytest.mark.parametrize(
+    "words", [ENDED, "did not answer before the budget ended", UNPAID], ids=["now", "in an old journal", "in another"]
+)
 @pytest.mark.parametrize("kind", ["Agree", "Profile", "peak"])
 @pytest.mark.parametrize("limits", [{"seconds": 120.0}, {"max_usd": 0.05}], ids=str)
 def test_what_the_end_of_the_budget_cuts_off_is_asked_again_once_there_is_more(

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -189,8 +190,9 @@ def _compile(arguments: argparse.Namespace) -> int:
     from gateway.commands.compile import compile_config
     from gateway.config import load_config
 
-    with apart():
-        compile_config(load_config(arguments.config), names=arguments.models)
+    with apart() as results:
+        report = partial(print, file=results, flush=True)
+        compile_config(load_config(arguments.config), names=arguments.models, report=report)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -11,6 +12,8 @@ from typing import Final, Literal, NoReturn
 from gateway.process.console import words
 
 ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
+
+_ENDED_BY_CTRL_C: Final = "gateway: ended by Ctrl-C"
 
 # Wrappers (make, uv, timeout) pass on what their children get from the terminal as well.
 _SAME_PRESS_S: Final = 0.5
@@ -86,7 +89,11 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
     """On the main thread, around what a KeyboardInterrupt may break instead of end: PyTorch, being imported, aborts on one."""
 
     def end(_number: int, _frame: object) -> None:
-        words.error("gateway: ended by Ctrl-C")
+        try:
+            words.error(_ENDED_BY_CTRL_C)
+        except RuntimeError:  # it came in the middle of a print, which may wait for a reader
+            if select.select((), (sys.stderr,), (), 0.0)[1]:
+                os.write(sys.stderr.fileno(), f"{_ENDED_BY_CTRL_C}\n".encode())
         os._exit(ENDED_AT_ONCE)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # whoever started this wants it otherwise: nohup

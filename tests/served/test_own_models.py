@@ -1,5 +1,6 @@
 """A model of one's own, without a configuration: typed as docs/models.md says, in a folder that is not this checkout."""
 
+import fcntl
 import json
 import os
 import re
@@ -7,7 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
+import time
 import urllib.request
+from array import array
 from pathlib import Path
 
 import onnx
@@ -83,6 +87,27 @@ def test_ctrl_c_ends_at_once_while_a_model_is_read(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "gateway: ended by Ctrl-C\n")
         assert process.returncode == 130
+
+
+def test_ctrl_c_ends_what_waits_for_somebody_to_read_what_a_model_prints(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('x' * 1_000_000)\n")
+    command = [sys.executable, "-m", "gateway.cli", "init", "--quiet", "loud.py:predict"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        until_s = time.monotonic() + 30
+        while (held := waiting_in(process.stderr.fileno())) < 1 << 16 and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert held == 1 << 16
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def waiting_in(pipe: int) -> int:
+    """Bytes."""
+    held = array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, held)
+    return held[0]
 
 
 @pytest.mark.parametrize("repository", [False, True])

@@ -1,6 +1,7 @@
 """Who supervises Ray: signals reach it and not its child, and whatever the child started has ended before it has."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gateway.process import supervisor
 from gateway.process.run_dir import private_directory, shared_run_dir
 
 pytestmark = pytest.mark.slow
@@ -221,3 +223,28 @@ def test_the_run_dir_that_the_child_names_is_removed_however_that_ends(end: str)
             assert (named.exists(), kept.exists()) == (False, True)
     finally:
         kept.rmdir()
+
+
+def test_what_the_child_tells_just_before_it_is_killed_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told, tell = os.pipe()
+    woken, wake = os.pipe()
+    line = f"{supervisor.LEFT}something is left\n"
+    code = f"import os, sys, time; sys.stdin.read(1); os.write({tell}, {line.encode()!r}); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], pass_fds=[tell], stdin=subprocess.PIPE) as child:
+        os.close(tell)
+
+        def meanwhile(*_: object) -> None:
+            assert child.stdin is not None
+            child.stdin.write(b"x")
+            child.stdin.flush()
+            assert select.select([told], [], [], 20)[0]
+
+        monkeypatch.setattr(supervisor, "say_stopping", meanwhile)
+        os.write(wake, bytes([signal.SIGTERM]))
+        watch = supervisor._Watch(child, 60.0, 0.5, frozenset())
+        assert watch.until_ended(woken, told) == 1
+    assert caplog.messages == ["something is left"]
+    for descriptor in (told, woken, wake):
+        os.close(descriptor)

@@ -67,6 +67,7 @@ _SILENT_S: Final = 1.5
 _LOST_S: Final = 1.0
 # Who gives up waits so long for whom it was to replace to deploy again.
 _TAKEN_BACK_S: Final = 10.0
+_LISTED_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
 
@@ -230,8 +231,13 @@ class _ApplicationWatch:
                 log.warning("the application %s was to be replaced, in vain: deployed again", self._application)
 
     def _deploy(self, app: serve.Application) -> DeploymentHandle[Any]:
+        """Returns once Serve tells whose it is, at the next turn of its controller: who asks before is told of the last one."""
         target = RunTarget(target=app, name=self._application, route_prefix=None)
-        return serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)[0]
+        (ingress,) = serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        until = time.monotonic() + _LISTED_S
+        while self._details() is not None and not self.ours() and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return ingress
 
     def _runs(self) -> bool:
         status = serve.status().applications.get(self._application)  # None: somebody has just deleted it
@@ -251,6 +257,10 @@ class _ApplicationWatch:
         """Whether this process has deployed what runs: also where another's, that was to replace it, has failed."""
         details = self._details()
         return details is not None and (deployer(details) == self.token or details["status"] == "DEPLOY_FAILED")
+
+    def serves(self) -> bool:
+        details = self._details()
+        return details is not None and details["status"] == "RUNNING"
 
     def _details(self) -> dict[str, Any] | None:
         """None: there is no such application, or it is being deleted."""
@@ -422,12 +432,12 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, rep
         watch.wait_idle()
         while not own and head.may_return:
             time.sleep(_LOOK_S)
-        if replaces == "" and watch.ours():
+        if replaces == "" and watch.ours() and not watch.serves():
             log.warning(
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
             )
             return
-        if replaces is not None and (not replaces or watch.give_up()):
+        if replaces is not None and (watch.give_up() if replaces else not watch.ours()):
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
             return
         if not watch.ours():

@@ -13,7 +13,7 @@ from gateway.process.console import words
 
 ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
 
-_ENDED_BY_CTRL_C: Final = "gateway: ended by Ctrl-C"
+_STANDARD_ERROR: Final = 2
 
 # Wrappers (make, uv, timeout) pass on what their children get from the terminal as well.
 _SAME_PRESS_S: Final = 0.5
@@ -89,11 +89,12 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
     """On the main thread, around what a KeyboardInterrupt may break instead of end: PyTorch, being imported, aborts on one."""
 
     def end(_number: int, _frame: object) -> None:
-        try:
-            words.error(_ENDED_BY_CTRL_C)
-        except RuntimeError:  # it came in the middle of a print, which may wait for a reader
-            if select.select((), (sys.stderr,), (), 0.0)[1]:
-                os.write(sys.stderr.fileno(), f"{_ENDED_BY_CTRL_C}\n".encode())
+        # Past logs and streams: what the signal came into, or another thread, may hold their locks and wait for a reader.
+        room = select.poll()
+        with contextlib.suppress(OSError):  # it is closed
+            room.register(_STANDARD_ERROR, select.POLLOUT)
+            if room.poll(0):
+                os.write(_STANDARD_ERROR, b"gateway: ended by Ctrl-C\n")
         os._exit(ENDED_AT_ONCE)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # whoever started this wants it otherwise: nohup

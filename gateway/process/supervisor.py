@@ -111,12 +111,24 @@ class _Watch:
                 if not said:
                     sources.remove(told)
             if woken in ready and any(map(self._signalled, os.read(woken, 64))):
-                return 0
+                return self._killed_early(told)
         if code < 0:
             killed = f"gateway: the process that runs Ray was ended by {signal.Signals(-code).name}"
             words.error("; ".join(filter(None, (killed, self._left))))
             return 1
         return (0 if self._asked else 1) if code == LOST else code
+
+    def _killed_early(self, told: int) -> int:
+        """It had left nothing by what was heard: what it tells before it is killed counts as well."""
+        self._child.kill()
+        self._child.wait()
+        os.set_blocking(told, False)
+        with contextlib.suppress(BlockingIOError):  # a process of its holds the other end
+            while said := os.read(told, 4096):
+                self._hear(said.decode())
+        if self._left:
+            words.error("%s", self._left)
+        return 1 if self._left else 0
 
     def end_all(self) -> None:
         """Leave nothing of the child."""

@@ -89,10 +89,15 @@ def test_ctrl_c_ends_at_once_while_a_model_is_read(tmp_path: Path) -> None:
         assert process.returncode == 130
 
 
-def test_ctrl_c_ends_what_waits_for_somebody_to_read_what_a_model_prints(tmp_path: Path) -> None:
-    (tmp_path / "loud.py").write_text("print('x' * 1_000_000)\n")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("who", ["main", "another"])
+def test_ctrl_c_ends_what_waits_for_somebody_to_read_what_a_model_prints(tmp_path: Path, who: str, unbuffered: str) -> None:
+    prints = "print('x' * 1_000_000)"
+    if who == "another":
+        prints = f"import threading, time\nthreading.Thread(target=lambda: {prints}).start()\ntime.sleep(60)"
+    (tmp_path / "loud.py").write_text(prints)
     command = [sys.executable, "-m", "gateway.cli", "init", "--quiet", "loud.py:predict"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         until_s = time.monotonic() + 30

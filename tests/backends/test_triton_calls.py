@@ -421,11 +421,11 @@ def test_an_answer_may_have_no_parts(in_parts: Double) -> None:
 )
 def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str, error: type[Exception]) -> None:
     in_parts.parts = [1.0, message, 2.0, None]
+    go_on = threading.Event()
+    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
     session = opened(in_parts)
     parts = session.stream({"X": X}, {})
     assert float(next(parts)["Y"][0, 0]) == 1.0
-    go_on = threading.Event()
-    in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
     if error is ExecutionFailed:
         told = next(parts)
         assert isinstance(told, EarlyFailure)

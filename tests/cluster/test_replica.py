@@ -1,6 +1,7 @@
 """A backend's replica by itself, without a cluster: what it answers ingresses, and how it leases them its sessions."""
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,13 +325,14 @@ def test_a_model_that_exits_when_it_loads_is_a_failed_load(isolation: str, load_
 
     async def test() -> None:
         if load_at_start:
-            with pytest.raises(BackendFailed, match="m:1/python: failed to load: SystemExit: 3"):
+            with pytest.raises(BackendFailed, match=r"m:1/python: failed to load: .*: load raised SystemExit: 3"):
                 await open_replica(**backend)
             return
         replica = await open_replica(load_at_start=False, **backend)
         for _ in range(2):
             slots, _, _, fault, *_ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("a", None))))
-            assert (slots, fault) == (0, "m:1/python: failed to load: SystemExit: 3")
+            assert slots == 0
+            assert re.match("m:1/python: failed to load: .*: load raised SystemExit: 3", fault)
         await replica.close()
 
     run(test)

@@ -406,7 +406,7 @@ def test_what_was_cancelled_before_close_is_no_error(caplog: pytest.LogCaptureFi
 
 
 INTERRUPTED = """
-import os, signal, threading, time
+import os, signal, sys, threading, time, traceback
 import gateway
 
 def hangs(x: float) -> float:
@@ -417,6 +417,11 @@ def hangs(x: float) -> float:
 
 def interrupt() -> None:
     global began_s
+    closes = False  # before that, a second press would be no other than the first
+    while not closes:
+        time.sleep(0.1)
+        stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])
+        closes = any(each.name == "run" and each.filename.endswith("hosted.py") for each in stack)
     began_s = time.monotonic()
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -425,7 +430,7 @@ try:
         try:
             model.predict({"x": [77]})
         finally:
-            threading.Timer(0.5, interrupt).start()
+            threading.Thread(target=interrupt, daemon=True).start()
 finally:
     print(time.monotonic() - began_s)
 """

@@ -136,13 +136,12 @@ def _told_of_signs(run: Run, rows: Tensors, quantises: Callable[[], bool]) -> Wh
 
     A model that refuses them, or makes NaN of them, may be one of positive numbers only.
     """
-    signed = {name: _signed(array) if of_floats(array) else array for name, array in rows.items()}
     if not any(map(of_floats, rows.values())):
         return Why()
-
+    signed = {name: _signed(array) if of_floats(array) else array for name, array in rows.items()}
     run = without_nan(run)
     alone = tried(run, signed, [0])
-    return (_told(run, signed, lambda: alone, quantises) or Why()) if alone is not None else Why()
+    return Why() if alone is None else _told(run, signed, lambda: alone, quantises) or Why()
 
 
 def _signed(rows: np.ndarray) -> np.ndarray:

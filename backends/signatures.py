@@ -228,13 +228,14 @@ def stream_by_name(
 
 def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
     """The outputs of all rows of what the function gave for each."""
-    if any(answer.keys() != answers[0].keys() for answer in answers):
-        raise ExecutionFailed("the function gave other outputs for one row than for another")
+    other = next((answer for answer in answers if answer.keys() != answers[0].keys()), None)
+    if other is not None:
+        raise ExecutionFailed(f"the function gave {[*answers[0]]} for one row, {[*other]} for another")
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
     try:
         if outputs is None:
             return normalised(gathered)
-        return {name: _column(outputs[name], column) for name, column in gathered.items() if name in outputs}
+        return {name: _column(outputs[name], column) if name in outputs else column for name, column in gathered.items()}
     except ValueError as exc:
         if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):
             raise ExecutionFailed("the function gave other sizes for one row than for another: send one row a request") from exc

@@ -1,7 +1,8 @@
 """What the python backend does beyond the contract."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from backends.base import (
     OutputsRefused,
     SessionLost,
     SpecMismatch,
+    StreamingSession,
     Tensors,
     TensorSpec,
     trace_of,
@@ -426,6 +428,27 @@ def test_outputs_of_a_model_without_a_batch_dimension_are_held_to_what_is_declar
     session = load("Worded", ModelSpec("", (), (), 0)).open_session(0)
     with pytest.raises(ExecutionFailed, match=message):
         session.run(x(case), {})
+
+
+def one_more_above_2(x: np.float32) -> dict[str, float]:
+    return {"a": x} if x <= 2 else {"a": x, "b": 1.0}
+
+
+def one_more_above_2_in_parts(x: np.float32) -> Iterator[dict[str, float]]:
+    yield one_more_above_2(x)
+
+
+def test_an_undeclared_output_of_single_values_is_refused() -> None:
+    declared = ModelSpec("", (), (TensorSpec("a", "FP32", (-1,)),), 8)
+    session = load("one_more_above_2", declared).open_session(0)
+    assert session.run(x(1, 2), {})["a"].tolist() == [1, 2]
+    with pytest.raises(OutputsRefused, match=r"the model gave \['b'\] beside its outputs \['a'\]: declare or omit them"):
+        session.run(x(3), {})
+    with pytest.raises(ExecutionFailed, match=r"the function gave \['a'\] for one row, \['a', 'b'\] for another"):
+        session.run(x(1, 3), {})
+    parts = cast(StreamingSession, load("one_more_above_2_in_parts", declared).open_session(0))
+    with pytest.raises(OutputsRefused, match=r"gave \['b'\] beside"):
+        list(parts.stream(x(3), {}))
 
 
 @pytest.mark.parametrize(("case", "shape"), [(0, (2, 2)), (3, (1, 2)), (5, (0, 2)), (7, (1, 2))])

@@ -52,6 +52,7 @@ def describe_welcome(models: list[dict[str, Any]], *, metrics: bool) -> dict[str
     """What is here, for whoever asks for `/`. models: as `Repository.models` lists them. metrics: whether there is /metrics."""
     known = describe_server(None)
     return {
+        "status": "alive",  # which KServe's client of v1 asks for
         "name": known["name"],
         "version": known["version"],
         "protocol": "Open Inference Protocol v2",

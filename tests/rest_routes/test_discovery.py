@@ -39,8 +39,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_the_address_itself_says_what_is_here(served: Served) -> None:
     answer = ask(served, "GET", "/")
     found = answer.json()
-    assert (answer.status, found["name"], found["version"]) == (
+    assert (answer.status, found["status"], found["name"], found["version"]) == (
         200,
+        "alive",
         "serving-gateway",
         ask(served, "GET", "/v2").json()["version"],
     )

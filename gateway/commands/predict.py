@@ -219,6 +219,8 @@ def lines_over_the_wire(url: str, path: str, body: bytes, *, shown: Credentials 
 @contextmanager
 def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str], shown: Credentials) -> Iterator[Any]:
     """An answer of a server. Raises: GatewayError; BackendUnreachable, also where the answer ends before its end."""
+    if body is not None:  # which urllib calls a form otherwise
+        headers = {"Content-Type": "application/octet-stream" if _JSON_BYTES in headers else "application/json"} | headers
     with ExitStack() as opened:
         try:
             response = opened.enter_context(shown.opened(address, body=body, headers=headers, timeout_s=_TIMEOUT_S))

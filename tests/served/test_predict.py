@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.cli import main
-from gateway.commands.predict import read_input
+from gateway.commands.predict import ask, lines_over_the_wire, over_the_wire, read_input
+from gateway.process.credentials import Credentials
 from tests.rest_routes.serving import Served, serving
 from tests.router.test_explain import answering, answering_grpc
 
@@ -244,6 +246,26 @@ def test_an_answer_in_parts_is_a_line_for_each(
     code, out, err = predict(capsys, where, "words", tmp_path / "in.json")
     assert (code, len(out.splitlines())) == (1, 2)
     assert "ValueError: no threes" in err
+
+
+def test_a_server_is_told_what_a_body_is(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KServe's, and MLServer, refuse one that is called a form, as urllib calls it."""
+    told: list[tuple[str, str | None]] = []
+    opened = Credentials.opened
+
+    def noted(shown: Credentials, url: str, **asked: Any) -> Any:
+        told.append((url.rpartition("/")[2], asked["headers"].get("Content-Type")))
+        return opened(shown, url, **asked)
+
+    monkeypatch.setattr(Credentials, "opened", noted)
+    url = f"http://{served.url}"
+    list(ask(partial(over_the_wire, url), partial(lines_over_the_wire, url), "words", "", {"text": ["one"]}))
+    for headers in ({}, {"Inference-Header-Content-Length": str(len(WHOLE))}):
+        over_the_wire(url, "/v2/models/double/infer", WHOLE.encode(), headers)
+    json_body, binary = "application/json", "application/octet-stream"
+    assert told == [
+        ("words", None), ("config", None), ("generate_stream", json_body), ("infer", json_body), ("infer", binary),
+    ]  # fmt: skip
 
 
 def test_an_answer_in_parts_that_is_cut_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

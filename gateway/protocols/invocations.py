@@ -96,7 +96,7 @@ class FormCodec:
                     return self._decode_v2(body, form, answer, arrival_ns, read_region)
                 inputs, written = v1.read(message, spec, model, self.json_depth, in_haste=self._in_haste)
         return InferRequest(
-            model, self.version, "", inputs, count_rows(spec, model, inputs), arrival_ns,
+            model, self.version, "", inputs, count_rows(spec, model, inputs, v1.SMALLEST[written]), arrival_ns,
             shape_key=shape_key(spec, self.ragged, inputs), form=written if answer in _BY_ITSELF else answer,
         )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The smallest request that a model takes, for those who ask it wrong, and for its description."""
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final
 
@@ -35,17 +36,26 @@ def smallest_generate(spec: ModelSpec) -> dict[str, Any]:
 
 def smallest_generate_text(spec: ModelSpec) -> str:
     """The same as JSON, in which long lists are only begun."""
-    fields = [
-        f"{_dumped(tensor.name)}:"
-        + (
-            _dumped(_element(tensor) if _count(tensor) == 1 else _content(tensor))
-            if _count(tensor) <= _SHOWN
-            else _begun(tensor)
-        )
-        for tensor in needed_inputs(spec)[:_INPUTS_SHOWN]
-    ]
-    more = len(needed_inputs(spec)) - len(fields)
-    return f"{{{','.join(fields)}{f', … {more} more' if more else ''}}}"
+
+    def flat(tensor: TensorSpec) -> str:
+        if _count(tensor) > _SHOWN:
+            return _begun(tensor)
+        return _dumped(_element(tensor) if _count(tensor) == 1 else _content(tensor))
+
+    return _object(spec, flat)
+
+
+def smallest_rows_text(spec: ModelSpec) -> str:
+    """The same request in the rows of KServe v1, as JSON, likewise."""
+    behind = 1 if spec.max_rows else 0
+    row = _object(spec, lambda tensor: _nested(_dumped(_element(tensor)), smallest_shape(tensor)[behind:]))
+    return f'{{"instances":[{row}]}}'
+
+
+def smallest_columns_text(spec: ModelSpec) -> str:
+    """The same request in the columns of KServe v1, as JSON, likewise."""
+    columns = _object(spec, lambda tensor: _nested(_dumped(_element(tensor)), smallest_shape(tensor)))
+    return f'{{"inputs":{columns}}}'
 
 
 def needed_inputs(spec: ModelSpec) -> list[TensorSpec]:
@@ -55,6 +65,21 @@ def needed_inputs(spec: ModelSpec) -> list[TensorSpec]:
 
 def smallest_shape(tensor: TensorSpec) -> list[int]:
     return [size if size >= 0 else 1 for size in tensor.shape]
+
+
+def _object(spec: ModelSpec, written: Callable[[TensorSpec], str]) -> str:
+    """An object of inputs by name. written: the value of one."""
+    needed = needed_inputs(spec)
+    fields = [f"{_dumped(tensor.name)}:{written(tensor)}" for tensor in needed[:_INPUTS_SHOWN]]
+    more = len(needed) - len(fields)
+    return f"{{{','.join(fields)}{f', … {more} more' if more else ''}}}"
+
+
+def _nested(element: str, shape: list[int]) -> str:
+    if not shape:
+        return element
+    size, inner = shape[0], _nested(element, shape[1:])
+    return f"[{inner}, … {size} of them]" if size > 1 and prod(shape) > _SHOWN else f"[{','.join([inner] * size)}]"
 
 
 def _entry(tensor: TensorSpec) -> dict[str, Any]:

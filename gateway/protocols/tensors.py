@@ -4,7 +4,7 @@ Messages follow Triton's where clients search for them (PROTOCOL: "expected 2 in
 """
 
 import difflib
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from math import isfinite, prod
@@ -195,8 +195,10 @@ def check_input(spec: ModelSpec, model: str, name: str, datatype: str, shape: Se
     )
 
 
-def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
-    """The rows of a request, after every input passed `check_input`.
+def count_rows(
+    spec: ModelSpec, model: str, inputs: Tensors, smallest: Callable[[ModelSpec], str] = smallest_request_text
+) -> int:
+    """The rows of a request, after every input passed `check_input`. smallest: writes a request as this one is written.
 
     Raises: InvalidArgument, if a required input is missing, inputs differ in rows, or there are none. More rows than
     `spec.max_rows` are fine, except for a decoupled model: the batcher splits them.
@@ -207,7 +209,7 @@ def count_rows(spec: ModelSpec, model: str, inputs: Tensors) -> int:
             raise InvalidArgument(
                 f"expected {len(spec.inputs)} inputs but got {len(inputs)} inputs for model '{model}': missing "
                 + ", ".join(f"'{name}'" for name in missing)
-                + f"; the smallest request: {smallest_request_text(spec)}"
+                + f"; the smallest request: {smallest(spec)}"
             )
     if spec.max_rows == 0:
         return 1

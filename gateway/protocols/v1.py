@@ -32,11 +32,12 @@ from gateway.protocols.json_data import (
     parse,
     tensor_of_elements,
 )
-from gateway.protocols.smallest import WITHOUT_JSON
+from gateway.protocols.smallest import WITHOUT_JSON, smallest_columns_text, smallest_rows_text
 from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts
 from gateway.turns import SLICE, pause
 from gateway.wire.tensors import Buffer, shaped
 
+SMALLEST: Final = {"rows": smallest_rows_text, "columns": smallest_columns_text}  # requests, by how they are written
 _ABSENT: Final = msgspec.Raw()
 _B64: Final = "b64"
 _OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
@@ -66,7 +67,7 @@ _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def peek(body: Buffer, *, in_haste: bool) -> V1Body | _LooseV1Body:
     """Look at a body; its tensors are only skimmed over. Raises: InvalidArgument; ParsesLong, in haste."""
-    return parse(body, _body_decoder, _LooseV1Body, in_haste=in_haste)
+    return parse(body if len(body) else b"{}", _body_decoder, _LooseV1Body, in_haste=in_haste)
 
 
 def is_v2(message: V1Body | _LooseV1Body) -> bool:
@@ -89,7 +90,10 @@ def read(
     rows, columns = message.instances, message.inputs
     if (rows is _ABSENT) == (columns is _ABSENT):
         found = "neither" if rows is _ABSENT else "both"
-        raise InvalidArgument(f"malformed request: expected 'instances' (rows) or 'inputs' (columns), got {found}")
+        raise InvalidArgument(
+            f"malformed request: expected 'instances' (rows) or 'inputs' (columns), got {found}; the smallest request: "
+            + smallest_rows_text(spec)
+        )
     by_row = rows is not _ABSENT
     fields = _of_rows(rows, spec, model) if by_row else _of_columns(columns, spec, model)
     inputs = {

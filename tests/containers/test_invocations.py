@@ -191,7 +191,8 @@ def test_numbers_that_json_lacks_come_and_go_as_words(served: Served) -> None:
         ("echo", {"instances": [{"INPUT": ROW}]}, "did you mean 'INPUT0'"),
         ("pair", {"instances": [[1, 2]]}, "has 2 inputs"),
         ("pair", {"instances": [{"A": [1, 2], "B": 3}, {"A": [1, 2]}]}, "number 1"),
-        ("pair", {"instances": [{"A": [1, 2]}]}, "missing 'B'"),
+        ("pair", {"instances": [{"A": [1, 2]}]}, """'B'; the smallest request: {"instances":[{"A":[1.0,1.0],"B":1}]}"""),
+        ("pair", {"inputs": {"B": [1]}}, """'A'; the smallest request: {"inputs":{"A":[[1.0,1.0]],"B":[1]}}"""),
         ("half", {"instances": [[1e9, 1]]}, "FP16 cannot hold"),
         ("half", {"instances": [[1, 1e39]]}, "element 1 is 1e+39, which FP16 cannot hold"),
         ("brain", {"instances": [[1e39, 1]]}, "element 0 is 1e+39, which BF16 cannot hold"),
@@ -208,6 +209,13 @@ def test_what_cannot_be_read_is_400_with_a_sentence(served: Served, model: str, 
     answer = invoke(served, model, asked)
     assert (answer.status, answer.headers["content-type"]) == (400, JSON)
     assert said in answer.error
+
+
+@pytest.mark.parametrize("body", [b"{}", b"", b'{"instances": [{}]}', b'{"inputs": {}}'])
+@pytest.mark.parametrize("model", ["pair", "half", "whole"])
+def test_the_smallest_request_that_an_error_of_v1_shows_is_served(served: Served, model: str, body: bytes) -> None:
+    shown = ask(served, "POST", f"/v1/models/{model}:predict", body).error.partition("the smallest request: ")[2]
+    assert ask(served, "POST", f"/v1/models/{model}:predict", shown.encode()).status == 200, shown
 
 
 # other forms

@@ -113,8 +113,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
                 "`example` beside it, a dict of one array for each input"
             )
         raise LoadFailed(
-            f"{model}: nothing says its inputs: give `predict` type hints, {FORM}, or beside it an `example`, a dict of one "
-            "array for each input"
+            f"{model}: {signature.untold or 'nothing says its inputs'}: give `predict` type hints, {FORM} of a batch or "
+            "`text: str` of one row, or beside it an `example`, a dict of one array for each input"
         )
     unknown = ModelSpec("python", (), (), 0)
     session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
@@ -213,8 +213,9 @@ def tensors_of(
     hinted = signature.input_specs if key == "inputs" else signature.output_specs
     found = declared or _stated(model, code, key, max_rows) or hinted()
     if not found:
+        why = f" ({signature.untold})" if key == "inputs" and signature.untold else ""
         raise LoadFailed(
-            f"{model}: neither an attribute `{key}` nor type hints say its {key}: set `{key}` of the model in the "
+            f"{model}: neither an attribute `{key}` nor type hints say its {key}{why}: set `{key}` of the model in the "
             "configuration (`gateway init` finds them)"
         )
     return found

@@ -30,6 +30,7 @@ from backends.base import (
     TensorSpec,
     as_declared,
     integers_as_declared,
+    words_of,
 )
 from backends.datatypes import NUMPY, datatype_of, normalised
 
@@ -66,6 +67,7 @@ class Signature:
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
+    untold: why its type hints do not say what its inputs are, where it has some.
     """
 
     style: Literal["dict", "names", "rows"]
@@ -73,6 +75,7 @@ class Signature:
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
     any_inputs: bool = False
+    untold: str = ""
 
     def input_specs(self) -> tuple[TensorSpec, ...] | None:
         return None if self.style == "dict" else _whole(self.inputs)
@@ -99,33 +102,48 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         parameters = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
     except ValueError:  # compiled code may not tell
         return Signature("dict", {}, None)
+    untold = ""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except Exception:  # an annotation may name what only a type checker imports
+    except Exception as exc:  # an annotation may name what only a type checker imports
         hints = {}
+        if inspect.isroutine(function):  # other callables have none
+            untold = f"its type hints cannot be read ({words_of(exc)})"
     wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     inputs = {parameter.name: hint_of(hints.get(parameter.name)) for parameter in wanted}
+    of_no_tensor = {
+        name: inspect.formatannotation(hints[name], function.__module__)
+        for name, hint in inputs.items()
+        if hint is None and name in hints and hints[name] is not Any and not _is_mapping(hints[name])
+    }
+    whys = [f"the hint of {name}, {hint}, is of no tensor" for name, hint in of_no_tensor.items()]
+    if not wanted:
+        optional = [p.name for p in parameters if p.default is not p.empty and hint_of(hints.get(p.name))]
+        whys += [f"{name} has a default, so it is no input (leave the default out)" for name in optional]
+    untold = untold or "; ".join(whys)
     returned = hints.get("return")
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
-        return Signature("dict", {}, outputs, in_parts)
+        return Signature("dict", {}, outputs, in_parts, untold=untold)
     if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
         raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
+    if any(inputs.values()) and None in inputs.values():
+        hintless = [name for name, hint in inputs.items() if hint is None]
+        bare = [f"{name} ({of_no_tensor[name]})" if name in of_no_tensor else name for name in hintless]
+        form = "such as `x: float`" if scalars else FORM
+        raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {form}")
     if scalars and len(scalars) < len(inputs):
-        others = [name for name in inputs if name not in scalars]
+        arrays = [name for name in inputs if name not in scalars]
         raise LoadFailed(
-            f"parameters {', '.join(scalars)} take one row's value, {', '.join(others)} a batch's array: give all of them "
+            f"parameters {', '.join(scalars)} take one row's value, {', '.join(arrays)} a batch's array: give all of them "
             f"types of one kind, {FORM} for a batch"
         )
-    if any(inputs.values()) and None in inputs.values():
-        bare = [name for name, hint in inputs.items() if hint is None]
-        raise LoadFailed(f"parameter {', '.join(bare)}: no type that says what tensor it is, {FORM}")
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, untold)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:

@@ -158,6 +158,49 @@ def test_a_function_that_takes_inputs_is_no_factory_however_it_takes_them(tmp_pa
         assert loaded.predict({"x": [1, 2]})["output"].tolist() == [2, 4]
 
 
+HINTS_OF_NO_TENSOR = """
+from functools import partial
+from pathlib import Path
+from typing import Optional
+
+class Asked: ...
+
+class OfTexts:
+    def predict(self, texts: list[str]) -> list[str]:
+        return texts
+
+def of_maybe(text: Optional[str], file: Path) -> str: ...
+
+class OfDefaults:
+    def predict(self, text: str = "an example", n: int = 1, other=None) -> str: ...
+
+def of_asked(asked: Asked) -> int: ...
+
+def unread(x: "Absent"): ...
+
+bound = partial(lambda x, y: x, y=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("OfTexts", "the hint of texts, list[str], is of no tensor"),
+        ("of_maybe", "the hint of text, Optional[str], is of no tensor; the hint of file, pathlib.Path, is of no tensor"),
+        ("of_asked", "the hint of asked, Asked, is of no tensor"),
+        ("OfDefaults", "text has a default, so it is no input (leave the default out); n has a default"),
+        ("bound", "nothing says its inputs"),
+        ("unread", "its type hints cannot be read (NameError: name 'Absent' is not defined)"),
+    ],
+)
+def test_a_hint_that_is_of_no_tensor_is_named(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "hints.py").write_text(HINTS_OF_NO_TENSOR)
+    place = f"{tmp_path / 'hints.py'}:{name}"
+    said = fault(place)
+    assert said.startswith(f"{place}: {words}")
+    assert ": give `predict` type hints, such as `x: Annotated" in said
+
+
 def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None:
     assert "nothing says its inputs: give `predict` type hints, such as `x: Annotated" in fault(f"{code}:Unsaid")
     assert "the type hint of x says no shape: write one, such as `x: Annotated" in fault(f"{code}:shapeless")

@@ -186,9 +186,17 @@ def test_a_predict_that_returns_nothing_is_told_so() -> None:
         load("forgetful", declared).open_session(0).run(x(1), {})
 
 
+def by_default(text: str = "an example") -> str:
+    return text
+
+
 def test_tensors_that_nobody_states_are_asked_for() -> None:
     with pytest.raises(LoadFailed, match="set `inputs` of the model"):
         load("Unstated")
+    with pytest.raises(
+        LoadFailed, match=r"say its inputs \(text has a default, so it is no input \(leave .*\)\): set `inputs`"
+    ):
+        load("by_default")
 
 
 @pytest.mark.parametrize(

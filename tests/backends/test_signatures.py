@@ -111,7 +111,13 @@ def test_a_method_without_types_gets_a_dict() -> None:
     assert signature_of(Model.predict, method=True).style == "dict"
 
 
+def of_lists(text: str, tags: list[str]) -> Any:
+    return text
+
+
 def test_types_that_contradict_each_other_are_named() -> None:
+    with pytest.raises(LoadFailed, match=r"parameter tags \(list\[str\]\): no type that says what tensor it is, such as"):
+        signature_of(of_lists, method=False)
     with pytest.raises(LoadFailed, match="parameter y: no type that says what tensor it is, such as `x: Annotated"):
         signature_of(half_typed, method=False)
     with pytest.raises(LoadFailed, match="parameters y take one row's value, x a batch's array"):

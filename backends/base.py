@@ -154,8 +154,8 @@ class ModelSpec:
     max_rows: the most rows one execution takes; 0 means that the model has no batch dimension (one request per execution).
     row_sizes: the only row counts the artifact accepts, ascending (compiled backends); empty means any up to max_rows.
     reads_parameters: whether the parameters of requests may reach the model; False: they surely do not.
-    decoupled: it answers a request in parts, as many as it likes (`StreamingSession`); one request per execution, whatever
-    max_rows says.
+    decoupled: it answers a request in parts, as many as it likes (`StreamingSession`); each execution is of one request.
+    own_arguments: of a function that reads no parameters, the names that have a default, which no request sets.
     only_computes: a run takes the CPU of the thread that calls it and waits for nothing, so that any thread may call it.
     """
 
@@ -167,6 +167,7 @@ class ModelSpec:
     reads_parameters: bool = True
     decoupled: bool = False
     _: KW_ONLY
+    own_arguments: tuple[str, ...] = ()
     only_computes: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)

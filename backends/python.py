@@ -78,7 +78,10 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = 
     reads = signature.style == "dict" and _takes_parameters(code)
     if signature.in_parts and signature.style == "rows":
         rows = min(rows, 1)  # the parts are of one row's values
-    spec = ModelSpec("python", inputs, outputs, rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts)
+    spec = ModelSpec(
+        "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts,
+        own_arguments=signature.defaults,
+    )  # fmt: skip
     return PythonModel(model, spec, code, options, signature)
 
 
@@ -102,8 +105,10 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     signature = called_as(model, code)
     inputs = _stated(model, code, "inputs") or signature.input_specs()
     outputs = _stated(model, code, "outputs") or signature.output_specs()
+    notes = (f"no inputs, as they have a default: {', '.join(signature.defaults)}",) if signature.defaults else ()
     if inputs and outputs:
-        return from_shapes(inputs, outputs)
+        found = from_shapes(inputs, outputs)
+        return replace(found, notes=found.notes + notes)
     given = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
     if given is None and not inputs:
         shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
@@ -141,7 +146,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             assert inputs is not None  # as just seen
             found = from_ones(run, inputs)
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
-        return replace(found, outputs=tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs))
+        outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
+        return replace(found, outputs=outputs, notes=found.notes + notes)
     except BackendError as exc:
         raise LoadFailed(f"{model}: {exc}") from exc
     finally:

@@ -67,6 +67,7 @@ class Signature:
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
+    defaults: the names of parameters that have one, which are no inputs.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
 
@@ -75,6 +76,7 @@ class Signature:
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
     any_inputs: bool = False
+    defaults: tuple[str, ...] = ()
     untold: str = ""
 
     def input_specs(self) -> tuple[TensorSpec, ...] | None:
@@ -117,9 +119,10 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         if hint is None and name in hints and hints[name] is not Any and not _is_mapping(hints[name])
     }
     whys = [f"the hint of {name}, {hint}, is of no tensor" for name, hint in of_no_tensor.items()]
+    defaults = tuple(p.name for p in parameters if p.default is not p.empty)
     if not wanted:
-        optional = [p.name for p in parameters if p.default is not p.empty and hint_of(hints.get(p.name))]
-        whys += [f"{name} has a default, so it is no input (leave the default out)" for name in optional]
+        hinted = [name for name in defaults if hint_of(hints.get(name))]
+        whys += [f"{name} has a default, so it is no input (leave the default out)" for name in hinted]
     untold = untold or "; ".join(whys)
     returned = hints.get("return")
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
@@ -143,7 +146,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, untold)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, defaults, untold)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:

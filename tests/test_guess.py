@@ -158,6 +158,14 @@ def test_a_function_that_takes_inputs_is_no_factory_however_it_takes_them(tmp_pa
         assert loaded.predict({"x": [1, 2]})["output"].tolist() == [2, 4]
 
 
+def test_parameters_that_keep_their_defaults_are_noted(tmp_path: Path) -> None:
+    for outputs in ("-> str", ""):
+        (tmp_path / "many.py").write_text(f"def predict(text: str, n: int = 2, end='') {outputs}:\n    return text * n + end\n")
+        found = guess(str(tmp_path / "many.py"))
+        assert found.document["models"][0]["inputs"] == [tensor("text", "BYTES", -1)]
+        assert found.notes == ("many: no inputs, as they have a default: n, end",)
+
+
 HINTS_OF_NO_TENSOR = """
 from functools import partial
 from pathlib import Path

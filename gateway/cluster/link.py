@@ -333,7 +333,7 @@ class Link:
                 await asyncio.sleep(_RETRY_LOAD_S)
                 continue
             known = told.slots
-            self.spec = ModelSpec(*msgspec.structs.astuple(told.spec))
+            self.spec = ModelSpec(**msgspec.structs.asdict(told.spec))
             has_channel = self._channel is not None and self._channel.is_open
             if not has_channel:
                 self.leased, self.standing, self._wanted = told.slots, Standing(told.lives, told.counted), False
@@ -439,8 +439,7 @@ def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str, standin
 
     slots: leased to the ingress that asks. fault: why there is no model; else empty.
     """
-    told = _Spec(spec.platform, spec.inputs, spec.outputs, spec.max_rows, spec.row_sizes, spec.reads_parameters, spec.decoupled)
-    return msgspec.msgpack.encode((slots, content, told, fault, *standing))
+    return msgspec.msgpack.encode((slots, content, msgspec.convert(spec, _Spec, from_attributes=True), fault, *standing))
 
 
 def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
@@ -451,7 +450,7 @@ def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
 _channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Addresses])
 
 
-class _Spec(msgspec.Struct, array_like=True):
+class _Spec(msgspec.Struct, array_like=True, kw_only=True):
     """A `ModelSpec`, also from a replica of an older version, which says less, or of a newer one, which says more."""
 
     platform: str
@@ -461,6 +460,7 @@ class _Spec(msgspec.Struct, array_like=True):
     row_sizes: tuple[int, ...]
     reads_parameters: bool = True
     decoupled: bool = False
+    own_arguments: tuple[str, ...] = ()
 
 
 class _Attended(msgspec.Struct, array_like=True):

@@ -36,6 +36,7 @@ from gateway.protocols.tensors import (
     TakesLong,
     check_input,
     check_most,
+    check_own,
     check_parameters,
     check_texts,
     count_rows,
@@ -137,6 +138,7 @@ class GenerateCodec:
                     f"request: parameter 'binary_data_output': generate answers with JSON only: ask {self._elsewhere}"
                 )
             if parameters and not spec.reads_parameters:
+                check_own(parameters, spec.own_arguments)
                 check_parameters(parameters, "request")
         return InferRequest(
             self.model, self.version, request_id, inputs, rows, arrival_ns, parameters=parameters,

@@ -26,6 +26,7 @@ from gateway.protocols.tensors import (
     check_integer,
     check_most,
     check_outputs,
+    check_own,
     check_parameters,
     check_raw,
     check_region,
@@ -156,6 +157,7 @@ class GrpcCodec:
             if given_ns is not None:
                 deadline_ns = given_ns if deadline_ns is None else min(deadline_ns, given_ns)
             if parameters and not spec.reads_parameters:
+                check_own(parameters, spec.own_arguments)
                 check_parameters(parameters, "request")
         return InferRequest(
             model, self.version, message.id, inputs, count_rows(spec, model, inputs), arrival_ns,

@@ -44,6 +44,7 @@ from gateway.protocols.tensors import (
     check_length,
     check_most,
     check_outputs,
+    check_own,
     check_parameters,
     check_raw,
     check_region,
@@ -234,6 +235,7 @@ class RestCodec:
         if parameters:
             binary, timeout_us, priority = take_ours(parameters, long=long)
             if parameters and not self.spec.reads_parameters:
+                check_own(parameters, self.spec.own_arguments)
                 check_parameters(parameters, "request")
         outputs: tuple[OutputRequest, ...] = ()
         if message.outputs:

@@ -116,6 +116,16 @@ def check_integer(key: str, value: object) -> None:
         )
 
 
+def check_own(given: Collection[str], own: tuple[str, ...]) -> None:
+    """Raises: InvalidArgument, if a request names one of a model's own arguments, as if it could set that."""
+    for name in own:
+        if name in given:
+            raise InvalidArgument(
+                f"request: parameter '{name}': the model has a value of its own for it, which no request sets: leave it out; "
+                f"or have the model take '{name}' as an input: `predict` without a default for it"
+            )
+
+
 def check_parameters(given: Collection[str], where: str, *, of_tensor: bool = False) -> None:
     """Hold names that are not ours against ours: the protocol lets clients send names that a server does not know.
 

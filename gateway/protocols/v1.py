@@ -11,7 +11,7 @@ the batch dimension.
 import base64
 import binascii
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from gateway.protocols.json_data import (
     tensor_of_elements,
 )
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_columns_text, smallest_rows_text
-from gateway.protocols.tensors import TakesLong, cast, check_input, check_texts
+from gateway.protocols.tensors import TakesLong, cast, check_input, check_own, check_texts
 from gateway.turns import SLICE, pause
 from gateway.wire.tensors import Buffer, shaped
 
@@ -49,15 +49,17 @@ _Field = msgspec.Raw | Any  # as it came, or parsed, where the request holds NaN
 
 
 class V1Body(msgspec.Struct, gc=False):
-    """What tells how a body is written. What else is in it means nothing here."""
+    """What tells how a body is written. What else is in it means nothing here, parameters neither."""
 
     instances: msgspec.Raw = _ABSENT
     inputs: msgspec.Raw = _ABSENT
+    parameters: msgspec.Raw = _ABSENT
 
 
 class _LooseV1Body(msgspec.Struct, gc=False):
     instances: Any = _ABSENT
     inputs: Any = _ABSENT
+    parameters: Any = _ABSENT
 
 
 _body_decoder: Final = msgspec.json.Decoder(V1Body)
@@ -94,12 +96,24 @@ def read(
             f"malformed request: expected 'instances' (rows) or 'inputs' (columns), got {found}; the smallest request: "
             + smallest_rows_text(spec)
         )
+    if spec.own_arguments and message.parameters is not _ABSENT:
+        check_own(_names(message.parameters), spec.own_arguments)
     by_row = rows is not _ABSENT
     fields = _of_rows(rows, spec, model) if by_row else _of_columns(columns, spec, model)
     inputs = {
         name: _tensor(spec, model, name, field, json_depth, by_row=by_row, in_haste=in_haste) for name, field in fields.items()
     }
     return inputs, "rows" if by_row else "columns"
+
+
+def _names(field: _Field) -> Collection[str]:
+    """Of an object; none, where it is something else."""
+    if type(field) is msgspec.Raw:
+        try:
+            return _object_decoder.decode(field)
+        except (ValueError, RecursionError):
+            return ()
+    return field if isinstance(field, dict) else ()
 
 
 class RowsReader:
@@ -117,7 +131,9 @@ class RowsReader:
         if lists is not None:
             self._opening = re.compile(rb'\s*\{\s*"instances"\s*:' + rb"\s*\[" * depth + rb"\s*[^\s\[{]")
             fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [("instances", lists), ("inputs", msgspec.Raw, _ABSENT)]
-            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(msgspec.defstruct("_Rows", fields, gc=False))
+            alone = bool(spec.own_arguments)  # what else is in the body may name one
+            message = msgspec.defstruct("_Rows", fields, gc=False, forbid_unknown_fields=alone)
+            self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(message)
 
     def try_read(self, body: Buffer) -> Tensors | None:
         """None: it is another body, or is at fault, which is for `read` to tell. Raises: as that does."""

@@ -58,6 +58,7 @@ def spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "row_sizes": spec.row_sizes,
         "reads_parameters": spec.reads_parameters,
         "decoupled": spec.decoupled,
+        "own_arguments": spec.own_arguments,
     }
 
 
@@ -74,4 +75,5 @@ def spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         row_sizes=tuple(plain["row_sizes"]),
         reads_parameters=plain["reads_parameters"],
         decoupled=plain["decoupled"],
+        own_arguments=tuple(plain["own_arguments"]),
     )

@@ -55,6 +55,10 @@ class Told(Untold):
         return {"y": inputs["x"] * parameters.get("timeout_s", 0.0)}
 
 
+def scaled(x: float, factor: float = 2.0) -> float:
+    return x * factor
+
+
 def half(x: Annotated[npt.NDArray[np.float16], (-1, 2)]) -> Annotated[npt.NDArray[np.float16], (-1, 2)]:
     return x
 

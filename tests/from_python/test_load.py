@@ -208,11 +208,13 @@ def test_a_parameter_like_one_of_ours_reaches_the_model_that_reads_parameters(is
     backend = {"kind": "python", "model": f"{Told.__module__}:Told", "isolation": isolation}
     with gateway.load({"models": [{"name": "told", "backends": [backend]}]}) as told:
         assert told.predict({"x": [1]}, parameters={"timeout_s": 3})["y"].tolist() == [3]
-    backend["model"] = f"{Gate.__module__}:Untold"
+    backend["model"] = f"{Gate.__module__}:scaled"
     with gateway.load({"models": [{"name": "untold", "backends": [backend]}]}) as untold:
         with pytest.raises(InvalidArgument, match="request: parameter 'timeout_s': unknown; did you mean 'timeout'"):
             untold.predict({"x": [1]}, parameters={"timeout_s": 3})
-        assert untold.predict({"x": [1]}, parameters={"trace": "7"})["y"].tolist() == [1]
+        with pytest.raises(InvalidArgument, match="request: parameter 'factor': the model has a value of its own for it"):
+            untold.predict({"x": [1]}, parameters={"factor": 3})
+        assert untold.predict({"x": [1]}, parameters={"trace": "7"})["output"].tolist() == [2]
 
 
 def test_calls_at_the_same_time_share_batches_and_a_cancelled_one_leaves() -> None:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import random
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -320,3 +321,16 @@ def test_a_field_of_csv_may_be_as_long_as_a_body() -> None:
     assert read.tolist() == [[np.float32("0.252525252525")]]
     with pytest.raises(InvalidArgument, match=r"line 1, column 2: got '9{40}', expected FP32"):
         codec.decode(b"1," + b"9" * 200_000, Form("csv"), "", 0, lambda ref, asked_ns: b"")
+
+
+@pytest.mark.parametrize("words", ["", ', "x": NaN'])
+@pytest.mark.parametrize("tensor", ['"instances": [[1, 2, 3]]', '"inputs": {"x": [[1, 2, 3]]}'])
+def test_a_parameter_of_v1_that_the_model_has_a_value_of_its_own_for_is_refused(tensor: str, words: str) -> None:
+    def decode(own: tuple[str, ...], more: str) -> InferRequest:
+        codec = FormCodec("m", "1", replace(FLOATS, own_arguments=own), None, 8)
+        return codec.decode(f"{{{tensor}{more}{words}}}".encode(), Form("v1"), "", 0, lambda *_: pytest.fail("not asked"))
+
+    with pytest.raises(InvalidArgument, match="request: parameter 'n': the model has a value of its own for it"):
+        decode(("k", "n"), ', "parameters": {"n": 5}')
+    for own, more in (((), ', "parameters": {"n": 5}'), (("n",), ', "parameters": {"m": 5}'), (("n",), ', "parameters": [1]')):
+        assert decode(own, more).inputs["x"].tolist() == [[1, 2, 3]]

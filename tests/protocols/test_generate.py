@@ -61,6 +61,8 @@ def test_timeout_and_priority_are_ours_as_in_infer() -> None:
     assert decode(TEXT, text_input="a", timeout_ms=5).parameters == {"timeout_ms": 5}  # the model reads it
     deaf = model(TensorSpec("text_input", "BYTES", (-1, 1)), reads_parameters=False)
     assert "'timeout_ms': unknown; did you mean 'timeout'" in refusal(deaf, text_input="a", timeout_ms=5)
+    deaf = model(TensorSpec("text_input", "BYTES", (-1, 1)), reads_parameters=False, own_arguments=("n",))
+    assert "parameter 'n': the model has a value of its own for it" in refusal(deaf, text_input="a", n=5)
     assert "integer from 0" in refusal(TEXT, text_input="a", timeout="soon")
     assert "JSON only" in refusal(TEXT, text_input="a", binary_data_output=True)
     assert "64 bits" in refusal(TEXT, text_input="a", seed=1 << 70)

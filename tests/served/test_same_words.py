@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tritonclient.grpc
 import tritonclient.http
@@ -45,6 +46,7 @@ models:
     backends: [{{kind: synthetic, fixed_ms: 0, row_ms: 0}}]
   - {{name: fails, max_rows: 8, backends: [{{kind: python, model: "{FILE}:Fails"}}]}}
   - {{name: fails apart, max_rows: 8, backends: [{{kind: python, model: "{FILE}:Fails", isolation: process}}]}}
+  - {{name: scaled, max_rows: 8, backends: [{{kind: python, model: "{FILE}:scaled"}}]}}
   - {{name: later, load_at_start: false, backends: [{{kind: synthetic}}]}}
 """
 
@@ -60,6 +62,10 @@ class Fails:
         if (a == 3).any():
             raise ValueError("no threes in /srv/models/weights.bin\n(see the manual)")
         return {"C": a[1:] if (a == 4).any() else a}
+
+
+def scaled(A: Annotated[npt.NDArray[np.float32], (-1, 2)], factor: float = 2.0) -> Annotated[npt.NDArray[np.float32], (-1, 2)]:
+    return A * np.float32(factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ SMALLEST_PAIR = (
 )
 OWN = (*RAW_HTTP, *RAW_GRPC)
 ON_THE_WIRE = (*OWN, "tritonclient.http", "tritonclient.grpc")  # a loaded model is there already
-LOADED = ("pair", "words", "fails")
+LOADED = ("pair", "words", "fails", "scaled")
 
 MISTAKES = {
     "unknown model": Mistake(
@@ -210,6 +216,10 @@ MISTAKES = {
     "a misspelt parameter for a class that reads none": Mistake(
         "request: parameter 'Priority': unknown; did you mean 'priority'?", *BAD, model="fails", inputs=(A,),
         parameters={"Priority": 1}, by=(*OWN, "predict"),
+    ),
+    "a parameter that the model has a value of its own for": Mistake(
+        "request: parameter 'factor': the model has a value of its own for it, which no request sets: leave it out; ", *BAD,
+        model="scaled", inputs=(A,), parameters={"factor": 3}, by=(*OWN, "predict"),
     ),
     "a misspelt parameter of an input": Mistake(
         "input 'A': parameter 'shared_memory_ofset': unknown; did you mean 'shared_memory_offset'?", *BAD,

@@ -24,7 +24,7 @@ import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -53,6 +53,8 @@ from backends.source import check_options, example_of, line_of, load_object, mak
 
 if TYPE_CHECKING:
     from backends.discovery import Found
+
+_OF_LITSERVE: Final = ("decode_request", "encode_response")
 
 
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = NO_OPTIONS) -> "PythonModel":
@@ -179,6 +181,11 @@ def load_code(model: str) -> Any:
 def called_as(model: str, code: Any) -> Signature:
     """How a class or function is called, and what its type hints say. model: for messages. Raises: LoadFailed."""
     if inspect.isclass(code):
+        if hooks := [name for name in _OF_LITSERVE if callable(getattr(code, name, None))]:
+            raise LoadFailed(
+                f"{model}: has {', '.join(hooks)} of LitServe, which nothing calls here: have `predict` take and give what its "
+                "type hints say, and remove them (docs/moving.md, From LitServe)"
+            )
         predict = getattr(code, "predict", None)
         if not callable(predict):
             raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")

@@ -226,6 +226,14 @@ def test_a_class_without_predict_is_refused(tmp_path: Path) -> None:
         backends.load("python", {"model": f"{tmp_path}/model.py:Model"}, STATED)
 
 
+@pytest.mark.parametrize("hooks", [("decode_request",), ("decode_request", "encode_response")])
+def test_a_class_made_for_litserve_is_refused(tmp_path: Path, hooks: tuple[str, ...]) -> None:
+    methods = "".join(f"    def {name}(self, given): return given\n" for name in hooks)
+    (tmp_path / "model.py").write_text(f"class Model:\n{methods}    def predict(self, x: float) -> float: return x\n")
+    with pytest.raises(LoadFailed, match=rf"Model: has {', '.join(hooks)} of LitServe, .* \(docs/moving.md, From LitServe\)$"):
+        backends.load("python", {"model": f"{tmp_path}/model.py:Model"}, STATED)
+
+
 def test_a_file_that_fails_to_import_is_told_and_can_be_mended(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("import nothing_of_this_name")

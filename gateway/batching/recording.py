@@ -31,7 +31,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 15
+FORMAT: Final = 16
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 128  # values and events at once
@@ -52,7 +52,7 @@ class Event(IntEnum):
     STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
              a batch: itself, reason, rows, expected_ns, arrival_ns of the first in it. shed: (arrival_ns, the error's class)
     ENDED    batch, now_ns, compute_ns, ok
-    CANCELLED  request, arrival_ns, reserved_ns, whether nothing of it was ever dispatched
+    CANCELLED  request, arrival_ns, reserved_ns, whether a run of it has failed, whether nothing of it was ever dispatched
     RETRIED  request, arrival_ns, first row, rows, now_ns
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and of a batch itself, rows, expected_ns, arrival_ns of the first in it:
              STEPPED, as it mostly is, with this batch alone
@@ -305,10 +305,10 @@ class RecordedBatcher(Recorded, Batcher):
     def _reserves(self, reserved_ns: int) -> None:
         self._events.append((int(Event.RESERVED), reserved_ns))
 
-    def cancel(self, request: InferRequest, reserved_ns: int = 0) -> bool:
+    def cancel(self, request: InferRequest, reserved_ns: int = 0, *, failed: bool = False) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
-            self._events.append((int(Event.CANCELLED), self._number(request), request.arrival_ns, reserved_ns, undone))
+            self._events.append((int(Event.CANCELLED), self._number(request), request.arrival_ns, reserved_ns, failed, undone))
             self._room()  # clients may come and go for as long as one batch runs
         return undone
 

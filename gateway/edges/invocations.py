@@ -113,7 +113,7 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
         self._reply: FormReply | None = None  # the one part of a decoupled model
 
     def about(self, code: Code | None) -> tuple[str, int]:
-        return "http.response.status_code", _status(code)
+        return "http.response.status_code", _status(None if self._begun else code)  # the status leaves with the first part
 
     def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange, form, answer = self._exchange, self._form, self._answer

@@ -224,6 +224,9 @@ class GenerateStream(_Generating):
         super().__init__(endpoints, exchange, asked)
         self._begun = False
 
+    def about(self, code: Code | None) -> tuple[str, int]:
+        return super().about(None if self._begun else code)  # the status leaves with the first part
+
     def answer(self, reply: list[bytes]) -> None:
         exchange = self._ended()
         exchange.compress = False  # as where there are more of them

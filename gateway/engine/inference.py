@@ -367,7 +367,8 @@ class StreamedInference(Inference[C, Reply]):
     """
 
     __slots__ = (
-        "_behind", "_encoding", "_fault", "_in_time", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken", "in_parts",
+        "_behind", "_encoding", "_fault", "_first_ns", "_last", "_outcome", "_outcome_waits", "_part_ns", "_untaken",
+        "in_parts",
     )  # fmt: skip
 
     def __init__(self, endpoints: Endpoints[C], caller: Caller, arrival_ns: int) -> None:
@@ -381,9 +382,9 @@ class StreamedInference(Inference[C, Reply]):
         self._outcome_waits = False  # behind those: `_outcome` says how
         self._outcome: InferResponse | GatewayError | None = None
         self._fault: GatewayError | None = None  # why the rest of the parts is not wanted
-        self._in_time: bool | None = None  # the first part was within the SLO; None: there was none
+        self._first_ns: tuple[int, int] | None = None  # when the first part was there, and encoded
         self._last = False  # the model has said that the part in hand is its last
-        self._part_ns = 0  # when the last part was there; 0: none was
+        self._part_ns = 0  # when the last part was there
         self._untaken = 0  # parts that wait for the client
         return self._part
 
@@ -437,12 +438,11 @@ class StreamedInference(Inference[C, Reply]):
             log.exception("a part of an answer of model %s could not be given", request.model)
             self._break_off(InternalError("internal error"))
             return
-        if self._part_ns:
-            endpoint.metrics.part(made.at_ns - self._part_ns)
+        if self._first_ns is None:
+            self._first_ns = made.at_ns, time.monotonic_ns()
+            endpoint.metrics.part(None)
         else:
-            traced = b"" if self._trace is None else self._trace.own
-            encoded_ns = time.monotonic_ns()
-            self._in_time = endpoint.metrics.first_part(self._arrival_ns, self._decoded_ns, made.at_ns, encoded_ns, traced)
+            endpoint.metrics.part(made.at_ns - self._part_ns)
         self._part_ns = made.at_ns
         if not left:
             self._untaken += 1
@@ -491,9 +491,10 @@ class StreamedInference(Inference[C, Reply]):
             else:
                 self._place = None
                 self._over()
-                self._endpoint.metrics.finished(self._in_time)
-                if self._trace is not None:
-                    now_ns = time.monotonic_ns()
-                    self._end_trace(self._trace, None, now_ns, now_ns)
+                now_ns, trace = time.monotonic_ns(), self._trace
+                stamps_ns = self._arrival_ns, self._decoded_ns, *(self._first_ns or (now_ns, now_ns))
+                self._endpoint.metrics.streamed(*stamps_ns, b"" if trace is None else trace.own)
+                if trace is not None:
+                    self._end_trace(trace, None, now_ns, now_ns)
                 return
         super()._done(self._fault or outcome)

@@ -442,7 +442,7 @@ class Lane:
         ends = part.start in waiting.failed or to_blame or begun or not self.runner.available
         waiting.failed += (part.start,)
         if ends or (lost and self._taken_over(part.request, now_ns)):
-            self._end(part.request, error)
+            self._end(part.request, error, failed=True)
             return True
         self.metrics.retried()
         self.batcher.retry(part, now_ns)
@@ -461,12 +461,12 @@ class Lane:
 
     # answering
 
-    def _end(self, request: InferRequest, error: GatewayError) -> None:
-        """Answer with an error; what still waits of the request is not run."""
+    def _end(self, request: InferRequest, error: GatewayError, *, failed: bool = False) -> None:
+        """Answer with an error; what still waits of the request is not run. failed: a run of it has."""
         waiting = self._waiting.get(request)
         try:
             if waiting is not None:
-                self.batcher.cancel(request, waiting.reserved_ns)
+                self.batcher.cancel(request, waiting.reserved_ns, failed=failed)
         except BaseException:
             log.exception("%s: a request could not be taken out of the queue", self.name)
         self.answer(request, error)

@@ -287,7 +287,7 @@ class EndpointMetrics:
 
     __slots__ = (
         "_bounds", "_decode", "_encode", "_exemplars", "_failed", "_failed_ns", "_gaps", "_gaps_ns", "_last_s", "_latency",
-        "_log", "_logged", "_ok", "_parts", "_slo_bucket", "_traced", "_unfinished", "key",
+        "_log", "_logged", "_parts", "_slo_bucket", "_traced", "key",
     )  # fmt: skip
 
     def __init__(self, labels: tuple[str, str, str], slo_ns: int | None) -> None:
@@ -301,12 +301,10 @@ class EndpointMetrics:
         self._latency = Buckets(self._bounds)
         self._decode, self._encode = Buckets(CODEC_NS), Buckets(CODEC_NS)
         self._gaps: list[int] | None = None  # of a decoupled model only
-        self._unfinished = [0, 0]  # answers in parts that have begun and not ended well, by whether the first part was in time
         self._gaps_ns = self._parts = 0
-        self._ok = 0
         self._failed: dict[str, int] = dict.fromkeys(_AT_0 if labels[0] else _AT_0[:1], 0)
         self._failed_ns = 0
-        self._last_s: float | None = None
+        self._last_s = 0.0  # since 1970; 0: none was
 
     def done(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> None:
         """Count a success. Stamps: whole request read, decoded, outcome known, answer encoded. traced: its span, if it is."""
@@ -328,9 +326,8 @@ class EndpointMetrics:
         self._decode.add(decoded_ns - arrival_ns)
         self._encode.add(encoded_ns - encoding_ns)
         self._latency.add(encoded_ns - arrival_ns)
-        self._ok += len(arrival_ns)
         at_0_s = time.time() - time.monotonic_ns() / 1e9
-        self._last_s = at_0_s + int(encoded_ns[-1]) / 1e9
+        self._last_s = max(self._last_s, at_0_s + int(encoded_ns[-1]) / 1e9)
         for traced, took_ns, ended_ns in self._traced:
             self._exemplars[bisect_left(self._bounds, took_ns)] = (trace_id_of(traced), took_ns, at_0_s + ended_ns / 1e9)
         self._traced.clear()
@@ -340,32 +337,21 @@ class EndpointMetrics:
         self._count()
         return self._exemplars
 
-    def first_part(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> bool:
-        """Note the first part of a decoupled model's answer, which is what is promised. Stamps: as in `done`.
+    def part(self, gap_ns: int | None) -> None:
+        """Note a part of a decoupled model's answer, so long after the one before it; None: it is the first."""
+        if self._gaps is None:
+            self._gaps = [0] * (len(STAGE_NS) + 1)
+        self._parts += 1
+        if gap_ns is not None:
+            self._gaps[bisect_left(STAGE_NS, gap_ns)] += 1
+            self._gaps_ns += gap_ns
 
-        Gives whether it was within the SLO. That counts once the whole has `finished`: if it fails, its failure does.
+    def streamed(self, arrival_ns: int, decoded_ns: int, encoding_ns: int, encoded_ns: int, traced: bytes = b"") -> None:
+        """Count a decoupled model's answer that has ended well. As `done`, with the stamps of the first part, which is what is
+        promised; where there was none, of the end.
         """
         self.done(arrival_ns, decoded_ns, encoding_ns, encoded_ns, traced)
-        self._ok -= 1  # that is for `finished` to say
-        in_time = self._slo_bucket is not None and bisect_left(self._bounds, encoded_ns - arrival_ns) <= self._slo_bucket
-        self._unfinished[in_time] += 1
-        return in_time
-
-    def part(self, gap_ns: int) -> None:
-        """Note a further part, so long after the one before it."""
-        if self._gaps is None:
-            self._gaps = [0] * (len(STAGE_NS) + 1)
-        self._gaps[bisect_left(STAGE_NS, gap_ns)] += 1
-        self._gaps_ns += gap_ns
-        self._parts += 1
-
-    def finished(self, in_time: bool | None) -> None:
-        """Count a success that came in parts. in_time: what `first_part` gave; None: there was none."""
-        self._ok += 1
-        if in_time is not None:
-            self._unfinished[in_time] -= 1
-        if self._gaps is None:
-            self._gaps = [0] * (len(STAGE_NS) + 1)
+        self._last_s = time.time()
 
     def failed(self, code: Code, arrival_ns: int, answered_ns: int) -> None:
         """Count an error."""
@@ -374,15 +360,16 @@ class EndpointMetrics:
 
     def state(self) -> State:
         self._count()
+        ok = self._latency.number
         return (
-            {OK: self._ok, **self._failed} if self._ok or self.key.labels[0] else dict(self._failed),
+            {OK: ok, **self._failed} if ok or self.key.labels[0] else dict(self._failed),
             self._latency.state(),
             self._failed_ns,
             self._attained(),
-            self._last_s,
+            self._last_s or None,
             self._decode.state(),
             self._encode.state(),
-            self._latency.number + self._parts if self._gaps is not None else None,
+            self._parts or None,
             (*self._gaps, self._gaps_ns) if self._gaps is not None else None,
             self._bounds[self._slo_bucket] if self._slo_bucket is not None else None,
         )
@@ -390,13 +377,9 @@ class EndpointMetrics:
     def _attained(self) -> dict[str, int] | None:
         if self._slo_bucket is None:
             return None
-        in_time = self._latency.up_to(self._slo_bucket)
-        unfinished_late, unfinished_in_time = self._unfinished
+        met = self._latency.up_to(self._slo_bucket)
         failed = sum(count for code, count in self._failed.items() if code not in _CLIENTS)
-        return {
-            "met": in_time - unfinished_in_time,
-            "missed": self._latency.number - in_time - unfinished_late + failed,
-        }
+        return {"met": met, "missed": self._latency.number - met + failed}
 
 
 class Cost:

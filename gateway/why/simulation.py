@@ -71,16 +71,21 @@ def pace_of(
     """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time."""
     stays = set(map(id, delayed))
     times_ns, factors, delays = [], [], []
+    since_ns = before_ns = closed_ns = 0
     for batch in batches:
+        if batch.closed_ns > closed_ns:
+            before_ns, closed_ns = closed_ns, batch.closed_ns
+        # From when on it could be closed: a lane does so some 0.1 ms later, and the simulation at once.
+        since_ns = min(closed_ns, max(since_ns, before_ns + 1, *map(_here, batch.requests)))
         if batch.ended_ns is None or not batch.ok:
             continue
         usual_ns = typical.batch_ns(batch)
         taken_ns = batch.ended_ns - batch.closed_ns
         if has_stalled(batch, typical):
             if id(batch) in stays:
-                delays.append((batch.closed_ns, round(taken_ns - usual_ns)))
+                delays.append((since_ns, round(taken_ns - usual_ns)))
         elif usual_ns > 0:
-            times_ns.append(batch.closed_ns)
+            times_ns.append(since_ns)
             factors.append(taken_ns / usual_ns)
     return Pace(typical, times_ns, factors, delays, without_padding)
 

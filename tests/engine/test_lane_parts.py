@@ -10,6 +10,8 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
+from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring, as_read
+from gateway.batching.replay import replay
 from gateway.config import Batching
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
@@ -63,11 +65,11 @@ class Watch:
 
 
 class Bench:
-    def __init__(self, clock: SimulatedClock, **runner: int) -> None:
+    def __init__(self, clock: SimulatedClock, batcher: Batcher | None = None, **runner: int) -> None:
         self.clock = clock
         self.metrics = Metrics()
         self.runner = StreamingRunner(clock, **runner)
-        batcher = Batcher(
+        batcher = batcher or Batcher(
             POLICIES["greedy"](Batching(policy="greedy")), max_rows=0, workers=self.runner.slots, max_queue_rows=100
         )
         self.lane = Lane(
@@ -309,6 +311,37 @@ def test_a_failure_that_is_told_early_ends_its_request_and_nothing_takes_the_ses
         assert after.end is None
         assert [failed for _, failed in watch.ended] == [True, False]
         assert isinstance(client.end, BackendFailed)  # once
+
+    simulate(main)
+
+
+def test_a_recording_has_as_failed_what_was_told_early_and_as_cancelled_what_its_client_left() -> None:
+    settings = LaneSettings(policy="greedy", max_rows=0)
+    ring = Ring(1 << 20, settings)
+    batcher = settings.batcher(ring)
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+
+    def fates() -> list[str]:
+        history = replay(as_read(ring.dump()))
+        assert history.difference is None, str(history.difference)
+        return [request.fate for request in history.requests]
+
+    async def main(clock: SimulatedClock) -> None:
+        bench, clients = Bench(clock, batcher, parts=9), [Client() for _ in range(4)]
+        bench.runner.faults = ["early 0", "early 2"]
+        for client in clients[:2]:
+            bench.ask(client)
+            await pass_ms(10)
+            assert isinstance(client.end, BackendFailed)
+            assert fates()[-1] == "failed"  # its run goes on
+            await pass_ms(200)
+        for client in clients[2:]:
+            bench.ask(client)
+        await pass_ms(0.5)
+        clients[2].place.cancel()
+        await pass_ms(200)
+        assert fates() == ["failed", "failed", "cancelled", "answered"]
 
     simulate(main)
 

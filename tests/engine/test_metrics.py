@@ -85,9 +85,9 @@ def count_all(metrics: Metrics) -> None:
     endpoint = metrics.endpoint("m", "1", "rest")
     endpoint.done(0, 10_000, 2 * MS, 2 * MS + 20_000, b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     endpoint.failed(Code.OVERLOADED, 0, 1_000)
-    in_time = endpoint.first_part(0, 0, 0, 1_000)
+    endpoint.part(None)
     endpoint.part(1_000)
-    endpoint.finished(in_time)
+    endpoint.streamed(0, 0, 0, 1_000)
     cost = metrics.cost("m", "1", "cpu", 3.6, 4)
     cost.measure(lambda: 1_000)
     cost.hold()
@@ -165,30 +165,44 @@ def test_attainment_counts_late_and_failed_ones_as_missed_and_what_the_client_go
     ]
 
 
-def test_an_answer_in_parts_counts_for_the_slo_once_and_when_it_has_ended() -> None:
+def test_an_answer_in_parts_counts_once_and_when_it_has_ended_by_its_first_part() -> None:
     metrics = Metrics(models(m=42))
     endpoint = metrics.endpoint("m", "1", "grpc")
+    labels = {"model": "m", "version": "1", "protocol": "grpc"}
 
-    def told() -> tuple[float, float]:
+    def told() -> tuple[float, ...]:
         found = exposed(metrics)
-        labels = {"model": "m", "version": "1", "protocol": "grpc"}
         met, missed = (found[key("gateway_slo_requests_total", result=result, **labels)] for result in ("met", "missed"))
-        return met, missed
+        timed = found.get(key("gateway_request_duration_seconds_count", **labels), 0)
+        assert timed == found[key("gateway_requests_total", code="ok", **labels)]
+        return met, missed, found[key("gateway_parts_total", **labels)]
 
-    in_time = endpoint.first_part(0, 0, 0, 40 * MS)
-    assert (in_time, told()) == (True, (0, 0))
-    endpoint.finished(in_time)
-    assert told() == (1, 0)
-    late = endpoint.first_part(0, 0, 0, 50 * MS)
-    endpoint.finished(late)
-    assert (late, told()) == (False, (1, 1))
+    endpoint.part(None)
+    assert told() == (0, 0, 1)
+    endpoint.streamed(0, 0, 0, 40 * MS)
+    assert told() == (1, 0, 1)
+    endpoint.part(None)
+    endpoint.part(MS)
+    endpoint.streamed(0, 0, 0, 50 * MS)
+    assert told() == (1, 1, 3)
+    before = exposed(metrics)
     for code in (Code.BACKEND_FAILED, Code.CANCELLED):
-        for took_ms in (40, 50):
-            endpoint.first_part(0, 0, 0, took_ms * MS)
-            endpoint.failed(code, 0, 60 * MS)
-    assert told() == (1, 3)  # nobody waited for the end of two
-    endpoint.finished(None)  # of no parts at all
-    assert told() == (1, 3)
+        endpoint.part(None)
+        endpoint.failed(code, 0, 60 * MS)
+    assert told() == (1, 2, 5)  # nobody waited for the end of one
+    for name in ("gateway_request_duration_seconds_sum", "gateway_last_inference_timestamp_seconds"):
+        assert exposed(metrics)[key(name, **labels)] == before[key(name, **labels)]
+
+
+def test_when_a_stream_has_ended_is_when_the_last_request_was_answered() -> None:
+    metrics = Metrics()
+    endpoint = metrics.endpoint("m", "1", "grpc")
+    last = key("gateway_last_inference_timestamp_seconds", model="m", version="1", protocol="grpc")
+    began_ns, before_s = time.monotonic_ns() - 100_000 * MS, time.time()
+    endpoint.streamed(began_ns, began_ns, began_ns, began_ns + MS)
+    assert exposed(metrics)[last] >= before_s
+    endpoint.done(began_ns, began_ns, began_ns, began_ns + MS)
+    assert exposed(metrics)[last] >= before_s
 
 
 def test_a_quantile_of_the_histogram_lies_in_the_bucket_of_loadtests() -> None:

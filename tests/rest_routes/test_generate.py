@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import re
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.engine.model_statistics import ModelStatistics
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import NotReady
 from tests.rest_routes.serving import Served, serving
@@ -132,15 +132,14 @@ def test_generate_gives_one_object(served: Served) -> None:
     assert (response.status, json.loads(body)) == (200, part("a", 0))
 
 
-def went_well(served: Served) -> float:
-    """Requests of `counts` that are counted so."""
+def went_well(served: Served) -> tuple[int, int, float]:
+    """Requests of `counts` that are counted so: how many, the time of all, and when the last was answered."""
 
-    async def exposed() -> str:
-        served.repository.metrics.flush()
-        return served.repository.metrics.expose()[1].decode()
+    async def counted() -> ModelStatistics:
+        return served.repository.metrics.statistics({("counts", "1")})["counts", "1"]
 
-    found = re.findall(r"^gateway_requests_total{(.*)} (\S+)$", served.run(exposed()), re.MULTILINE)
-    return sum(float(count) for labels, count in found if 'code="ok"' in labels and 'model="counts"' in labels)
+    found = served.run(counted())
+    return found.success.count, found.success.ns, found.last_inference_s
 
 
 @pytest.mark.parametrize("parts", [0, 2, 50])
@@ -175,8 +174,10 @@ def test_an_error_before_the_first_part_is_a_status(
 
 
 def test_an_error_behind_parts_is_one_event_and_the_end(served: Served) -> None:
+    before = went_well(served)
     response, body = ask(served, "/v2/models/counts/generate_stream", {"text": "a", "n": 9, "fails_at": 2})
     assert response.status == 200
+    assert went_well(served) == before
     first, second, last = events(body)
     assert [first, second] == [part("a", 0), part("a", 1)]
     assert list(last) == ["error"]

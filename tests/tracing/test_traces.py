@@ -38,13 +38,15 @@ class Context:
 
 
 class Parts:
-    """Three parts, a millisecond each."""
+    """Three parts, a millisecond each; but for an input of 666, which fails behind the second."""
 
     inputs = (("INPUT0", "FP32", (-1, 4)),)
     outputs = (("OUTPUT0", "FP32", (-1, 4)),)
 
     def predict(self, inputs: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        for _ in range(3):
+        for made in range(3):
+            if made == 2 and (inputs["INPUT0"] == 666).any():
+                raise ValueError("no more")
             time.sleep(0.001)
             yield {"OUTPUT0": inputs["INPUT0"]}
 
@@ -258,6 +260,27 @@ def test_an_answer_in_parts_is_one_trace(traced: tuple[gateway.TestClient, Colle
     assert answer.headers["traceresponse"] == f"00-{TRACE}-{server.span_id}-01"
     assert by_name["compute"].end_ns - by_name["compute"].start_ns >= 3_000_000  # of all parts
     assert server.end_ns >= by_name["compute"].end_ns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v2/models/parts/generate_stream", {"INPUT0": [666.0] * 4}),
+        ("/v1/models/parts:predict", {"instances": [[666.0] * 4]}),
+    ],
+)
+def test_a_failure_behind_parts_is_an_error_under_the_status_that_was_sent(
+    traced: tuple[gateway.TestClient, Collector], path: str, asked: Any
+) -> None:
+    client, collector = traced
+    collector.spans.clear()
+    answer = client.post(path, json=asked, headers=SAMPLED | {"accept": "text/event-stream"})
+    assert (answer.status_code, answer.text.count("data: ")) == (200, 3)
+    spans = collector.wait_for(lambda spans: any(span.kind == SERVER for span in spans))
+    (server,) = (span for span in spans if span.kind == SERVER)
+    assert (server.failed, server.attributes["error.type"]) == (True, "backend_failed")
+    assert server.attributes["http.response.status_code"] == 200
 
 
 def by_stream(client: gateway.TestClient, model: str, headers: dict[str, str]) -> Any:

@@ -37,7 +37,7 @@ class Scene:
     """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
 
     lengths: that requests have by chance; row_ms is for a length of 64, and in proportion. takes: what goes wrong with batches.
-    away: (from, to) when no session is there. settings: of the lane.
+    lag_ms: after what it is closed for, a batch is. away: (from, to) when no session is there. settings: of the lane.
     """
 
     fixed_ms: float = 4.0
@@ -46,6 +46,7 @@ class Scene:
     seconds: float = 12.0
     workers: int = 1
     noise: float = 0.05
+    lag_ms: float = 0.0
     probed: bool = True
     takes: Time = usual
     away_s: tuple[float, float] | None = None
@@ -103,14 +104,14 @@ class Scene:
             alive = 0 if away[0] <= now_ns < away[1] else self.workers
             self._alive = alive
             batcher.workers = max(1, alive)
-            step = batcher.step(now_ns, max(0, alive - len(running)))
+            step = batcher.step(now_ns + round(self.lag_ms * MS), max(0, alive - len(running)))
             wake_ns = NEVER if step.wake_at_ns is None else max(step.wake_at_ns, now_ns + 1)
             for batch in step.batches:
                 length = batch.group.length if isinstance(batch.group, LengthGroup) else 64
                 usual_ns = self.rows_ns(batch.padded_rows, length) * float(np.exp(rng.normal(0, self.noise)))
                 taken_ns = round(self.takes(batch, started, usual_ns))
                 started += 1
-                heapq.heappush(running, (now_ns + taken_ns, started, batch))
+                heapq.heappush(running, (batch.closed_ns + taken_ns, started, batch))
 
 
 def learned_of(lane: LaneRecording) -> ServiceModel:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.why.causes import Cause
 from gateway.why.whatif import as_it_was, what_ifs
-from tests.why.recorded import Scene, diagnosed, learned_of, slowed
+from tests.why.recorded import MS, Scene, diagnosed, learned_of, slowed
 from tests.why.scenes import SCENES
 
 
@@ -46,6 +46,15 @@ def test_one_more_session_is_priced() -> None:
     assert was.usd_per_million is not None
     # 0.5 USD an hour for 6 s, by what was in time
     assert was.usd_per_million == pytest.approx(0.5 * 6 / 3600 / (was.in_time * 6 * 230) * 1e6, rel=0.1)
+
+
+def test_a_batch_that_closes_some_time_after_its_requests_came_keeps_its_own_pace_and_stall() -> None:
+    scene = Scene(rps=10.0, seconds=60.0, noise=0.2, lag_ms=0.1, takes=slowed([100, 200, 300], 400.0))
+    diagnosis = diagnosed(scene, 1)
+    (same,) = [case for case in what_ifs(diagnosis, partial(learned_of, scene.recorded(1))) if case.name.startswith("the same")]
+    for request, ended_ns in zip(diagnosis.history.requests, same.ended_ns, strict=True):
+        assert (ended_ns is not None) == (request.fate == "answered")
+        assert ended_ns is None or ended_ns == pytest.approx(request.ended_ns, abs=2 * MS)
 
 
 def test_of_few_batches_what_was_learned_before_tells_their_time() -> None:

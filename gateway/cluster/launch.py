@@ -9,12 +9,10 @@ import logging
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 # Of this process and of the Ray processes it starts. ray reads them when it is imported.
@@ -36,16 +34,17 @@ from ray.core.generated import gcs_service_pb2 as messages
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.api import RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
-from gateway.cluster.deployments import QUIET, application, deployer, port_owner
+from gateway.cluster.deployments import application, deployer, port_owner
 from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
+from gateway.cluster.serve_instance import JOB, serve_instance
 from gateway.cluster.stopping import Stop, StopAsked
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -99,7 +98,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     own = found is None
     head, stop = Head(tell), Stop()
     try:
-        with _cluster(config, found, head, stop), _serve_instance(head, tell, own=own):
+        with _cluster(config, found, head, stop), serve_instance(head, tell, own=own):
             if own:
                 tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
             with _deployed(app, config, head, watch, tell, stop, own=own) as ingress:
@@ -302,7 +301,7 @@ def _given_up(token: str) -> str:
 @contextlib.contextmanager
 def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> Iterator[None]:
     """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
-    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
+    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE, "job_config": JOB}
     try:
         if found is None:
             try:
@@ -339,32 +338,6 @@ def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> It
 
 
 @contextlib.contextmanager
-def _serve_instance(head: Head, tell: Callable[[str], None], *, own: bool) -> Iterator[None]:
-    """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves.
-
-    own: the cluster was started here, and ends after this, with its Serve.
-    """
-    try:
-        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    except ValueError:
-        pass
-    else:
-        yield
-        return
-    if not own:
-        tell(f"{LEFT}Ray Serve is left on the Ray cluster")
-    try:
-        with step("starting Ray Serve"):
-            serve.start(proxy_location="Disabled", logging_config=QUIET)
-        yield
-    finally:
-        if not head.lost and not own and not serve.status().applications:  # others may use it meanwhile
-            # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `apart` ends
-            serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
-
-
-@contextlib.contextmanager
 def _deployed(
     app: serve.Application,
     config: Config,
@@ -377,7 +350,7 @@ def _deployed(
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
-    own: as in `_serve_instance`; what did not come to serve is left to that end. Where it was to replace another's that still
+    own: as in `serve_instance`; what did not come to serve is left to that end. Where it was to replace another's that still
     answers, that is left, unless it was another `gateway serve` that has ended meanwhile.
     """
     name = config.ray.application

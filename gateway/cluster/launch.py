@@ -69,6 +69,7 @@ _TAKEN_BACK_S: Final = 10.0
 _LISTED_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
+_REPLACED: Final = "was replaced by another that somebody has deployed under its name"
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +183,10 @@ class _ApplicationWatch:
         self._app: serve.Application
 
     def run(self, app: serve.Application) -> DeploymentHandle[Any]:
-        """Deploy it; gives its handle once it runs. Raises: InternalError, if it fails; StopAsked, after `forget`."""
+        """Deploy it; gives its handle once it runs.
+
+        Raises: InternalError, if it fails; StopAsked, after `forget`, or as `start` ends this process.
+        """
         with self._deploying:
             if self._over.is_set():
                 raise StopAsked
@@ -239,12 +243,15 @@ class _ApplicationWatch:
         return ingress
 
     def _runs(self) -> bool:
-        status = serve.status().applications.get(self._application)  # None: somebody has just deleted it
-        if status is None or status.status == "DEPLOY_FAILED":
-            deployments = {} if status is None else status.deployments
-            faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
+        details = self.details()
+        if details is not None and details["status"] in ("RUNNING", "DEPLOY_FAILED") and deployer(details) != self.token:
+            self._lose(_REPLACED)
+            raise StopAsked
+        if details is None or details["status"] == "DEPLOY_FAILED":  # None: somebody has just deleted it
+            deployments = {} if details is None else details["deployments"]
+            faults = [f"{key}: {_failure(each['message'])}" for key, each in deployments.items() if each["message"]]
             raise InternalError("\n".join(["the application did not start", *faults]))
-        return status.status == "RUNNING"
+        return bool(details["status"] == "RUNNING")
 
     def details(self) -> dict[str, Any] | None:
         """As Serve's controller tells them. None: there is no such application."""
@@ -272,10 +279,13 @@ class _ApplicationWatch:
                 return
         if self._over.is_set():
             return
+        self._lose(fate)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _lose(self, fate: str) -> None:
         self.lost = True
         log.error("the application %s %s: ending", self._application, fate)
         self._tell(ENDING)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def _fate(self) -> str:
         """Why this process has nothing left to do; empty: it has."""
@@ -290,8 +300,7 @@ class _ApplicationWatch:
             return ""
         if details is None:
             return "was deleted by somebody else"
-        replaced = by != self.token and details["status"] == "RUNNING"
-        return "was replaced by another that somebody has deployed under its name" if replaced else ""
+        return _REPLACED if by != self.token and details["status"] == "RUNNING" else ""
 
 
 def _given_up(token: str) -> str:
@@ -405,6 +414,8 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, rep
         watch.wait_idle()
         while not own and head.may_return:
             time.sleep(_LOOK_S)
+        if watch.lost and watch.deployer() is not None:
+            return
         if replaces == "" and watch.ours() and not watch.serves():
             log.warning(
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application

@@ -175,6 +175,7 @@ class _ApplicationWatch:
     def __init__(self, application: str, tell: Callable[[str], None]) -> None:
         """tell: as in `run_on_ray`."""
         self.token = uuid.uuid4().hex  # of what this process deploys
+        self.deployed = False  # by this process, or about to be
         self.lost = False
         self._application = application
         self._tell = tell
@@ -235,6 +236,7 @@ class _ApplicationWatch:
 
     def _deploy(self, app: serve.Application) -> DeploymentHandle[Any]:
         """Returns once Serve tells whose it is, at the next turn of its controller: who asks before is told of the last one."""
+        self.deployed = True
         target = RunTarget(target=app, name=self._application, route_prefix=None)
         (ingress,) = serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         until = time.monotonic() + _LISTED_S
@@ -365,9 +367,10 @@ def _deployed(
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
     replaces = stop.wait_for(watch.deployer)
+    run_dir = None
     if not own:
-        if replaces is None:
-            stop.wait_for(lambda: begin_life(name, config.server.run_dir))
+        begun = replaces is not None
+        run_dir = stop.wait_for(lambda: run_dir_name(name) if begun else begin_life(name, config.server.run_dir))
         tell(f"{LEFT}the application {name} may be left on the Ray cluster")
     try:
         with step(f"loading {named(model.name for model in config.models)} on Ray"):
@@ -380,7 +383,7 @@ def _deployed(
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         if ingress is not None or not own:
             left = replaces if ingress is None else None
-            deleting = threading.Thread(target=_delete, args=(config, head, watch, own, left), name="delete", daemon=True)
+            deleting = threading.Thread(target=_delete, args=(config, head, watch, run_dir, left), name="delete", daemon=True)
             deleting.start()
             if own:
                 while deleting.is_alive() and not head.lost:
@@ -403,16 +406,17 @@ def _deleted(deleting: threading.Thread, head: Head, server: ServerSection) -> b
     return not (deleting.is_alive() or head.left)
 
 
-def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
+def _delete(config: Config, head: Head, watch: _ApplicationWatch, run_dir: str | None, replaces: str | None) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
 
-    own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `deployer` gives it, or None.
+    run_dir: the name of its directory; None: the supervisor removes that. replaces: who has deployed what it was to replace and
+    has not, as `deployer` gives it, or None.
     """
     application = config.ray.application
     fault = "could not be deleted"
     try:
         watch.wait_idle()
-        while not own and head.may_return:
+        while run_dir is not None and head.may_return:
             time.sleep(_LOOK_S)
         if watch.lost and watch.deployer() is not None:
             return
@@ -424,37 +428,41 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, rep
         if replaces is not None and (watch.give_up() if replaces else not watch.ours()):
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
             return
-        if not watch.ours():
+        before: dict[str, Any] = {"deployments": {}}
+        by: str | None = watch.token
+        replicas = seen = replicas_of(application)
+        if watch.ours():
+            before = watch.details() or before
+            by = deployer(before)
+            serve.delete(application, _blocking=False)
+        elif watch.deployer() is not None or not watch.deployed:  # else somebody else has deleted it
             return
-        before = watch.details() or {"deployments": {}}
-        run_dir = run_dir_name(application)
-        serve.delete(application, _blocking=False)
-        replicas: set[str] = set()
+        # Serve tells of the deletion a little later, and of no replicas from then on.
         told = time.monotonic() + _TOLD_S
         drained = told + config.server.drain_timeout_s + _ENDED_S
         until = drained + _DELETED_S
-        # Serve tells of the deletion a little later, and of no replicas from then on.
-        while (details := watch.details()) is not None and (
-            details["status"] == "DELETING" or deployer(details) == deployer(before)
-        ):
+        while (details := watch.details()) is not None:
             now = time.monotonic()
+            followed = details["status"] != "DELETING" and deployer(details) != by  # by another's, while it drains
+            replicas = replicas & seen if followed else seen  # this one's
+            if followed and (not replicas or now > drained + _SILENT_S):
+                break
             if now > until:
                 log.error("the application %s is still being deleted", application)
                 return
             if now > drained:
                 end_silent(replicas, _SILENT_S)
-            elif now > told:
+            elif now > told and not followed:
                 end_unplaced(before)
-            replicas = replicas_of(application)  # this one's, unless the next look finds another
+            seen = replicas_of(application)  # this one's, unless the next look finds another
             time.sleep(_LOOK_S)
-        if details is not None:  # another's, by now
-            return
         fault = "is deleted, but may have left files on its nodes"
-        end_control(application)
-        if not own:  # else the supervisor does
+        if details is None:
+            end_control(application)
+        if run_dir is not None and (details is None or not (replicas or run_dir == run_dir_name(application))):
             clear_run_dirs(run_dir, config.server.run_dir, unused_s=drained - time.monotonic())
     except Exception:  # of a cluster that is ending too
-        if head.lost and not own:
+        if head.lost and run_dir is not None:
             head.left = True
             log.debug("the application %s %s", application, fault, exc_info=True)
         else:

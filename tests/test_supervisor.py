@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -247,4 +249,16 @@ def test_what_the_child_tells_just_before_it_is_killed_counts(
         assert watch.until_ended(woken, told) == 1
     assert caplog.messages == ["something is left"]
     for descriptor in (told, woken, wake):
+        os.close(descriptor)
+
+
+def test_what_the_child_tells_just_before_others_kill_it_counts(caplog: pytest.LogCaptureFixture) -> None:
+    told, tell = os.pipe()
+    child = SimpleNamespace(poll=lambda: -signal.SIGKILL)
+    os.write(tell, f"{supervisor.LEFT}something is left\n{supervisor.RUN_DIR}some\n".encode())
+    watch = supervisor._Watch(cast("subprocess.Popen[bytes]", child), 60.0, 0.5, frozenset())
+    assert watch.until_ended(told, told) == 1
+    assert caplog.messages == ["gateway: the process that runs Ray was ended by SIGKILL; something is left"]
+    assert watch._run_dir == "some"
+    for descriptor in (told, tell):
         os.close(descriptor)

@@ -9,12 +9,10 @@ import logging
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 # Of this process and of the Ray processes it starts. ray reads them when it is imported.
@@ -36,16 +34,17 @@ from ray.core.generated import gcs_service_pb2 as messages
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_exists, _internal_kv_put
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.api import RunTarget
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
-from gateway.cluster.deployments import QUIET, application, deployer, port_owner
+from gateway.cluster.deployments import application, deployer, port_owner
 from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
+from gateway.cluster.serve_instance import JOB, serve_instance
 from gateway.cluster.stopping import Stop, StopAsked
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -70,6 +69,7 @@ _TAKEN_BACK_S: Final = 10.0
 _LISTED_S: Final = 10.0
 _LOOK_S: Final = 0.1
 _WATCH_S: Final = 1.0
+_REPLACED: Final = "was replaced by another that somebody has deployed under its name"
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     own = found is None
     head, stop = Head(tell), Stop()
     try:
-        with _cluster(config, found, head, stop), _serve_instance(head, tell, own=own):
+        with _cluster(config, found, head, stop), serve_instance(head, tell, own=own):
             if own:
                 tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
             with _deployed(app, config, head, watch, tell, stop, own=own) as ingress:
@@ -175,6 +175,7 @@ class _ApplicationWatch:
     def __init__(self, application: str, tell: Callable[[str], None]) -> None:
         """tell: as in `run_on_ray`."""
         self.token = uuid.uuid4().hex  # of what this process deploys
+        self.deployed = False  # by this process, or about to be
         self.lost = False
         self._application = application
         self._tell = tell
@@ -183,7 +184,10 @@ class _ApplicationWatch:
         self._app: serve.Application
 
     def run(self, app: serve.Application) -> DeploymentHandle[Any]:
-        """Deploy it; gives its handle once it runs. Raises: InternalError, if it fails; StopAsked, after `forget`."""
+        """Deploy it; gives its handle once it runs.
+
+        Raises: InternalError, if it fails; StopAsked, after `forget`, or as `start` ends this process.
+        """
         with self._deploying:
             if self._over.is_set():
                 raise StopAsked
@@ -232,6 +236,7 @@ class _ApplicationWatch:
 
     def _deploy(self, app: serve.Application) -> DeploymentHandle[Any]:
         """Returns once Serve tells whose it is, at the next turn of its controller: who asks before is told of the last one."""
+        self.deployed = True
         target = RunTarget(target=app, name=self._application, route_prefix=None)
         (ingress,) = serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         until = time.monotonic() + _LISTED_S
@@ -240,12 +245,15 @@ class _ApplicationWatch:
         return ingress
 
     def _runs(self) -> bool:
-        status = serve.status().applications.get(self._application)  # None: somebody has just deleted it
-        if status is None or status.status == "DEPLOY_FAILED":
-            deployments = {} if status is None else status.deployments
-            faults = [f"{key}: {_failure(deployment.message)}" for key, deployment in deployments.items() if deployment.message]
+        details = self.details()
+        if details is not None and details["status"] in ("RUNNING", "DEPLOY_FAILED") and deployer(details) != self.token:
+            self._lose(_REPLACED)
+            raise StopAsked
+        if details is None or details["status"] == "DEPLOY_FAILED":  # None: somebody has just deleted it
+            deployments = {} if details is None else details["deployments"]
+            faults = [f"{key}: {_failure(each['message'])}" for key, each in deployments.items() if each["message"]]
             raise InternalError("\n".join(["the application did not start", *faults]))
-        return status.status == "RUNNING"
+        return bool(details["status"] == "RUNNING")
 
     def details(self) -> dict[str, Any] | None:
         """As Serve's controller tells them. None: there is no such application."""
@@ -273,10 +281,13 @@ class _ApplicationWatch:
                 return
         if self._over.is_set():
             return
+        self._lose(fate)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def _lose(self, fate: str) -> None:
         self.lost = True
         log.error("the application %s %s: ending", self._application, fate)
         self._tell(ENDING)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def _fate(self) -> str:
         """Why this process has nothing left to do; empty: it has."""
@@ -291,8 +302,7 @@ class _ApplicationWatch:
             return ""
         if details is None:
             return "was deleted by somebody else"
-        replaced = by != self.token and details["status"] == "RUNNING"
-        return "was replaced by another that somebody has deployed under its name" if replaced else ""
+        return _REPLACED if by != self.token and details["status"] == "RUNNING" else ""
 
 
 def _given_up(token: str) -> str:
@@ -302,7 +312,7 @@ def _given_up(token: str) -> str:
 @contextlib.contextmanager
 def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> Iterator[None]:
     """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
-    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
+    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE, "job_config": JOB}
     try:
         if found is None:
             try:
@@ -339,32 +349,6 @@ def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> It
 
 
 @contextlib.contextmanager
-def _serve_instance(head: Head, tell: Callable[[str], None], *, own: bool) -> Iterator[None]:
-    """Use the cluster's Serve, or start it for as long as this lasts, without its proxy: the ingresses listen themselves.
-
-    own: the cluster was started here, and ends after this, with its Serve.
-    """
-    try:
-        ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-    except ValueError:
-        pass
-    else:
-        yield
-        return
-    if not own:
-        tell(f"{LEFT}Ray Serve is left on the Ray cluster")
-    try:
-        with step("starting Ray Serve"):
-            serve.start(proxy_location="Disabled", logging_config=QUIET)
-        yield
-    finally:
-        if not head.lost and not own and not serve.status().applications:  # others may use it meanwhile
-            # Where Ray itself prints: that it will try for ever to reach the controller which is being ended.
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # until `apart` ends
-            serve.shutdown()  # type: ignore[no-untyped-call]  # ray's
-
-
-@contextlib.contextmanager
 def _deployed(
     app: serve.Application,
     config: Config,
@@ -377,15 +361,16 @@ def _deployed(
 ) -> Iterator[DeploymentHandle[Any]]:
     """Run the application under its name, in place of what ran under it, and delete it at the end, unless it is another's then.
 
-    own: as in `_serve_instance`; what did not come to serve is left to that end. Where it was to replace another's that still
+    own: as in `serve_instance`; what did not come to serve is left to that end. Where it was to replace another's that still
     answers, that is left, unless it was another `gateway serve` that has ended meanwhile.
     """
     name = config.ray.application
     ingress: DeploymentHandle[Any] | None = None
     replaces = stop.wait_for(watch.deployer)
+    run_dir = None
     if not own:
-        if replaces is None:
-            stop.wait_for(lambda: begin_life(name, config.server.run_dir))
+        begun = replaces is not None
+        run_dir = stop.wait_for(lambda: run_dir_name(name) if begun else begin_life(name, config.server.run_dir))
         tell(f"{LEFT}the application {name} may be left on the Ray cluster")
     try:
         with step(f"loading {named(model.name for model in config.models)} on Ray"):
@@ -398,7 +383,7 @@ def _deployed(
             global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
         if ingress is not None or not own:
             left = replaces if ingress is None else None
-            deleting = threading.Thread(target=_delete, args=(config, head, watch, own, left), name="delete", daemon=True)
+            deleting = threading.Thread(target=_delete, args=(config, head, watch, run_dir, left), name="delete", daemon=True)
             deleting.start()
             if own:
                 while deleting.is_alive() and not head.lost:
@@ -421,17 +406,20 @@ def _deleted(deleting: threading.Thread, head: Head, server: ServerSection) -> b
     return not (deleting.is_alive() or head.left)
 
 
-def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, replaces: str | None) -> None:
+def _delete(config: Config, head: Head, watch: _ApplicationWatch, run_dir: str | None, replaces: str | None) -> None:
     """Return when it has drained and is gone, cannot be deleted, or is another's. Serve's own waiting looks once a second.
 
-    own: as in `_deployed`. replaces: who has deployed what it was to replace and has not, as `deployer` gives it, or None.
+    run_dir: the name of its directory; None: the supervisor removes that. replaces: who has deployed what it was to replace and
+    has not, as `deployer` gives it, or None.
     """
     application = config.ray.application
     fault = "could not be deleted"
     try:
         watch.wait_idle()
-        while not own and head.may_return:
+        while run_dir is not None and head.may_return:
             time.sleep(_LOOK_S)
+        if watch.lost and watch.deployer() is not None:
+            return
         if replaces == "" and watch.ours() and not watch.serves():
             log.warning(
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
@@ -440,37 +428,41 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, own: bool, rep
         if replaces is not None and (watch.give_up() if replaces else not watch.ours()):
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
             return
-        if not watch.ours():
+        before: dict[str, Any] = {"deployments": {}}
+        by: str | None = watch.token
+        replicas = seen = replicas_of(application)
+        if watch.ours():
+            before = watch.details() or before
+            by = deployer(before)
+            serve.delete(application, _blocking=False)
+        elif watch.deployer() is not None or not watch.deployed:  # else somebody else has deleted it
             return
-        before = watch.details() or {"deployments": {}}
-        run_dir = run_dir_name(application)
-        serve.delete(application, _blocking=False)
-        replicas: set[str] = set()
+        # Serve tells of the deletion a little later, and of no replicas from then on.
         told = time.monotonic() + _TOLD_S
         drained = told + config.server.drain_timeout_s + _ENDED_S
         until = drained + _DELETED_S
-        # Serve tells of the deletion a little later, and of no replicas from then on.
-        while (details := watch.details()) is not None and (
-            details["status"] == "DELETING" or deployer(details) == deployer(before)
-        ):
+        while (details := watch.details()) is not None:
             now = time.monotonic()
+            followed = details["status"] != "DELETING" and deployer(details) != by  # by another's, while it drains
+            replicas = replicas & seen if followed else seen  # this one's
+            if followed and (not replicas or now > drained + _SILENT_S):
+                break
             if now > until:
                 log.error("the application %s is still being deleted", application)
                 return
             if now > drained:
                 end_silent(replicas, _SILENT_S)
-            elif now > told:
+            elif now > told and not followed:
                 end_unplaced(before)
-            replicas = replicas_of(application)  # this one's, unless the next look finds another
+            seen = replicas_of(application)  # this one's, unless the next look finds another
             time.sleep(_LOOK_S)
-        if details is not None:  # another's, by now
-            return
         fault = "is deleted, but may have left files on its nodes"
-        end_control(application)
-        if not own:  # else the supervisor does
+        if details is None:
+            end_control(application)
+        if run_dir is not None and (details is None or not (replicas or run_dir == run_dir_name(application))):
             clear_run_dirs(run_dir, config.server.run_dir, unused_s=drained - time.monotonic())
     except Exception:  # of a cluster that is ending too
-        if head.lost and not own:
+        if head.lost and run_dir is not None:
             head.left = True
             log.debug("the application %s %s", application, fault, exc_info=True)
         else:

@@ -112,6 +112,7 @@ class _Watch:
                     sources.remove(told)
             if woken in ready and any(map(self._signalled, os.read(woken, 64))):
                 return self._killed_early(told)
+        self._hear_last(told)
         if code < 0:
             killed = f"gateway: the process that runs Ray was ended by {signal.Signals(-code).name}"
             words.error("; ".join(filter(None, (killed, self._left))))
@@ -122,13 +123,17 @@ class _Watch:
         """It had left nothing by what was heard: what it tells before it is killed counts as well."""
         self._child.kill()
         self._child.wait()
+        self._hear_last(told)
+        if self._left:
+            words.error("%s", self._left)
+        return 1 if self._left else 0
+
+    def _hear_last(self, told: int) -> None:
+        """What the child told before it ended."""
         os.set_blocking(told, False)
         with contextlib.suppress(BlockingIOError):  # a process of its holds the other end
             while said := os.read(told, 4096):
                 self._hear(said.decode())
-        if self._left:
-            words.error("%s", self._left)
-        return 1 if self._left else 0
 
     def end_all(self) -> None:
         """Leave nothing of the child."""

@@ -1,10 +1,14 @@
 """How `gateway serve` on Ray deploys, and what it says of a deployment that did not start."""
 
+from typing import Any
+
 import pytest
 
 from gateway.cluster import launch
 from gateway.cluster.deployments import INGRESS
 from gateway.cluster.launch import _failure  # of Serve's status message
+from gateway.cluster.stopping import StopAsked
+from gateway.process.supervisor import ENDING
 
 TRACE = "The deployment failed to start 3 times in a row. Error:\nray::Replica.initialize()\n  File 'x.py', line 1, in start\n"
 
@@ -25,12 +29,35 @@ def test_all_lines_of_an_error_of_ours_are_told_else_the_last(message: str, told
     assert _failure(message) == told
 
 
+def deployed(by: str, status: str) -> dict[str, Any]:
+    """An application, as Serve's controller tells of it."""
+    return {"status": status, "deployments": {INGRESS: {"deployment_config": {"user_config": {"deployed_by": by}}}}}
+
+
 def test_what_is_deployed_is_told_as_ours_before_anybody_asks_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve's controller goes on to tell of what was there, or of nothing, until its next turn."""
     watch = launch._ApplicationWatch("gateway", pytest.fail)
-    listed = {INGRESS: {"deployment_config": {"user_config": {"deployed_by": watch.token}}}}
-    turns = iter([{}, {}, {}, {}, listed, listed, listed])
+    listed = deployed(watch.token, "DEPLOYING")
+    turns = iter([listed | {"deployments": {}}] * 4 + [listed] * 3)
     monkeypatch.setattr(launch.serve, "run_many", lambda *_, **__: ["handle"])
-    monkeypatch.setattr(watch, "details", lambda: {"status": "DEPLOYING", "deployments": next(turns)})
+    monkeypatch.setattr(watch, "details", lambda: next(turns))
     assert watch._deploy(None) == "handle"  # type: ignore[arg-type]  # an application
     assert watch.ours()
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "DEPLOY_FAILED"])
+def test_who_is_replaced_while_it_loads_ends_and_is_not_ready_as_the_other_is(
+    status: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    watch = launch._ApplicationWatch("gateway", told.append)
+    turns = iter([deployed(watch.token, "DEPLOYING"), deployed("another", "DEPLOYING"), deployed("another", status)])
+    monkeypatch.setattr(launch, "_WATCH_S", 0.0)
+    monkeypatch.setattr(watch, "_deploy", lambda _: "handle")
+    monkeypatch.setattr(watch, "details", lambda: next(turns))
+    with pytest.raises(StopAsked):
+        watch.run(None)  # type: ignore[arg-type]  # an application
+    assert (watch.lost, told) == (True, [ENDING])
+    assert caplog.messages == [
+        "the application gateway was replaced by another that somebody has deployed under its name: ending"
+    ]

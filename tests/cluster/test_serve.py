@@ -140,9 +140,12 @@ def test_a_replica_that_is_frozen_holds_no_end_up(cluster: Cluster, tmp_path: Pa
         end(process)
 
 
-def test_who_is_followed_at_once_by_another_ends_when_that_deploys(cluster: Cluster, tmp_path: Path) -> None:
+def test_who_is_followed_at_once_by_another_ends_with_its_own_replicas_and_leaves_no_files(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     document = config(port=free_port(), fixed_ms=4000.0).model_dump(mode="json", exclude_none=True)
     document["ray"] = {"address": cluster.address, "application": "followed"}
+    before = run_dirs("followed")
     first, port = start(tmp_path / "first.yaml", document)
     try:
         asking = threading.Thread(target=request, args=(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16])))
@@ -155,9 +158,11 @@ def test_who_is_followed_at_once_by_another_ends_when_that_deploys(cluster: Clus
             _, told = first.communicate(timeout=20)
             assert first.returncode == 0
             assert "still being deleted" not in told
+            assert len(run_dirs("followed") - before) == 1  # the second's
             assert request(port, "POST", "/v2/models/m/infer", infer_body([[1.0] * 16]))[0] == 200
             second.send_signal(signal.SIGTERM)
             assert second.wait(30) == 0
+            assert run_dirs("followed") == before
             asking.join()
         finally:
             end(second)
@@ -180,6 +185,7 @@ def test_who_was_replaced_ends_and_deletes_nothing_and_who_fails_to_replace_leav
     (tmp_path / "failing.py").write_text(FAILING)
     document = config(port=free_port()).model_dump(mode="json", exclude_none=True)
     document["ray"] = {"address": cluster.address, "application": "twice"}
+    before = run_dirs("twice")
     first, port = start(tmp_path / "first.yaml", document)
     try:
         document["models"][0]["slo"] = {"p99_ms": 500}
@@ -198,6 +204,7 @@ def test_who_was_replaced_ends_and_deletes_nothing_and_who_fails_to_replace_leav
             _, told = second.communicate(timeout=30)
             assert second.returncode == 1
             assert "the application twice was deleted by somebody else: ending" in told
+            assert run_dirs("twice") == before
         finally:
             end(second)
     finally:

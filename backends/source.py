@@ -143,6 +143,18 @@ def takes(function: Any, arguments: int) -> bool:
     return True
 
 
+def takes_mapping(function: Any, place: int) -> bool:
+    """Whether a function may be called with arguments up to this place, with a mapping there: not where something else, as a
+    threshold, is its default.
+    """
+    if not takes(function, place):
+        return False
+    of_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [each for each in inspect.signature(function).parameters.values() if each.kind in of_position]
+    default = named[place - 1].default if len(named) >= place else None  # else it is one of *args
+    return default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
+
+
 def place_of(code: Any) -> str:
     """FILE:LINE of a function, of a class's constructor, or of the class if it has none."""
     for place in (code.__init__, code) if inspect.isclass(code) else (code,):

@@ -94,6 +94,16 @@ class ByAnyArguments(Scaled):
         return {"y": given[0]["x"]}
 
 
+class ByDefault(Scaled):
+    def predict(self, inputs: Tensors, parameters: dict[str, Any] | None = None) -> Tensors:
+        return {"y": inputs["x"]}
+
+
+class WithAThreshold(Scaled):
+    def predict(self, inputs: Tensors, threshold: float = 0.5) -> Tensors:  # type: ignore[override]
+        return {"y": inputs["x"] * np.float32(threshold)}
+
+
 class Deaf(Scaled):
     def predict(self, inputs: Tensors) -> Tensors:  # type: ignore[override]
         return {"y": inputs["x"]}
@@ -104,7 +114,16 @@ def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray
 
 
 @pytest.mark.parametrize(
-    ("model", "reads"), [(Scaled, True), (AsStatic, True), (ByAnyArguments, True), (Deaf, False), (plain, False)]
+    ("model", "reads"),
+    [
+        (Scaled, True),
+        (AsStatic, True),
+        (ByAnyArguments, True),
+        (ByDefault, True),
+        (WithAThreshold, False),
+        (Deaf, False),
+        (plain, False),
+    ],
 )
 def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool) -> None:
     assert backends.load("python", {"model": f"{__name__}:{model.__name__}"}).spec.reads_parameters is reads
@@ -337,11 +356,15 @@ def test_a_predict_that_cannot_be_called_is_told_with_its_line(signature: str, t
         load_file(tmp_path / "model.py", f"class Model:\n    def predict({signature}): ...\n")
 
 
-@pytest.mark.parametrize("signature", ["self, inputs", "self, inputs, **more", "self, inputs, parameters=None", "self, *both"])
+@pytest.mark.parametrize(
+    "signature",
+    ["self, inputs", "self, inputs, **more", "self, inputs, parameters=None", "self, inputs, size=2", "self, *both, size=2"],
+)
 def test_every_predict_that_can_be_called_is(signature: str, tmp_path: Path) -> None:
     first = "both[0]" if "both" in signature else "inputs"
     file = tmp_path / "model.py"
-    session = load_file(file, f"class Model:\n    def predict({signature}): return {{'y': {first}['x']}}\n")
+    factor = " * size / 2" if "size" in signature else ""
+    session = load_file(file, f"class Model:\n    def predict({signature}): return {{'y': {first}['x']{factor}}}\n")
     assert session.run(x(1, 2), {})["y"].tolist() == [1, 2]
 
 

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import backends
 from backends.artifacts import TORCHSCRIPT, identify
-from backends.base import LoadFailed, TensorSpec
+from backends.base import LoadFailed, ModelSpec, TensorSpec
 from backends.check import gpus as gpus_here
+from backends.discovery import untried
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
 from backends.triton_python import CLASS, completed, read_pbtxt
@@ -91,14 +92,16 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
+        place = f"{model}{CLASS}" if kind == "python" else str(model)
         if kind == "onnxruntime" and not (config.input or config.output or config.max_batch_size):
             found, told = _of_file(kind, model)
-            entry |= found
-            notes += [f"{folder.name}: {note}" for note in told]
         else:
             own = completed(config, model) if kind == "python" else config
-            entry |= _tensors_and_rows(where, own, kind, folder, model)
-        place = f"{model}{CLASS}" if kind == "python" else str(model)
+            found, told = _tensors_and_rows(where, own, kind, folder, model), ()
+            if _apart_on_triton(own, kind):
+                found["max_rows"], told = _rows_tried(kind, place, found)
+        entry |= found
+        notes += [f"{folder.name}: {note}" for note in told]
         entry["backends"] = [
             {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
@@ -133,6 +136,31 @@ def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: P
     passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
     found: dict[str, Any] = {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
     return found | {"max_rows": config.max_batch_size}
+
+
+def _apart_on_triton(config: Any, kind: str) -> bool:
+    """Whether Triton lets a model have rows, but keeps those of several requests apart, as of a Python model always.
+
+    Source: Triton, docs/user_guide/batcher.md; README of python_backend.
+    """
+    rows = config.max_batch_size > 1 and not config.model_transaction_policy.decoupled
+    return rows and (kind == "python" or not config.HasField("dynamic_batching"))
+
+
+def _rows_tried(kind: str, model: str, stated: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The rows of a batch here, where those of several requests share one, and what is to be told of them.
+
+    model, stated: as in an entry.
+    """
+    inputs, outputs = (
+        tuple(TensorSpec(t["name"], t["datatype"], tuple(t["shape"]), t.get("optional", False)) for t in stated.get(key, ()))
+        for key in ("inputs", "outputs")
+    )
+    try:
+        found = backends.tried(kind, model, ModelSpec("", inputs, outputs, stated["max_rows"]))
+    except LoadFailed as exc:
+        return stated["max_rows"], (untried(f"as it cannot be run here ({exc})"),)
+    return found.max_rows, found.notes
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -86,12 +86,25 @@ class TritonConnection:
                 where,
                 delay_us,
             )
+        stated = {tensor.name for tensor in declared.outputs if tensor.labels}
+        if unlabelled := [tensor.name for tensor in config.output if tensor.label_filename and tensor.name not in stated]:
+            log.warning(
+                "%s has files of labels for %s, which are not read from there: classifications have none; state `labels` of "
+                "these outputs in the configuration",
+                where,
+                unlabelled,
+            )
         inputs, outputs = found(metadata.inputs), found(metadata.outputs)
         max_rows = declared.max_rows
-        if config.max_batch_size and not max_rows:
-            raise SpecMismatch(f"{where} takes batches of up to {config.max_batch_size} rows, but max_rows is 0: set it")
         if config.max_batch_size:
             max_rows = min(max_rows, config.max_batch_size)
+            apart = config.backend == "python" or not config.HasField("dynamic_batching")
+            if max_rows > 1 and apart and not config.model_transaction_policy.decoupled:
+                log.info(
+                    "%s keeps the rows of several requests apart, which share a batch here: if they change each other's "
+                    "answers, set max_rows: 0",
+                    where,
+                )
         elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
             raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
         return ModelSpec(

@@ -85,7 +85,7 @@ def adapted(model: str) -> type:
 
 def _class_of(model: str) -> Any:
     lend_utils()
-    return load_object(model)
+    return load_object(model, Path(model.rpartition(":")[0]).absolute().parent.parent)  # which Triton has on the path, too
 
 
 def completed(config: Any, file: Path) -> Any:

@@ -655,6 +655,8 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0], "d": [2.0, 2.0]})["y"].tolist() == [7.0, 7.0]
     assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c, d)` of " in fault(repository("c", "a"))
     assert "takes before 'c': state it" in fault(repository("c", "a"))
+    assert [each["name"] for each in model(repository("x__1", "x__0"))["inputs"]] == ["x__0", "x__1"]
+    assert "input: x__1, x__3: expected the places of the arguments, 0 to 1, at the" in fault(repository("x__1", "x__3"))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from backends.check import gpus as gpus_here
 from backends.discovery import untried
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
+from backends.torch_tensors import place_in
 from backends.triton_python import CLASS, completed, read_pbtxt
 from gateway.errors import ConfigError
 
@@ -124,8 +125,6 @@ def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: P
     batched = config.max_batch_size > 0
     inputs = _tensors(where, config.input, batched)
     outputs = _tensors(where, config.output, batched, folder)
-    if kind == "torch":
-        inputs, outputs = _ordered(inputs), _ordered(outputs)
     if not inputs or not outputs:
         if kind == "python":
             raise ConfigError(
@@ -350,28 +349,26 @@ def _lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-def _ordered(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By position, where Triton's names for PyTorch say it: NAME__0, NAME__1."""
-    if not _indexed(tensors):
-        return tensors
-    return sorted(tensors, key=lambda tensor: int(tensor["name"].rpartition("__")[2]))
-
-
-def _indexed(tensors: list[dict[str, Any]]) -> bool:
-    return all(tensor["name"].rpartition("__")[2].isdecimal() for tensor in tensors)
-
-
 def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of TorchScript's `forward`, where all are named as its arguments: Triton's first rule.
+    """In the order of TorchScript's `forward`, where all are named as its arguments; else by the places that their names say.
 
-    Raises: ConfigError, if an argument before one of them is no input, and has no default.
+    So does Triton, whose names say them as NAME__0, NAME__1.
+    Raises: ConfigError, if an argument before one of them is no input, and has no default, or there is a gap in the places.
     """
-    if len(inputs) < 2 or _indexed(inputs) or identify(model) != TORCHSCRIPT:
+    by_place = {place_in(tensor["name"]): tensor for tensor in inputs}
+    if by_place.keys() == {*range(len(inputs))}:
+        return [by_place[place] for place in range(len(inputs))]
+    if len(inputs) < 2 and None in by_place:
         return inputs
-    arguments = forward_arguments(str(model))
+    arguments = forward_arguments(str(model)) if identify(model) == TORCHSCRIPT else []
     order = [argument.name for argument in arguments]
     if any(tensor["name"] not in order for tensor in inputs):
-        return inputs
+        if None in by_place:
+            return inputs
+        named = ", ".join(tensor["name"] for tensor in inputs)
+        raise ConfigError(
+            f"{where}: input: {named}: expected the places of the arguments, 0 to {len(inputs) - 1}, at the ends of the names"
+        )
     passed = sorted(inputs, key=lambda tensor: order.index(tensor["name"]))
     names = [tensor["name"] for tensor in passed]
     for index, argument in enumerate(arguments[: order.index(names[-1])]):

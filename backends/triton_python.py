@@ -23,13 +23,25 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors, words_of
+from backends.base import (
+    DEADLINE_NS,
+    ExecutionFailed,
+    InputRefused,
+    LastPart,
+    LoadFailed,
+    RunCancelled,
+    Tensors,
+    TensorSpec,
+    words_of,
+)
 from backends.datatypes import normalised
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
@@ -195,8 +207,11 @@ class ExecuteAdapter:
         if responses is not None:
             responses.leave()
 
-    def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
-        """Without what is not declared, as on Triton; the log is told once."""
+    def declared(self, outputs: Tensors, declared: Mapping[str, TensorSpec]) -> Tensors:
+        """As Triton sends them: objects as texts, and without what is not declared, which the log is told once."""
+        for name, array in outputs.items():
+            if array.dtype.hasobject and name in declared and declared[name].datatype == "BYTES":
+                outputs[name] = _as_texts(array)
         undeclared = outputs.keys() - declared
         if not undeclared:
             return outputs
@@ -337,6 +352,14 @@ def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
         code = _REFUSALS.get(error.code())
         raise InputRefused(str(error.message()), code=code) if code else ExecutionFailed(str(error.message()))
     return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
+
+
+def _as_texts(array: np.ndarray) -> np.ndarray:
+    """Elements that are no bytes as `str` has them."""
+    elements = array.ravel().tolist()
+    if {*map(type, elements)} <= {bytes, str}:
+        return array
+    return np.array([each if isinstance(each, bytes) else str(each) for each in elements], object).reshape(array.shape)
 
 
 def model_config(path: Path) -> dict[str, Any]:

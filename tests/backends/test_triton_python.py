@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -450,6 +451,15 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     served = Served(tmp_path, TELLS, config, TOLD)
     (told,) = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
     assert json.loads(told) == expected
+    served.session.close()
+
+
+def test_objects_are_answered_as_texts_where_texts_are_listed(tmp_path: Path) -> None:
+    objects = '[7, None, b"\\xff", "é", 1.5, True]'
+    spec = replace(TOLD, outputs=(replace(TOLD.outputs[0], shape=(6,)),))
+    served = Served(tmp_path, TELLS.replace("[self.told]", objects), "", spec)
+    told = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
+    assert told.tolist() == ["7", "None", b"\xff", "é", "1.5", "True"]
     served.session.close()
 
 

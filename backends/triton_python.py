@@ -370,7 +370,7 @@ def model_config(path: Path) -> dict[str, Any]:
 def _in_json(config: Any, name: str) -> dict[str, Any]:
     """config: a message ModelConfig. name: that of its folder.
 
-    Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
+    What it leaves out is as Triton fills it in on a machine without a GPU.
     """
     from google.protobuf.json_format import MessageToDict
 
@@ -383,6 +383,14 @@ def _in_json(config: Any, name: str) -> dict[str, Any]:
         group.name = group.name or f"{message.name}_{number}"
         group.kind = group.kind or type(group).KIND_CPU
         group.count = max(group.count, 1)
+    message.default_model_filename = message.default_model_filename or "model.py"
+    if not message.HasField("version_policy"):
+        message.version_policy.latest.num_versions = 1
+    for key in ("input_pinned_memory", "output_pinned_memory"):
+        if not message.optimization.HasField(key):
+            getattr(message.optimization, key).enable = True
+    if message.HasField("dynamic_batching") and not message.dynamic_batching.preferred_batch_size and message.max_batch_size:
+        message.dynamic_batching.preferred_batch_size.append(message.max_batch_size)
     said: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     _in_numbers(said, message.DESCRIPTOR)
     return said

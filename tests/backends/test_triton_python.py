@@ -492,6 +492,43 @@ model_warmup [{ inputs { key: "x" value { dims: [1] } } }]
 """
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", {}),
+        ('default_model_filename: "own.py"', {"default_model_filename": "own.py"}),
+        ("version_policy { specific { versions: [3] } }", {"version_policy": {"specific": {"versions": [3]}}}),
+        ("max_batch_size: 8 dynamic_batching {}", {"preferred": [8]}),
+        ("max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] }", {"preferred": [4]}),
+        (
+            "optimization { output_pinned_memory {} priority: PRIORITY_MAX }",
+            {"pinned": [True, False], "priority": "PRIORITY_MAX"},
+        ),
+    ],
+)
+def test_what_initialize_gets_has_what_triton_fills_in(tmp_path: Path, config: str, expected: dict[str, Any]) -> None:
+    (tmp_path / "config.pbtxt").write_text(config)
+    said = model_config(tmp_path / "config.pbtxt")
+    optimization = said["optimization"]
+    found = {
+        "default_model_filename": said["default_model_filename"],
+        "version_policy": said["version_policy"],
+        "preferred": said.get("dynamic_batching", {}).get("preferred_batch_size"),
+        "pinned": [optimization[f"{of}_pinned_memory"]["enable"] for of in ("input", "output")],
+        "priority": optimization["priority"],
+        "others": (optimization["gather_kernel_buffer_threshold"], optimization["eager_batching"]),
+    }
+    filled = {
+        "default_model_filename": "model.py",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "preferred": None,
+        "pinned": [True, True],
+        "priority": "PRIORITY_DEFAULT",
+        "others": (0, False),
+    }
+    assert found == filled | expected
+
+
 def test_numbers_of_64_bits_are_numbers_in_what_initialize_gets(tmp_path: Path) -> None:
     (tmp_path / "config.pbtxt").write_text(NUMBERS)
     config = model_config(tmp_path / "config.pbtxt")

@@ -78,7 +78,9 @@ class TritonConnection:
             return tuple(TensorSpec(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in tensors)
 
         if config.HasField("sequence_batching"):
-            raise SpecMismatch(f"{where} batches sequences, whose requests must not be batched here")
+            raise SpecMismatch(
+                f"{where} batches sequences, whose requests must not be batched here: let its clients call it directly"
+            )
         delay_us = config.dynamic_batching.max_queue_delay_microseconds
         if delay_us:
             log.warning(

@@ -210,7 +210,8 @@ def _refuse(where: str, config: Any, kind: str) -> None:
     set_here = {field.name for field, _ in config.ListFields()}
     for key, instead in _REFUSED.items():
         if key in set_here:
-            raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton with `kind: triton`")
+            before = ", whose clients call it directly" if key == "sequence_batching" else " with `kind: triton`"
+            raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton{before}")
     if config.model_transaction_policy.decoupled and kind != "python":
         raise ConfigError(
             f"{where}: model_transaction_policy: decoupled: not supported: of the models that are read here only Python ones "

@@ -95,7 +95,9 @@ def ordered_outputs(spec: ModelSpec, results: Any, places: tuple[int, ...] = ())
     if places and not named:
         if max(places) >= len(results):
             name = spec.outputs[places.index(max(places))].name
-            raise OutputsRefused(f"the module returned {len(results)} results, and {name!r} names one of {max(places) + 1}")
+            raise OutputsRefused(
+                f"the module returned {len(results)} results, and {name!r} names result {max(places)}, counted from 0"
+            )
         results = [results[place] for place in places]
     if len(results) != len(spec.outputs):
         raise OutputsRefused(f"the module returned {len(results)} results, the spec has {len(spec.outputs)} outputs")

@@ -667,7 +667,7 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
         ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
         ('backend: "python" max_batch_size: -1', "max_batch_size: -1: expected the most rows of a batch, or 0"),
-        ('backend: "python" sequence_batching {}', "state at the client, or serve it on Triton, whose clients call it directly"),
+        ('backend: "python" sequence_batching {}', "or serve it on Triton, whose clients call it directly"),
         ('platform: "pytorch_libtorch" model_transaction_policy { decoupled: true }',
          "decoupled: not supported: of the models that are read here only Python ones answer in parts"),
         ('backend: "onnxruntime"', "no file "),

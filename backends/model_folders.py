@@ -28,6 +28,7 @@ from typing import Any, Final
 
 _lock: Final = threading.Lock()
 _packages: Final[dict[str, str]] = {}  # what stands for a folder, by the folder
+_places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
 _names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
 _shared: set[str] = set()  # the names that several folders have
 _put: Final[set[str]] = set()  # the folders that were not on the import path before
@@ -54,6 +55,7 @@ def put_on_path(folder: Path, *behind: Path) -> None:
             spec.submodule_search_locations = [os.path.join(each, "") for each in places]  # so that `_home` is the first itself
             sys.modules[package] = module_from_spec(spec)
             _packages[place] = package
+            _places[place] = places
         _names[place] = frozenset(names)
         _share()
 
@@ -73,7 +75,7 @@ def forget_code(folder: Path) -> None:
             del sys.modules[name]
         for place in [place for place in _packages if (place + os.sep).startswith(within)]:
             sys.modules.pop(_packages.pop(place), None)
-            del _names[place]
+            del _places[place], _names[place]
         _put.difference_update([place for place in _put if (place + os.sep).startswith(within)])
         _share()
 
@@ -146,15 +148,9 @@ def _other_of(top: str, folder: str) -> str:
         home = _home(find_spec(top))
     except ValueError:  # it was made without a file
         return ""
-    places = _places(folder)
-    if home in places or not any(home in _places(each) for each in _packages) or PathFinder.find_spec(top, places) is None:
-        return ""
-    return home
-
-
-def _places(folder: str) -> list[str]:
-    """A folder that is on the path, and those behind it."""
-    return [os.path.dirname(place) for place in sys.modules[_packages[folder]].__path__]
+    places = _places.get(folder, [])
+    of_others = any(home in each for each in list(_places.values()) if each is not places)
+    return home if home not in places and of_others and PathFinder.find_spec(top, places) is not None else ""
 
 
 def _home(spec: ModuleSpec | None) -> str:

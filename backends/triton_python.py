@@ -1,9 +1,9 @@
 """A `model.py` of Triton's Python backend, as a class of the python backend: `path/to/model.py:TritonPythonModel`.
 
 `execute(requests)` gets one request that holds the whole batch, as many rows as `max_rows` allows; requests of clients are
-merged before, except those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt` of the model's folder,
-where there is one. What these models import, `triton_python_backend_utils`, is `backends.triton_python_backend_utils` here,
-unless another is installed.
+merged before, except with `max_rows: 0` and those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt`
+of the model's folder, where there is one. What these models import, `triton_python_backend_utils`, is
+`backends.triton_python_backend_utils` here, unless another is installed.
 
 A decoupled model (`model_transaction_policy { decoupled: true }`) answers in parts. Its code runs on a thread of its own, so
 that `send` can wait until a client takes what was sent before. Where nobody waits for the rest, `is_cancelled` says so, what is

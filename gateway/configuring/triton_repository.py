@@ -158,7 +158,7 @@ def _rows_tried(kind: str, model: str, stated: dict[str, Any]) -> tuple[int, tup
     try:
         found = backends.tried(kind, model, ModelSpec("", inputs, outputs, stated["max_rows"]))
     except LoadFailed as exc:
-        return stated["max_rows"], (untried(f"as it cannot be run here ({exc})"),)
+        return stated["max_rows"], (untried(f"as it cannot be run here ({' '.join(str(exc).split())})"),)
     return found.max_rows, found.notes
 
 

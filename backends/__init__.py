@@ -36,7 +36,8 @@ class Kind:
 
     loads: whose `load(declared, **options) -> Model` is called. It imports the library only inside load; a LoadFailed says
     what to install where that is missing. The defaults of the options stand in its signature, for the configuration as well.
-    reads: whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives.
+    reads: whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives, and whose
+    `tried(model=…, stated=…) -> Found` whether the rows of one that is stated are independent.
     builds: whose `build(artifact, declared, **how)` makes the artifact that the kind loads.
     library: what has to be installed, and how; two empty texts: nothing.
     """
@@ -121,8 +122,20 @@ def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) 
     example: one request, of arrays or nested lists; needed where neither the artifact nor type hints say it.
     Raises: LoadFailed, with what to do.
     """
+    return _found(kind, "read", model, example=example)
+
+
+def tried(kind: str, model: str, stated: ModelSpec) -> "Found":
+    """What is stated of a model, with its `max_rows` or 0: whether the rows of a batch change each other's answers.
+
+    stated: by who says nothing of batches of several requests. Raises: LoadFailed, where the model cannot be run here.
+    """
+    return _found(kind, "tried", model, stated=stated)
+
+
+def _found(kind: str, how: str, model: str, **given: Any) -> "Found":
     try:
-        found: Found = import_module(BACKENDS[kind].reads).read(model=model, example=example)
+        found: Found = getattr(import_module(BACKENDS[kind].reads), how)(model=model, **given)
     except (LoadFailed, KeyboardInterrupt):
         raise
     except BaseException as exc:  # of a user's code, which may call sys.exit(); a backend's other errors are of the example

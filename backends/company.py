@@ -26,7 +26,7 @@ _MOST_S_BEFORE_SIGNS: Final = 1.0
 
 
 class Why(NamedTuple):
-    """what: how rows change each other's answers; empty: not, as far as is seen. way: on."""
+    """what: how rows change each other's answers; empty: not, as far as is seen. way: on, with {rows} for the most of them."""
 
     what: str = ""
     way: str = ""
@@ -122,12 +122,11 @@ def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], q
     if not all(name in again and _near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
         return Why(
             "it answers otherwise each time for the same request",
-            "if it was exported in train mode, call .eval() before; if it draws for each row by itself, set max_rows: "
-            f"{MOST_ROWS}",
+            "if it was exported in train mode, call .eval() before; if it draws for each row by itself, set max_rows: {rows}",
         )
     return Why(
         f"the other rows of a batch change a row's answer in {', '.join(map(repr, apart))}",
-        f"if you know that its rows are independent, set max_rows: {MOST_ROWS}",
+        "if you know that its rows are independent, set max_rows: {rows}",
     )
 
 

@@ -61,13 +61,15 @@ def from_shapes(
     outputs: tuple[TensorSpec, ...],
     run: Run | None = None,
     *,
+    stated_rows: int = 0,
     quantises: Callable[[], bool] = lambda: False,
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model whose tensors are known: whether their first dimension is rows.
 
-    run: the model, to be tried on drawn rows; None: whoever stated the tensors knows. quantises: whether it takes scales from
-    the range of each batch; asked only where answers differ.
+    run: the model, to be tried on drawn rows; None: whoever stated the tensors knows. stated_rows: the most that one request
+    may have, by who says nothing of batches of several; 0: nobody does. quantises: whether it takes scales from the range of
+    each batch; asked only where answers differ.
     """
     if not inputs:
         return Found(inputs, outputs, 0, ("it has no inputs, so each request runs alone",))
@@ -78,7 +80,9 @@ def from_shapes(
         notes.append(f"the file says that the first dimension of {named} is 1, but it is seen to be that of the inputs")
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     if firsts == {-1}:
-        max_rows, note = _tried_rows(run, inputs, outputs, quantises, spent) if run is not None else (MOST_ROWS, "")
+        max_rows, note = MOST_ROWS, ""
+        if run is not None:
+            max_rows, note = _tried_rows(run, inputs, outputs, stated_rows, quantises, spent)
         return Found(inputs, outputs, max_rows, (*notes, note) if note else tuple(notes))
     if firsts == {1}:
         note = "its first dimension is fixed at 1, so every row runs alone: export it with an open one to have batches"
@@ -157,8 +161,8 @@ def _told_of_example(
     return told_of(rows) or (FAIL if each_runs(run, rows) else _OTHER_NUMBERS)
 
 
-def _note(why: Why, so: str = "so each request runs alone and whole") -> str:
-    return "; ".join(filter(None, (f"{why.what}, {so}", why.way)))
+def _note(why: Why, so: str = "so each request runs alone and whole", rows: int = MOST_ROWS) -> str:
+    return "; ".join(filter(None, (f"{why.what}, {so}", why.way.format(rows=rows))))
 
 
 def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -249,30 +253,32 @@ def _tried_rows(
     run: Run,
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
+    stated_rows: int,
     quantises: Callable[[], bool],
     spent: Callable[[], tuple[float, float, int]],
 ) -> tuple[int, str]:
     """max_rows, and how drawn rows of one batch change each other's answers, or why they were not tried, as a note."""
+    most = stated_rows or MOST_ROWS
     for length in _LENGTHS:
         if (elements := max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs))) > _MOST_ELEMENTS:
-            return MOST_ROWS, _untried(f"has {elements:,} elements")
+            return most, untried(f"as one has {elements:,} elements")
         drawn = _drawn(inputs, length)
         before = spent()
         alone = tried(run, drawn, [0])
         seconds, grown = since(before, spent())
         if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
-            return MOST_ROWS, _untried(f"takes {seconds:.1f} s and {grown >> 20} MiB")
+            return most, untried(f"as one takes {seconds:.1f} s and {grown >> 20} MiB")
         why = told(run, drawn, lambda: alone, quantises, spent)  # noqa: B023, called at once
         if why is None and alone is not None:
             why = FAIL
         if why is not None:
-            return (0, _note(why)) if why.what else (MOST_ROWS, "")
-    return MOST_ROWS, ""
+            return (0, _note(why, rows=most)) if why.what else (most, "")
+    return most, untried("as it fails on drawn ones") if stated_rows else ""
 
 
-def _untried(one: str) -> str:
-    taken = f"its rows are taken to be independent, and not tried, as one {one}"
-    return f"{taken}; if they change each other's answers, set max_rows: 0"
+def untried(why: str) -> str:
+    """A note on rows that are batched all the same."""
+    return f"its rows are taken to be independent, and not tried, {why}; if they change each other's answers, set max_rows: 0"
 
 
 def _sizes_of_row(tensor: TensorSpec, length: int) -> tuple[int, ...]:

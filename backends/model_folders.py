@@ -6,11 +6,15 @@ their code, the second would compute with the helper of the first. So where two 
 at who asks, and gives code what its own folder has. The first folder on the path keeps the plain name in `sys.modules`, as if
 it were alone; a module of another is in a package that stands for its folder, such as `code_0123abcd.helper`.
 
+The folder of a Triton model's version has the model's folder behind it, as Triton has it on the path: what is in either is its
+own.
+
 That holds whenever `import` runs, within a request as well. It cannot hold for who imports in the name of that code and takes
 what `sys.modules` then has, as pickle does: that is refused. `importlib.import_module` is not seen; it finds the first.
 """
 
 import builtins
+import contextlib
 import hashlib
 import os
 import sys
@@ -24,6 +28,7 @@ from typing import Any, Final
 
 _lock: Final = threading.Lock()
 _packages: Final[dict[str, str]] = {}  # what stands for a folder, by the folder
+_places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
 _names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
 _shared: set[str] = set()  # the names that several folders have
 _put: Final[set[str]] = set()  # the folders that were not on the import path before
@@ -31,25 +36,33 @@ _plain: Callable[..., ModuleType] = builtins.__import__  # what was there before
 _looks = False  # whether that is there
 
 
-def put_on_path(folder: Path) -> None:
-    """Let the code in a folder find its neighbours, whatever other folders have."""
+def put_on_path(folder: Path, *behind: Path) -> None:
+    """Let the code in a folder find its neighbours, and what is in those behind it, whatever other folders have."""
     place = str(folder)
-    try:
-        names = frozenset(entry.partition(".")[0] for entry in os.listdir(place))
-    except OSError:  # Python finds nothing there either
-        names = frozenset()
+    places = [place, *map(str, behind)]
+    names: set[str] = set()
+    for each in places:
+        with contextlib.suppress(OSError):  # Python finds nothing there either
+            names |= {entry.partition(".")[0] for entry in os.listdir(each)}
     with _lock:
-        if place not in sys.path:
-            sys.path.append(place)
-            _put.add(place)
+        for each in places:
+            if each not in sys.path:
+                sys.path.append(each)
+                _put.add(each)
         if place not in _packages:
-            package = f"code_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+            package = package_of(folder)
             spec = ModuleSpec(package, None, is_package=True)
-            spec.submodule_search_locations = [os.path.join(place, "")]  # so that `_home` is the folder itself
+            spec.submodule_search_locations = [os.path.join(each, "") for each in places]  # so that `_home` is the first itself
             sys.modules[package] = module_from_spec(spec)
             _packages[place] = package
-        _names[place] = names
+            _places[place] = places
+        _names[place] = frozenset(names)
         _share()
+
+
+def package_of(folder: Path) -> str:
+    """The name of the package that stands for a folder."""
+    return f"code_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
 def forget_code(folder: Path) -> None:
@@ -62,8 +75,8 @@ def forget_code(folder: Path) -> None:
             del sys.modules[name]
         for place in [place for place in _packages if (place + os.sep).startswith(within)]:
             sys.modules.pop(_packages.pop(place), None)
-            del _names[place]
-            _put.discard(place)
+            del _places[place], _names[place]
+        _put.difference_update([place for place in _put if (place + os.sep).startswith(within)])
         _share()
 
 
@@ -135,9 +148,9 @@ def _other_of(top: str, folder: str) -> str:
         home = _home(find_spec(top))
     except ValueError:  # it was made without a file
         return ""
-    if home == folder or home not in _packages or PathFinder.find_spec(top, [folder]) is None:
-        return ""
-    return home
+    places = _places.get(folder, [])
+    of_others = any(home in each for each in list(_places.values()) if each is not places)
+    return home if home not in places and of_others and PathFinder.find_spec(top, places) is not None else ""
 
 
 def _home(spec: ModuleSpec | None) -> str:

@@ -64,13 +64,7 @@ def load(
     if cuda_graphs and device != "cuda":
         raise LoadFailed(f"cuda_graphs: expected false where device is {device!r}")
     session = _open(model, threads, device, cuda_graphs)
-    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
-    # What else the file has is never asked for.
-    listed = {tensor.name for tensor in declared.outputs} or {tensor.name for tensor in outputs}
-    _check_types(model, inputs, tuple(tensor for tensor in outputs if tensor.name in listed))
-    inputs, outputs = _ranked(model, inputs, outputs, declared)
-    outputs = with_rows(inputs, outputs, declared.outputs)
-    given = tuple(tensor for tensor in outputs if tensor.name in listed)
+    inputs, outputs, given = _declared(model, session, declared)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     if declared.max_rows:
         firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *given)}
@@ -101,6 +95,18 @@ def load(
     return OnnxRuntimeModel(spec, session, model, threads, device, cuda_graphs)
 
 
+def _declared(
+    model: str, session: Any, declared: ModelSpec
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Inputs, outputs and those of them that are asked for, as the file has them, with what only a declaration can tell."""
+    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    listed = {tensor.name for tensor in declared.outputs} or {tensor.name for tensor in outputs}
+    _check_types(model, inputs, tuple(tensor for tensor in outputs if tensor.name in listed))
+    inputs, outputs = _ranked(model, inputs, outputs, declared)
+    outputs = with_rows(inputs, outputs, declared.outputs)
+    return inputs, outputs, tuple(tensor for tensor in outputs if tensor.name in listed)
+
+
 def without_cuda() -> str:
     """Why this build of ONNX Runtime cannot run on CUDA; empty if it can."""
     import onnxruntime
@@ -115,22 +121,42 @@ def read(*, model: str, example: Mapping[str, object] | None = None) -> "Found":
     from backends.discovery import from_shapes
 
     _import()
-    session = _open(model, 1, "cpu", False, optimised=False)
-    inputs, outputs = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    opened = _open(model, 1, "cpu", False, optimised=False)
+    inputs, outputs = _tensors(opened.get_inputs()), _tensors(opened.get_outputs())
     _check_types(model, inputs, outputs)
     inputs, outputs = _ranked(model, inputs, outputs, ModelSpec("", (), (), 0))
-    tried = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), session, only_cpu=True)
-
-    def quantises() -> bool:
-        with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(_DYNAMIC) >= 0
-
-    found = from_shapes(inputs, outputs, lambda arrays: tried.run(arrays, {}), quantises=quantises)
-    given = [node.name for node in session.get_outputs()]
+    session = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), opened, only_cpu=True)
+    found = from_shapes(inputs, outputs, lambda arrays: session.run(arrays, {}), quantises=lambda: _quantises(model))
+    given = [node.name for node in opened.get_outputs()]
     if not (again := sorted({name for name in given if given.count(name) > 1})):
         return found
     note = f"the file gives {', '.join(map(repr, again))} more than once, which is listed once"
     return replace(found, notes=(*found.notes, note))
+
+
+def tried(*, model: str, stated: ModelSpec) -> "Found":
+    """As of `backends.tried`, on the CPU. Of a file without open rows in every tensor, what is stated, which its load tells."""
+    from backends.discovery import Found, from_shapes
+
+    _import()
+    opened = _open(model, 1, "cpu", False, optimised=False)
+    inputs, _, outputs = _declared(model, opened, stated)
+    if any(tensor.shape[:1] != (-1,) for tensor in (*inputs, *outputs)):
+        return Found(inputs, outputs, stated.max_rows)
+    inputs = narrowed(inputs, stated.inputs, f"{model}: input")
+    session = OnnxRuntimeSession(ModelSpec("", inputs, outputs, 0), opened, only_cpu=True)
+    return from_shapes(
+        inputs,
+        outputs,
+        lambda arrays: session.run(arrays, {}),
+        stated_rows=stated.max_rows,
+        quantises=lambda: _quantises(model),
+    )
+
+
+def _quantises(model: str) -> bool:
+    with Path(model).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_DYNAMIC) >= 0
 
 
 def _import() -> None:

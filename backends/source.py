@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
-from backends.model_folders import put_on_path
+from backends.model_folders import package_of, put_on_path
 from backends.regular_file import absent
 
 _EXECUTED_S: Final = 30.0  # the most that another thread is waited for
@@ -39,13 +39,16 @@ def is_source(model: str) -> bool:
     return bool(colon) and bool(place) and name.isidentifier()
 
 
-def load_object(source: str) -> Any:
-    """The object `source` names. A file is executed once per process. Raises: LoadFailed."""
+def load_object(source: str, *behind: Path) -> Any:
+    """The object `source` names. A file is executed once per process. Raises: LoadFailed.
+
+    behind: folders in which the file finds what is not beside it.
+    """
     place, _, name = source.rpartition(":")
     if not is_source(source):
         raise LoadFailed(f"{source!r}: expected `module:name` or `path/to/file.py:name`")
     try:
-        module = _module_of_file(Path(place), name) if place.endswith(".py") else import_module(place)
+        module = _module_of_file(Path(place), name, behind) if place.endswith(".py") else import_module(place)
     except (LoadFailed, KeyboardInterrupt):
         raise
     except BaseException as exc:  # a script may end with sys.exit()
@@ -190,11 +193,14 @@ def _digest(file: str) -> str:
 
 
 def _module_name(path: Path) -> str:
-    """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses)."""
-    return f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses).
+
+    A module of its folder's package, from which it may import by `from .helper`.
+    """
+    return f"{package_of(path.parent)}.{path.stem.replace('.', '_')}"
 
 
-def _module_of_file(path: Path, wanted: str) -> ModuleType:
+def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleType:
     """wanted: what it is to have, where another thread executes the file and is not waited for to its end."""
     path = path.resolve()
     if not path.is_file():
@@ -216,7 +222,8 @@ def _module_of_file(path: Path, wanted: str) -> ModuleType:
             return module
     whole = False
     try:
-        put_on_path(path.parent)
+        behind = [folder.resolve() for folder in behind]
+        put_on_path(path.parent, *behind)
         before = set(sys.modules)
         spec.loader.exec_module(module)
         whole = True
@@ -228,7 +235,7 @@ def _module_of_file(path: Path, wanted: str) -> ModuleType:
         executed.set()
     for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
         file = vars(imported).get("__file__") if type(imported) is ModuleType else None
-        if isinstance(file, str) and Path(file).is_relative_to(path.parent):
+        if isinstance(file, str) and any(map(Path(file).is_relative_to, (path.parent, *behind))):
             _digests[name][file] = _digest(file)
     return module
 

@@ -1,8 +1,9 @@
 """PyTorch: TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory of an nn.Module.
 
-Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name where
-they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's order, or
-a mapping or named tuple by name comes back. Sessions share one module, which must not change in `forward`.
+Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name
+where they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's
+order (or as `NAME__0` says, where all outputs are named so), or a mapping or named tuple by name comes back. Sessions share
+one module, which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
@@ -39,7 +40,7 @@ from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
 from backends.regular_file import absent
 from backends.source import is_source, made_from
-from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
+from backends.torch_tensors import mapped, ordered_outputs, places_of, to_array, to_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -309,6 +310,7 @@ class CpuSession:
         import torch
 
         self._spec = spec
+        self._places = places_of(spec.outputs)
         self._call: Callable[..., Any] | None = call
         self._torch = torch
         self._autocast = autocast
@@ -322,7 +324,7 @@ class CpuSession:
         try:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
-                results = ordered_outputs(self._spec, self._call(*arguments))
+                results = ordered_outputs(self._spec, self._call(*arguments), self._places)
                 # Copied, as a module may write its next results into the same memory.
                 arrays = [to_array(result).copy() for result in results]
                 return {tensor.name: array for tensor, array in zip(self._spec.outputs, arrays, strict=True)}

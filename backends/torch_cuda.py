@@ -15,7 +15,7 @@ import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
 from backends.cuda_graphs import MOST_GRAPHS, running
-from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
+from backends.torch_tensors import mapped, ordered_outputs, places_of, to_array, to_tensor
 
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded
 
@@ -36,6 +36,7 @@ class CudaSession:
         self, spec: ModelSpec, call: Callable[..., Any], device: torch.device, *, autocast: bool, graphs: bool
     ) -> None:
         self._spec = spec
+        self._places = places_of(spec.outputs)
         self._call: Callable[..., Any] | None = call
         self._device = device
         self._autocast = autocast
@@ -88,7 +89,7 @@ class CudaSession:
 
     def _called(self, call: Callable[..., Any], staged: list[torch.Tensor | None]) -> list[torch.Tensor]:
         arguments = [None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in staged]
-        return ordered_outputs(self._spec, call(*arguments))
+        return ordered_outputs(self._spec, call(*arguments), self._places)
 
     def _replayed(self, staged: list[torch.Tensor | None]) -> list[torch.Tensor]:
         assert self._call is not None
@@ -113,7 +114,7 @@ class CudaSession:
             graph = torch.cuda.CUDAGraph()
             # thread_local: other sessions go on working while this one captures.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                results = ordered_outputs(self._spec, call(*arguments))
+                results = ordered_outputs(self._spec, call(*arguments), self._places)
         if any(result.device.type != "cuda" for result in results):
             raise ExecutionFailed("the module gives outputs on the CPU, which no CUDA graph can: set cuda_graphs to false")
         return _TorchGraph(graph, arguments, results)

@@ -15,13 +15,22 @@ from typing import Any, Final
 import numpy as np
 
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
-from backends.base import NO_OPTIONS, BackendError, ExecutionFailed, LoadFailed, OutputsRefused, Tensors, TensorSpec
+from backends.base import (
+    NO_OPTIONS,
+    BackendError,
+    ExecutionFailed,
+    LoadFailed,
+    ModelSpec,
+    OutputsRefused,
+    Tensors,
+    TensorSpec,
+)
 from backends.company import Run, drawn, without_nan
 from backends.datatypes import NUMPY, datatype_of, normalised
 from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
-from backends.torch import by_name, load_callable, parameters_of, unloadable
+from backends.torch import CpuSession, by_name, load_callable, parameters_of, unloadable
 from backends.torch_tensors import check_tensor, fields_of, mapped, to_array, to_tensor
 
 _DATATYPES = {
@@ -86,6 +95,21 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
     return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
+
+
+def tried(*, model: str, stated: ModelSpec) -> Found:
+    """As of `backends.tried`, on the CPU."""
+    torch = _torch()
+    names = [tensor.name for tensor in stated.inputs]
+    call, _, _ = load_callable(torch, model, {}, torch.device("cpu"), "fp32", names)
+    session = CpuSession(stated, by_name(call, names), autocast=False)
+    return from_shapes(
+        stated.inputs,
+        stated.outputs,
+        lambda arrays: session.run(arrays, {}),
+        stated_rows=stated.max_rows,
+        quantises=lambda: _quantises(call),
+    )
 
 
 def _as_weights(call: Callable[..., Any], value: object) -> object:

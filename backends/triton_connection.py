@@ -78,7 +78,9 @@ class TritonConnection:
             return tuple(TensorSpec(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in tensors)
 
         if config.HasField("sequence_batching"):
-            raise SpecMismatch(f"{where} batches sequences, whose requests must not be batched here")
+            raise SpecMismatch(
+                f"{where} batches sequences, whose requests must not be batched here: let its clients call it directly"
+            )
         delay_us = config.dynamic_batching.max_queue_delay_microseconds
         if delay_us:
             log.warning(
@@ -86,12 +88,25 @@ class TritonConnection:
                 where,
                 delay_us,
             )
+        stated = {tensor.name for tensor in declared.outputs if tensor.labels}
+        if unlabelled := [tensor.name for tensor in config.output if tensor.label_filename and tensor.name not in stated]:
+            log.warning(
+                "%s has files of labels for %s, which are not read from there: classifications have none; state `labels` of "
+                "these outputs in the configuration",
+                where,
+                unlabelled,
+            )
         inputs, outputs = found(metadata.inputs), found(metadata.outputs)
         max_rows = declared.max_rows
-        if config.max_batch_size and not max_rows:
-            raise SpecMismatch(f"{where} takes batches of up to {config.max_batch_size} rows, but max_rows is 0: set it")
         if config.max_batch_size:
             max_rows = min(max_rows, config.max_batch_size)
+            apart = config.backend == "python" or not config.HasField("dynamic_batching")
+            if max_rows > 1 and apart and not config.model_transaction_policy.decoupled:
+                log.info(
+                    "%s keeps the rows of several requests apart, which share a batch here: if they change each other's "
+                    "answers, set max_rows: 0",
+                    where,
+                )
         elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
             raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
         return ModelSpec(

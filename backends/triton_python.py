@@ -1,9 +1,9 @@
 """A `model.py` of Triton's Python backend, as a class of the python backend: `path/to/model.py:TritonPythonModel`.
 
 `execute(requests)` gets one request that holds the whole batch, as many rows as `max_rows` allows; requests of clients are
-merged before, except those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt` of the model's folder,
-where there is one. What these models import, `triton_python_backend_utils`, is `backends.triton_python_backend_utils` here,
-unless another is installed.
+merged before, except with `max_rows: 0` and those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt`
+of the model's folder, where there is one. What these models import, `triton_python_backend_utils`, is
+`backends.triton_python_backend_utils` here, unless another is installed.
 
 A decoupled model (`model_transaction_policy { decoupled: true }`) answers in parts. Its code runs on a thread of its own, so
 that `send` can wait until a client takes what was sent before. Where nobody waits for the rest, `is_cancelled` says so, what is
@@ -23,13 +23,25 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from backends import triton_python_backend_utils as pb_utils
-from backends.base import DEADLINE_NS, ExecutionFailed, InputRefused, LastPart, LoadFailed, RunCancelled, Tensors, words_of
+from backends.base import (
+    DEADLINE_NS,
+    ExecutionFailed,
+    InputRefused,
+    LastPart,
+    LoadFailed,
+    RunCancelled,
+    Tensors,
+    TensorSpec,
+    words_of,
+)
 from backends.datatypes import normalised
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
@@ -85,7 +97,7 @@ def adapted(model: str) -> type:
 
 def _class_of(model: str) -> Any:
     lend_utils()
-    return load_object(model)
+    return load_object(model, Path(model.rpartition(":")[0]).absolute().parent.parent)  # which Triton has on the path, too
 
 
 def completed(config: Any, file: Path) -> Any:
@@ -195,8 +207,11 @@ class ExecuteAdapter:
         if responses is not None:
             responses.leave()
 
-    def declared(self, outputs: Tensors, declared: Collection[str]) -> Tensors:
-        """Without what is not declared, as on Triton; the log is told once."""
+    def declared(self, outputs: Tensors, declared: Mapping[str, TensorSpec]) -> Tensors:
+        """As Triton sends them: objects as texts, and without what is not declared, which the log is told once."""
+        for name, array in outputs.items():
+            if array.dtype.hasobject and name in declared and declared[name].datatype == "BYTES":
+                outputs[name] = _as_texts(array)
         undeclared = outputs.keys() - declared
         if not undeclared:
             return outputs
@@ -339,6 +354,14 @@ def _outputs_of(response: pb_utils.InferenceResponse) -> Tensors:
     return normalised({tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()})
 
 
+def _as_texts(array: np.ndarray) -> np.ndarray:
+    """Elements that are no bytes as `str` has them."""
+    elements = array.ravel().tolist()
+    if {*map(type, elements)} <= {bytes, str}:
+        return array
+    return np.array([each if isinstance(each, bytes) else str(each) for each in elements], object).reshape(array.shape)
+
+
 def model_config(path: Path) -> dict[str, Any]:
     """A config.pbtxt in the JSON form that `initialize` gets; empty without the file. Raises: LoadFailed."""
     return _in_json(read_pbtxt(path), path.parent.name) if path.exists() else {}
@@ -347,7 +370,7 @@ def model_config(path: Path) -> dict[str, Any]:
 def _in_json(config: Any, name: str) -> dict[str, Any]:
     """config: a message ModelConfig. name: that of its folder.
 
-    Name and instance groups that it leaves out are as Triton fills them in on a machine without a GPU.
+    What it leaves out is as Triton fills it in on a machine without a GPU.
     """
     from google.protobuf.json_format import MessageToDict
 
@@ -360,6 +383,14 @@ def _in_json(config: Any, name: str) -> dict[str, Any]:
         group.name = group.name or f"{message.name}_{number}"
         group.kind = group.kind or type(group).KIND_CPU
         group.count = max(group.count, 1)
+    message.default_model_filename = message.default_model_filename or "model.py"
+    if not message.HasField("version_policy"):
+        message.version_policy.latest.num_versions = 1
+    for key in ("input_pinned_memory", "output_pinned_memory"):
+        if not message.optimization.HasField(key):
+            getattr(message.optimization, key).enable = True
+    if message.HasField("dynamic_batching") and not message.dynamic_batching.preferred_batch_size and message.max_batch_size:
+        message.dynamic_batching.preferred_batch_size.append(message.max_batch_size)
     said: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     _in_numbers(said, message.DESCRIPTOR)
     return said

@@ -706,6 +706,8 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         assert less.predict({"a": [10.0, 10.0], "b": [1.0, 1.0], "d": [2.0, 2.0]})["y"].tolist() == [7.0, 7.0]
     assert "config.pbtxt: input: 'b': missing, which `forward(a, b, c, d)` of " in fault(repository("c", "a"))
     assert "takes before 'c': state it" in fault(repository("c", "a"))
+    assert [each["name"] for each in model(repository("x__1", "x__0"))["inputs"]] == ["x__0", "x__1"]
+    assert "input: x__1, x__3: expected the places of the arguments, 0 to 1, at the" in fault(repository("x__1", "x__3"))
 
 
 @pytest.mark.parametrize(
@@ -716,7 +718,7 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
         ("backend: python", "config.pbtxt: not a model configuration of Triton: 1:10"),
         ('backend: "python"', "config.pbtxt: input, output: missing: state them"),
         ('backend: "python" max_batch_size: -1', "max_batch_size: -1: expected the most rows of a batch, or 0"),
-        ('backend: "python" sequence_batching {}', "sequence_batching: not supported: keep the state at the client"),
+        ('backend: "python" sequence_batching {}', "or serve it on Triton, whose clients call it directly"),
         ('platform: "pytorch_libtorch" model_transaction_policy { decoupled: true }',
          "decoupled: not supported: of the models that are read here only Python ones answer in parts"),
         ('backend: "onnxruntime"', "no file "),
@@ -802,6 +804,84 @@ def test_what_only_tunes_triton_is_told_with_what_to_use_here(tmp_path: Path, pb
     found = guess(str(tmp_path))
     parse_config(found.document, source="guess")
     assert list(found.notes) == [f"m: {note}" for note in told]
+
+
+EXECUTES = """
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.made = Path(__file__).with_name("made")
+        self.made.write_text("m")
+
+    def execute(self, requests):
+        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", {y})])]
+
+    def finalize(self):
+        self.made.write_text(self.made.read_text() + "f")
+"""
+ALONE = "m: the other rows of a batch change a row's answer in 'y', so each request runs alone and whole; if you know that its "
+UNTRIED = "m: its rows are taken to be independent, and not tried, as it "
+PYTHON = f'backend: "python" max_batch_size: 8 {TENSORS}'
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "y", "max_rows", "told", "made"),
+    [
+        (PYTHON, "x.cumsum(0)", 0, ALONE + "rows are independent, set max_rows: 8", "mf"),
+        (PYTHON + "dynamic_batching {}", "x.cumsum(0)", 0, ALONE, "mf"),  # which python models' requests are kept apart with
+        (PYTHON, "x * 2", 8, "", "mf"),
+        (
+            PYTHON,
+            "x + undefined",
+            8,
+            UNTRIED + "fails on drawn ones; if they change each other's answers, set max_rows: 0",
+            "mf",
+        ),
+        (PYTHON, "exit()", 8, UNTRIED + "cannot be run here (", "mf"),
+        (PYTHON.replace("8", "1"), "x.cumsum(0)", 1, "", ""),
+        (PYTHON.replace("8", "0"), "x.cumsum(0)", 0, "", ""),
+        (PYTHON + "model_transaction_policy { decoupled: true }", "x.cumsum(0)", 8, "", ""),  # which run alone anyway
+    ],
+)
+def test_requests_that_triton_keeps_apart_share_a_batch_only_where_rows_are_independent(
+    tmp_path: Path, pbtxt: str, y: str, max_rows: int, told: str, made: str
+) -> None:
+    version = triton_model(tmp_path / "m", pbtxt, v1="model.py") / "1"
+    (version / "model.py").write_text(EXECUTES.replace("{y}", y))
+    found = guess(str(tmp_path))
+    assert found.document["models"][0]["max_rows"] == max_rows
+    notes = [note for note in found.notes if "dynamic_batching is left" not in note]
+    assert len(notes) == bool(told)
+    assert all(note.startswith(told) for note in notes)
+    assert (version / "made").exists() == bool(made)
+    assert not made or (version / "made").read_text() == made
+
+
+@pytest.mark.parametrize(("scheduler", "max_rows"), [("", 0), ("dynamic_batching {}", 8)])
+@pytest.mark.parametrize("platform", ["onnxruntime_onnx", pytest.param("pytorch_libtorch", marks=pytest.mark.slow)])
+def test_files_that_triton_merges_no_requests_of_are_batched_only_where_rows_are_independent(
+    tmp_path: Path, platform: str, scheduler: str, max_rows: int
+) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    if platform == "onnxruntime_onnx":
+        helper = pytest.importorskip("onnx").helper
+        x, y = (helper.make_tensor_value_info(name, 1, ["n", 4]) for name in "xy")
+        graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"], axis=0)], "g", [x], [y])
+        made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+        (version / "model.onnx").write_bytes(made.SerializeToString())
+    else:
+        torch = pytest.importorskip("torch")
+        torch.jit.script(torch.nn.Softmax(0)).save(str(version / "model.pt"))
+    tensors = TENSORS.replace('"x"', '"input"') if platform == "pytorch_libtorch" else TENSORS
+    (tmp_path / "m" / "config.pbtxt").write_text(f'platform: "{platform}" max_batch_size: 8 {tensors} {scheduler}')
+    found = guess(str(tmp_path))
+    assert found.document["models"][0]["max_rows"] == max_rows
+    assert [note.startswith(ALONE) for note in found.notes] == [not max_rows]
 
 
 def test_a_model_that_triton_would_put_on_a_gpu_is_told_to_be_on_the_cpu(tmp_path: Path) -> None:

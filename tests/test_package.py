@@ -146,9 +146,10 @@ def test_more_files_and_folders_go_along_and_what_is_hidden_stays(project: Path,
 def test_all_that_python_would_import_beside_the_code_goes_along(project: Path, tmp_path: Path) -> None:
     code = project / "code"
     code.joinpath("scaled.py").write_text(
-        f"import fast, hidden, twice\nimport lone.deep.core\nfrom native.sub import core\nimport absent, empty\n{CODE}"
+        f"import fast, hidden, twice\nimport lone.deep.core\nfrom native.sub import core\nimport absent, empty\n"
+        f"from .queue import core\nfrom . import beside\n{CODE}"
     )
-    imported = ("lone/deep/core.py", "native/sub/core.abi3.so", "twice/__init__.py", "hidden.pyc",
+    imported = ("queue.py", "beside.py", "lone/deep/core.py", "native/sub/core.abi3.so", "twice/__init__.py", "hidden.pyc",
                 "fast.cpython-311-x86_64-linux-gnu.so", "fast.cpython-312-aarch64-linux-gnu.so", "fast.so")  # fmt: skip
     for name in (*imported, "twice.py", "faster.so", "fast.old.py", "empty/notes.md"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)

@@ -247,6 +247,10 @@ def _named_in(file: Path, folder: Path) -> Iterator[Path]:
                 modules = [alias.name for alias in node.names]
             case ast.ImportFrom(module=str(module), level=0):
                 modules = [module]
+            case ast.ImportFrom(level=1):
+                modules = []
+                for name in [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]:
+                    yield from _imported(name, file.parent)
             case ast.Constant(value=str(text)):
                 modules = []
                 path = file.parent / text

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import backends
 from backends.artifacts import TORCHSCRIPT, identify
-from backends.base import LoadFailed, TensorSpec
+from backends.base import LoadFailed, ModelSpec, TensorSpec
 from backends.check import gpus as gpus_here
+from backends.discovery import untried
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
+from backends.torch_tensors import place_in
 from backends.triton_python import CLASS, completed, read_pbtxt
 from gateway.errors import ConfigError
 
@@ -91,14 +93,16 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
+        place = f"{model}{CLASS}" if kind == "python" else str(model)
         if kind == "onnxruntime" and not (config.input or config.output or config.max_batch_size):
             found, told = _of_file(kind, model)
-            entry |= found
-            notes += [f"{folder.name}: {note}" for note in told]
         else:
             own = completed(config, model) if kind == "python" else config
-            entry |= _tensors_and_rows(where, own, kind, folder, model)
-        place = f"{model}{CLASS}" if kind == "python" else str(model)
+            found, told = _tensors_and_rows(where, own, kind, folder, model), ()
+            if _apart_on_triton(own, kind):
+                found["max_rows"], told = _rows_tried(kind, place, found)
+        entry |= found
+        notes += [f"{folder.name}: {note}" for note in told]
         entry["backends"] = [
             {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
@@ -121,8 +125,6 @@ def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: P
     batched = config.max_batch_size > 0
     inputs = _tensors(where, config.input, batched)
     outputs = _tensors(where, config.output, batched, folder)
-    if kind == "torch":
-        inputs, outputs = _ordered(inputs), _ordered(outputs)
     if not inputs or not outputs:
         if kind == "python":
             raise ConfigError(
@@ -133,6 +135,31 @@ def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: P
     passed = _as_arguments(where, model, inputs) if kind == "torch" else inputs
     found: dict[str, Any] = {key: tensors for key, tensors in (("inputs", passed), ("outputs", outputs)) if tensors}
     return found | {"max_rows": config.max_batch_size}
+
+
+def _apart_on_triton(config: Any, kind: str) -> bool:
+    """Whether Triton lets a model have rows, but keeps those of several requests apart, as of a Python model always.
+
+    Source: Triton, docs/user_guide/batcher.md; README of python_backend.
+    """
+    rows = config.max_batch_size > 1 and not config.model_transaction_policy.decoupled
+    return rows and (kind == "python" or not config.HasField("dynamic_batching"))
+
+
+def _rows_tried(kind: str, model: str, stated: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The rows of a batch here, where those of several requests share one, and what is to be told of them.
+
+    model, stated: as in an entry.
+    """
+    inputs, outputs = (
+        tuple(TensorSpec(t["name"], t["datatype"], tuple(t["shape"]), t.get("optional", False)) for t in stated.get(key, ()))
+        for key in ("inputs", "outputs")
+    )
+    try:
+        found = backends.tried(kind, model, ModelSpec("", inputs, outputs, stated["max_rows"]))
+    except LoadFailed as exc:
+        return stated["max_rows"], (untried(f"as it cannot be run here ({' '.join(str(exc).split())})"),)
+    return found.max_rows, found.notes
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -183,7 +210,8 @@ def _refuse(where: str, config: Any, kind: str) -> None:
     set_here = {field.name for field, _ in config.ListFields()}
     for key, instead in _REFUSED.items():
         if key in set_here:
-            raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton with `kind: triton`")
+            before = ", whose clients call it directly" if key == "sequence_batching" else " with `kind: triton`"
+            raise ConfigError(f"{where}: {key}: not supported: {instead}, or serve it on Triton{before}")
     if config.model_transaction_policy.decoupled and kind != "python":
         raise ConfigError(
             f"{where}: model_transaction_policy: decoupled: not supported: of the models that are read here only Python ones "
@@ -322,28 +350,26 @@ def _lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-def _ordered(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By position, where Triton's names for PyTorch say it: NAME__0, NAME__1."""
-    if not _indexed(tensors):
-        return tensors
-    return sorted(tensors, key=lambda tensor: int(tensor["name"].rpartition("__")[2]))
-
-
-def _indexed(tensors: list[dict[str, Any]]) -> bool:
-    return all(tensor["name"].rpartition("__")[2].isdecimal() for tensor in tensors)
-
-
 def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In the order of TorchScript's `forward`, where all are named as its arguments: Triton's first rule.
+    """In the order of TorchScript's `forward`, where all are named as its arguments; else by the places that their names say.
 
-    Raises: ConfigError, if an argument before one of them is no input, and has no default.
+    So does Triton, whose names say them as NAME__0, NAME__1.
+    Raises: ConfigError, if an argument before one of them is no input, and has no default, or there is a gap in the places.
     """
-    if len(inputs) < 2 or _indexed(inputs) or identify(model) != TORCHSCRIPT:
+    by_place = {place_in(tensor["name"]): tensor for tensor in inputs}
+    if by_place.keys() == {*range(len(inputs))}:
+        return [by_place[place] for place in range(len(inputs))]
+    if len(inputs) < 2 and None in by_place:
         return inputs
-    arguments = forward_arguments(str(model))
+    arguments = forward_arguments(str(model)) if identify(model) == TORCHSCRIPT else []
     order = [argument.name for argument in arguments]
     if any(tensor["name"] not in order for tensor in inputs):
-        return inputs
+        if None in by_place:
+            return inputs
+        named = ", ".join(tensor["name"] for tensor in inputs)
+        raise ConfigError(
+            f"{where}: input: {named}: expected the places of the arguments, 0 to {len(inputs) - 1}, at the ends of the names"
+        )
     passed = sorted(inputs, key=lambda tensor: order.index(tensor["name"]))
     names = [tensor["name"] for tensor in passed]
     for index, argument in enumerate(arguments[: order.index(names[-1])]):

@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,51 @@ def test_models_with_helpers_of_one_name_compute_with_their_own(folder: Path, wa
     made = two(folder, lambda of: {"m.py": code, "helper.py": f"K = {values[of][0]}", "late.py": f"K = {values[of][1]}"})
     assert [answer(f"{each}/m.py:{name}") for each in made] == [12, 23]  # 1 * 2 + 10, 1 * 3 + 20
     assert [answer(f"{each}/m.py:{name}") for each in reversed(made)] == [23, 12]
+
+
+RELATIVE = """
+from . import near
+from .helper import K
+import behind, triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def execute(self, requests):
+        import late
+        from .near import K as again
+        given = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        values = [K, near.K, again, behind.K, behind.near(), late.K]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 0 + values)]) for x in given]
+"""
+SIX = ModelSpec("", (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP64", (-1, 6)),), 4)
+
+
+def test_code_of_triton_imports_by_its_package_and_from_the_folder_of_its_model(folder: Path) -> None:
+    made = {
+        of: write(
+            folder / of,
+            {
+                "1/m.py": RELATIVE,
+                "1/helper.py": "from .near import K",
+                "1/near.py": f"K = {value}",
+                "behind.py": f"from near import K as N\nK = {value}0\ndef near():\n    import near\n    return near.K + N",
+                "late.py": f"K = {value * 100}",
+                "1/late.py": f"K = {value * 1000}",
+            },
+        )
+        for of, value in {"a": 2, "b": 3}.items()
+    }
+
+    def answer(of: str) -> list[float]:
+        session = backends.load("python", {"model": f"{made[of]}/1/m.py:TritonPythonModel"}, SIX).open_session(0)
+        with closing(session):
+            values: list[float] = session.run(ONE, {})["y"][0].tolist()
+            return values
+
+    assert [answer("a"), answer("b"), answer("a")] == [
+        [2, 2, 2, 20, 4, 2000], [3, 3, 3, 30, 6, 3000], [2, 2, 2, 20, 4, 2000],
+    ]  # fmt: skip
+    (made["b"] / "behind.py").write_text("K = 40")
+    with pytest.raises(LoadFailed, match=r"/b/behind.py: has changed since this process imported it"):
+        answer("b")
 
 
 def test_a_process_of_its_own_is_told_nothing_of_other_models_folders(folder: Path) -> None:

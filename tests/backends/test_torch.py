@@ -266,6 +266,7 @@ class Given(torch.nn.Module):
             "mapping": {"logits": x, "cache": ((x, x), (x, x)), "loss": None},
             "nested": (x, (x, x)),
             "none": (x, None),
+            "two": (x, x * 2),
             "number": 3,
             "no tensors": {"cache": (x, x)},
             "unresolved": torch.fft.fft(x).conj().imag,
@@ -296,6 +297,17 @@ def given_by(result: str, *outputs: str) -> backends.Session:
 def test_a_result_that_is_no_tensor_is_named(result: str, outputs: tuple[str, ...], message: str) -> None:
     with pytest.raises(OutputsRefused, match=message):
         given_by(result, *outputs).run({"x": np.ones((1, 3), np.float32)}, {})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "factors"),
+    [(("y__0", "y__1"), (1, 2)), (("y__1", "y__0"), (2, 1)), (("y__1",), (2,)), (("a__0", "b__0"), (1, 1))],
+)
+def test_outputs_are_the_results_that_their_names_say(outputs: tuple[str, ...], factors: tuple[int, ...]) -> None:
+    found = given_by("two", *outputs).run({"x": np.ones((1, 3), np.float32)}, {})
+    assert [(name, array[0, 0]) for name, array in found.items()] == list(zip(outputs, factors, strict=True))
+    with pytest.raises(OutputsRefused, match=r"^the module returned 2 results, and 'y__2' names result 2, counted from 0$"):
+        given_by("two", "y__0", "y__2").run({"x": np.ones((1, 3), np.float32)}, {})
 
 
 def test_what_pytorch_is_still_to_negate_is_an_output() -> None:

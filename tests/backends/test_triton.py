@@ -78,7 +78,6 @@ def test_the_spec_is_read_from_the_server(triton: TritonServer) -> None:
         (ModelSpec("", (TensorSpec("INPUT0", "FP64", (-1, 16)),), (), 8), r"'INPUT0': the model has FP32 \[-1, 16\], .* FP64"),
         (ModelSpec("", (TensorSpec("INPUT0", "FP32", (-1, 15)),), (), 8), r"the configuration says FP32 \[-1, 15\]"),
         (ModelSpec("", (), (TensorSpec("y", "FP32", (-1, 4)),), 8), r"output 'y': the model has none .*OUTPUT0"),
-        (ModelSpec("", (), (), 0), "takes batches of up to 8 rows, but max_rows is 0"),
     ],
 )
 def test_what_the_server_has_is_held_against_what_was_declared(triton: TritonServer, spec: ModelSpec, message: str) -> None:

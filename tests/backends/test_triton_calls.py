@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
+from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import backends
@@ -53,6 +55,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
         self.decoupled = False
+        self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
         self.rows = 1  # of a part
         self.parts_sent = 0
@@ -70,9 +73,9 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelMetadataResponse(name=request.name, inputs=[tensor("X")], outputs=[tensor("Y")])
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=8)
-        config.model_transaction_policy.decoupled = self.decoupled
-        return service_pb2.ModelConfigResponse(config=config)
+        self.config.name = request.name
+        self.config.model_transaction_policy.decoupled = self.decoupled
+        return service_pb2.ModelConfigResponse(config=self.config)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self.calls.append(request)
@@ -215,6 +218,47 @@ def test_model_version_and_tensors_are_named(double: Double) -> None:
     assert [each.name for each in call.outputs] == ["Y"]
     assert list(call.raw_input_contents) == [X.tobytes()]
     np.testing.assert_array_equal(outputs["Y"], X)
+
+
+KEPT_APART = (
+    "keeps the rows of several requests apart, which share a batch here: if they change each other's answers, set max_rows"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_rows", "told"),
+    [
+        ("", 8, True),
+        ("dynamic_batching {}", 8, False),
+        ('backend: "python" dynamic_batching {}', 8, True),
+        ("", 0, False),
+        ("model_transaction_policy { decoupled: true }", 8, False),
+    ],
+)
+def test_a_model_whose_requests_triton_keeps_apart_is_told_and_run_a_request_at_a_time_if_asked(
+    double: Double, config: str, max_rows: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    text_format.Merge(config, double.config)
+    double.decoupled = double.config.model_transaction_policy.decoupled
+    with caplog.at_level("INFO"):
+        model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, max_rows=max_rows))
+    assert (KEPT_APART in caplog.text) == told
+    assert model.spec.max_rows == max_rows
+    if not double.decoupled:
+        session = model.open_session(0)
+        assert session.run({"X": np.repeat(X, 3, 0)}, {})["Y"].shape == (3, 2)
+        session.close()
+
+
+@pytest.mark.parametrize("labels", [(), ("cat", "dog")])
+def test_labels_that_only_the_server_has_are_told_to_be_missing(
+    double: Double, labels: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    double.config.output.add(name="Y", label_filename="labels.txt")
+    spec = replace(SPEC, outputs=(replace(SPEC.outputs[0], labels=labels),))
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, spec)
+    assert ("has files of labels for ['Y'], which are not read from there" in caplog.text) == (not labels)
+    assert model.spec.outputs[0].labels == labels
 
 
 def test_words_come_back_as_they_went(double: Double) -> None:

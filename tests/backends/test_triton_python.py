@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -453,6 +454,15 @@ def test_what_the_configuration_leaves_out_is_filled_in_as_by_triton(tmp_path: P
     served.session.close()
 
 
+def test_objects_are_answered_as_texts_where_texts_are_listed(tmp_path: Path) -> None:
+    objects = '[7, None, b"\\xff", "é", 1.5, True]'
+    spec = replace(TOLD, outputs=(replace(TOLD.outputs[0], shape=(6,)),))
+    served = Served(tmp_path, TELLS.replace("[self.told]", objects), "", spec)
+    told = served.session.run({"SCRIPT": np.array([b"any"], object)}, {})["TOLD"]
+    assert told.tolist() == ["7", "None", b"\xff", "é", "1.5", "True"]
+    served.session.close()
+
+
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_each_session_is_told_an_instance_of_its_own(tmp_path: Path, isolation: str) -> None:
     write_model(tmp_path, "parts", 'instance_group [{ count: 2 }, { passive: true }, { name: "own" }]', TELLS)
@@ -480,6 +490,43 @@ dynamic_batching {
 version_policy { specific { versions: [1, 3] } }
 model_warmup [{ inputs { key: "x" value { dims: [1] } } }]
 """
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("", {}),
+        ('default_model_filename: "own.py"', {"default_model_filename": "own.py"}),
+        ("version_policy { specific { versions: [3] } }", {"version_policy": {"specific": {"versions": [3]}}}),
+        ("max_batch_size: 8 dynamic_batching {}", {"preferred": [8]}),
+        ("max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] }", {"preferred": [4]}),
+        (
+            "optimization { output_pinned_memory {} priority: PRIORITY_MAX }",
+            {"pinned": [True, False], "priority": "PRIORITY_MAX"},
+        ),
+    ],
+)
+def test_what_initialize_gets_has_what_triton_fills_in(tmp_path: Path, config: str, expected: dict[str, Any]) -> None:
+    (tmp_path / "config.pbtxt").write_text(config)
+    said = model_config(tmp_path / "config.pbtxt")
+    optimization = said["optimization"]
+    found = {
+        "default_model_filename": said["default_model_filename"],
+        "version_policy": said["version_policy"],
+        "preferred": said.get("dynamic_batching", {}).get("preferred_batch_size"),
+        "pinned": [optimization[f"{of}_pinned_memory"]["enable"] for of in ("input", "output")],
+        "priority": optimization["priority"],
+        "others": (optimization["gather_kernel_buffer_threshold"], optimization["eager_batching"]),
+    }
+    filled = {
+        "default_model_filename": "model.py",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "preferred": None,
+        "pinned": [True, True],
+        "priority": "PRIORITY_DEFAULT",
+        "others": (0, False),
+    }
+    assert found == filled | expected
 
 
 def test_numbers_of_64_bits_are_numbers_in_what_initialize_gets(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 A first dimension counts as rows only where that cannot be wrong: it is fixed at 1 in every tensor; or open in every tensor,
 and a few drawn rows (`_tried_rows`), where the model takes them and one of them takes little, are answered alike in any
 company; or rows made of the example that a model was run on are. Else a request runs alone and whole, which is right for every
-model.
+model. Where one row takes too long to be tried, a note tells that its rows are taken to be independent.
 """
 
 import math
@@ -17,6 +17,7 @@ from backends.base import BackendError, LoadFailed, ModelSpec, Tensors, TensorSp
 from backends.company import (
     FAIL,
     MOST_ROWS,
+    NOT_SEEN,
     ROWS,
     Run,
     Why,
@@ -26,9 +27,11 @@ from backends.company import (
     rows_like,
     rows_of,
     rows_taken,
+    show,
     since,
     spent,
     told,
+    told_of_whole,
     tried,
     without_nan,
 )
@@ -38,6 +41,7 @@ from backends.datatypes import datatype_of, normalised
 _LENGTHS: Final = (8, 64, 224)
 _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
 _MOST_S: Final = 2.0  # for these, and for finding rows made of an example that a model takes
+_MOST_CLOCK_S: Final = 5.0  # for the former, by the clock alone, of a model that waits for others
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
 _OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
@@ -112,6 +116,7 @@ def from_example(
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = normalised(example)
+    before = spent()
     once = normalised(run(given))
     inputs, outputs = _specs(given), _specs(once)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
@@ -123,13 +128,31 @@ def from_example(
     def again(arrays: Tensors) -> Tensors:
         return normalised(run(arrays))
 
-    why = _told_of_example(again if has_nan(once) else without_nan(again), given, quantises, spent)
+    after = spent()
+    if _takes_long(before, after, rows) and after[0] - before[0] <= _MOST_CLOCK_S:
+        tried(again, given, list(range(rows)))  # the first run may have imported and loaded what it needs
+        before, after = after, spent()
+    if _takes_long(before, after, rows):
+        note = untried(f"as one takes {(after[0] - before[0]) / rows:.1f} s")
+        return Found(_open(inputs), _open(outputs), MOST_ROWS, (note, sizes))
+    trial = again if has_nan(once) else without_nan(again)
+    why = _told_of_example(trial, given, quantises, spent)
+    if not why.what and rows > 3 and after[0] - before[0] <= _MOST_S / 2:
+        whole = told_of_whole(trial, given, once, quantises)
+        why = whole if whole.what else why
     if not why.what:
         only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
-        return Found(_open(inputs), _open(outputs), MOST_ROWS, () if only_rows else (sizes,))
+        notes = tuple(filter(None, (why.way, "" if only_rows else sizes)))
+        return Found(_open(inputs), _open(outputs), MOST_ROWS, notes)
     if rows == 1:
         return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone"), sizes))
     return Found(inputs, outputs, 0, (_note(why), sizes))
+
+
+def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int], rows: int) -> bool:
+    """Whether trying rows of an example would, by one run of as many."""
+    seconds, _ = since(before, after)
+    return seconds * ROWS > _MOST_S * rows or (after[0] - before[0]) * ROWS > _MOST_CLOCK_S * rows
 
 
 def _told_of_example(
@@ -144,21 +167,32 @@ def _told_of_example(
         return told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)
 
     own, own_fails = rows_of(example), None
-    kinds = rows_like(own)
-    for rows in kinds:
+    kinds: list[Tensors] = []
+    alike: list[Tensors] = []  # those that get one answer
+    for rows in rows_like(own):
         if not in_time():
             break
+        kinds.append(rows)
         if (why := told_of(rows)) is not None:
-            return why
-        if own_fails is None:
-            own_fails = tried(run, own, [0, 1, 2, 2]) is None
-        if own_fails:
-            one_runs = all(len(array) == 1 for array in example.values()) or tried(run, own, [0]) is not None
-            return FAIL if one_runs else _OTHER_NUMBERS
-        if each_runs(run, rows):
-            return FAIL
-    rows = rows_taken(run, own, kinds, in_time)
-    return told_of(rows) or (FAIL if each_runs(run, rows) else _OTHER_NUMBERS)
+            if why.what or not why.alike:
+                return why
+            seen = why
+            alike.append(rows)
+        elif not alike:
+            if own_fails is None:
+                own_fails = tried(run, own, [0, 1, 2, 2]) is None
+            if own_fails:
+                one_runs = all(len(array) == 1 for array in example.values()) or tried(run, own, [0]) is not None
+                return FAIL if one_runs else _OTHER_NUMBERS
+            if each_runs(run, rows):
+                return FAIL
+    if not alike:
+        rows = rows_taken(run, own, kinds, in_time)
+        seen = told_of(rows) or (FAIL if each_runs(run, rows) else _OTHER_NUMBERS)
+        if seen.what or not seen.alike:
+            return seen
+        alike.append(rows)
+    return seen if any(show(rows, own) for rows in alike) else NOT_SEEN
 
 
 def _note(why: Why, so: str = "so each request runs alone and whole", rows: int = MOST_ROWS) -> str:
@@ -244,7 +278,7 @@ def _seen_with_rows(run: Run, inputs: tuple[TensorSpec, ...], outputs: tuple[Ten
     for length in _LENGTHS:
         if max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs)) > _MOST_ELEMENTS:
             break
-        if (seen := tried(run, _drawn(inputs, length), [0, 1])) is not None:
+        if (seen := tried(run, _drawn(inputs, length)[-1], [0, 1])) is not None:
             return [name for name in stated if seen[name].shape[:1] == (2,)]
     return []
 
@@ -262,18 +296,20 @@ def _tried_rows(
     for length in _LENGTHS:
         if (elements := max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs))) > _MOST_ELEMENTS:
             return most, untried(f"as one has {elements:,} elements")
-        drawn = _drawn(inputs, length)
-        before = spent()
-        alone = tried(run, drawn, [0])
-        seconds, grown = since(before, spent())
-        if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
-            return most, untried(f"as one takes {seconds:.1f} s and {grown >> 20} MiB")
-        why = told(run, drawn, lambda: alone, quantises, spent)  # noqa: B023, called at once
-        if why is None and alone is not None:
-            why = FAIL
-        if why is not None:
-            return (0, _note(why, rows=most)) if why.what else (most, "")
-    return most, untried("as it fails on drawn ones") if stated_rows else ""
+        kinds = _drawn(inputs, length)
+        for rows in kinds:
+            before = spent()
+            alone = tried(run, rows, [0])
+            seconds, grown = since(before, spent())
+            if seconds * ROWS > _MOST_S or grown * 4 > _MOST_GROWN_BYTES:
+                return most, untried(f"as one takes {seconds:.1f} s and {grown >> 20} MiB")
+            trial = run if rows is kinds[-1] else without_nan(run, but_of_one=True)
+            why = told(trial, rows, lambda: alone, quantises, spent)  # noqa: B023, called at once
+            if why is None and alone is not None and rows is kinds[-1]:
+                why = FAIL
+            if why is not None:
+                return (0, _note(why, rows=most)) if why.what else (most, why.way)
+    return most, untried("as it fails on drawn ones")
 
 
 def untried(why: str) -> str:
@@ -289,7 +325,7 @@ def _elements_of_row(tensor: TensorSpec, length: int) -> int:
     return math.prod(_sizes_of_row(tensor, length))
 
 
-def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> Tensors:
+def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
     return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
 
 

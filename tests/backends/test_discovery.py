@@ -1,5 +1,6 @@
 """Rows are found only where a batch gives every row its own answer; everything else runs alone and whole."""
 
+import json
 import re
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
+from backends.company import drawn_rows, rows_like, rows_of
 from backends.datatypes import NUMPY
 from backends.discovery import from_example, from_ones, from_shapes
 
@@ -88,7 +90,7 @@ def attended(x: np.ndarray) -> np.ndarray:
         (lambda x: x @ x.T, r"'y' is \[4, 4\] of four rows, and \[1, 1\] of one, so each request runs alone and whole"),
         (lambda x: np.argwhere(x), r"'y' is \[16, 2\] of four rows, and \[4, 2\] of one"),
         (lambda x: x.reshape(1, 4), "several rows at once fail, where one runs, so each request runs alone and whole"),
-        (lambda x: x.reshape(-1, 5), None),  # it cannot be run: nothing is known
+        (lambda x: x.reshape(-1, 5), "its rows are taken to be independent, and not tried, as it fails on drawn ones"),
         (dice, "it answers otherwise each time for the same request, so each .* whole; if it was exported in train mode, "),
         (lambda x: x + np.minimum(x, 0).sum(0), "the other rows of a batch change"),  # only where there are negative numbers
         (lambda x: x[x[:, 0] > 0], r"'y' is \[\d, 4\] of four rows, and \[\d, 4\] of one"),
@@ -104,7 +106,8 @@ def attended(x: np.ndarray) -> np.ndarray:
 def test_an_open_first_dimension_is_rows_unless_they_change_each_others_answer(function: Any, told: str | None) -> None:
     inputs, outputs = (spec("x", -1, 4),), (spec("y", -1, -1),)
     found = from_shapes(inputs, outputs, run_of(function))
-    assert (found.inputs, found.outputs, found.max_rows) == (inputs, outputs, 0 if told else 32)
+    assert (found.inputs, found.outputs) == (inputs, outputs)
+    assert found.max_rows == (0 if told and not told.startswith("its rows are taken") else 32)
     assert bool(found.notes) == bool(told)
     if told:
         assert re.search(told, found.notes[0])
@@ -144,8 +147,23 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
     for datatype in NUMPY:
         seen.clear()
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
-        signed = [(1, 64), (4, 64), (4, 64)] if datatype in ("FP16", "BF16", "FP32", "FP64") else []
-        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8), (1, 64), (4, 64), (4, 64), *signed])
+        tried = [(1, 64), (4, 64), (4, 64), (1, 64), (1, 64)]
+        signed = tried if datatype in ("FP16", "BF16", "FP32", "FP64") else []
+        kinds = 1 if signed or datatype == "UINT8" else 2
+        assert (found.max_rows, seen) == (32, [(1, 8), (4, 8)] * kinds + tried + signed)
+
+
+@pytest.mark.parametrize("datatype", NUMPY)
+@pytest.mark.parametrize("shape", [(1,), (1, 0), (1, 5), (4, 2, 3)])
+@pytest.mark.filterwarnings("error")
+def test_rows_are_made_of_whatever_an_example_holds(datatype: str, shape: tuple[int, ...]) -> None:
+    largest = {"BOOL": 1, "FP16": 6e4, "UINT64": 2**64 - 1, "INT64": 2**63 - 1}.get(datatype, 127)
+    for fill in (b"", b"\xff\x00 07", b"9" * 5000) if datatype == "BYTES" else (0, 1, largest):
+        own = rows_of({"x": np.full(shape, fill, NUMPY[datatype])})
+        for rows in rows_like(own):
+            assert (rows["x"].dtype, rows["x"].shape) == (own["x"].dtype, own["x"].shape)
+    for rows in drawn_rows((TensorSpec("x", datatype, (-1, *shape)),), lambda tensor: tensor.shape[1:]):
+        assert rows["x"].shape == (3, *shape)
 
 
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
@@ -191,7 +209,7 @@ def test_more_rows_than_one_are_tried_only_where_that_takes_little(
         assert (rows[:2], found.max_rows) == ([1, 4], 32 if fails else 0)
 
 
-@pytest.mark.parametrize(("clock_s", "tried"), [(0.4, [1, 4, 4, 1, 4, 4]), (0.6, [1, 4, 4])])
+@pytest.mark.parametrize(("clock_s", "tried"), [(0.2, [1, 4, 4, 1, 1] * 2), (0.3, [1, 4, 4, 1, 1])])
 def test_numbers_below_0_are_tried_where_the_others_took_less_than_a_second_by_the_clock(
     clock_s: float, tried: list[int]
 ) -> None:
@@ -291,12 +309,200 @@ def takes(allowed: list[int]) -> Any:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: x * 2, takes([3, 7]), takes([0, 1, 2, 3, 4, 5, 6, 7]), lambda x: takes([3])(x[:, :1]), lambda x: x[::-1][::-1]],
+    [lambda x: x * 2, takes([3, 7]), takes([0, 1, 2, 3, 4, 5, 6, 7]), lambda x: x[:, 0] > 900, lambda x: x[::-1][::-1]],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(function: Any, dtype: Any, rows: int) -> None:
     assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
+
+
+def drawn(**kinds: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, datatype, (-1, *shape)) for name, (datatype, shape) in kinds.items())
+
+
+def up_to(longest: Any) -> Any:
+    """The mean of what is left of `x` where it is cut to the longest row of the batch."""
+    return lambda arrays: arrays["x"][:, : longest(arrays)].mean(1)
+
+
+def of_lengths(arrays: Tensors) -> int:
+    if (arrays["n"] < 1).any():
+        raise ExecutionFailed("expected lengths of 1 or more")
+    return int(arrays["n"].max())
+
+
+def share_of_longest(arrays: Tensors) -> np.ndarray:
+    """NaN for a row without anything, as of a mean."""
+    with np.errstate(all="ignore"):
+        return (arrays["x"] * arrays["n"]).sum(1) / np.maximum(arrays["n"].sum(1).max(), 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (up_to(lambda arrays: int(arrays["n"].max()) + 1), drawn(x=("FP32", (6,)), n=("INT64", ()))),
+        (up_to(lambda arrays: max(int(arrays["n"].sum(1).max()), 1)), drawn(x=("FP32", (6,)), n=("INT64", (6,)))),
+        (up_to(lambda arrays: max(int(arrays["n"].sum(1).max()), 1)), drawn(x=("FP32", (6,)), n=("BOOL", (6,)))),
+        (share_of_longest, drawn(x=("FP32", (6,)), n=("INT64", (6,)))),
+        (lambda arrays: arrays["x"] + arrays["x"].max(), drawn(x=("INT64", (6,)))),
+        (lambda arrays: arrays["x"] / arrays["x"].max(), drawn(x=("UINT8", (16, 16, 3)))),
+        (lambda arrays: arrays["x"] - arrays["x"].min(), drawn(x=("INT32", (6,)))),
+    ],
+)  # fmt: skip
+def test_rows_are_drawn_of_which_one_is_the_longest_and_one_has_the_largest_number(function: Any, inputs: Any) -> None:
+    found = from_shapes(inputs, (spec("y", -1),), lambda arrays: {"y": function(arrays)})
+    assert (found.max_rows, found.notes[0][:56]) == (0, "the other rows of a batch change a row's answer in 'y', ")
+
+
+def masked_mean(arrays: Tensors) -> np.ndarray:
+    """NaN for a row that a mask leaves nothing."""
+    with np.errstate(all="ignore"):
+        return (arrays["x"] * arrays["n"]).sum(1) / arrays["n"].sum(1)
+
+
+def rounded_mean(arrays: Tensors) -> np.ndarray:
+    """As an int8 model, of whose scale NaN makes NaN."""
+    return by_range(masked_mean(arrays))
+
+
+def packed(arrays: Tensors) -> np.ndarray:
+    if (arrays["n"].sum(1) < 1).any():
+        raise ExecutionFailed("expected lengths of 1 or more")
+    return masked_mean(arrays)
+
+
+@pytest.mark.parametrize("function", [masked_mean, rounded_mean, packed])
+def test_what_a_mask_without_anything_is_too_little_for_shares_batches(function: Any) -> None:
+    inputs = drawn(x=("FP32", (6,)), n=("INT64", (6,)))
+    found = from_shapes(inputs, (spec("y", -1),), lambda arrays: {"y": function(arrays)}, quantises=lambda: True)
+    assert (found.max_rows, found.notes) == (32, ())
+
+
+def test_where_one_row_fails_alone_it_is_compared_with_its_like_and_that_is_told() -> None:
+    def of_several(function: Any) -> Any:
+        def run(x: np.ndarray) -> np.ndarray:
+            if len(x) < 2:
+                raise ExecutionFailed("guard: 2 <= rows")
+            return function(x)
+
+        return run_of(run)
+
+    shapes = (spec("x", -1, 4),), (spec("y", -1, 4),)
+    found = from_shapes(*shapes, of_several(lambda x: x * 2))
+    assert (found.max_rows, found.notes[0][:42]) == (32, "one row alone fails, where several run, so")
+    assert from_shapes(*shapes, of_several(lambda x: x - x.min())).max_rows == 0
+    found = from_example(of_several(lambda x: x * 2), {"x": np.ones((2, 4), np.float32)})
+    assert (found.max_rows, found.notes[0][:42]) == (32, "one row alone fails, where several run, so")
+
+
+@pytest.mark.parametrize(
+    ("longest", "mask"),
+    [
+        (of_lengths, np.array([6])),
+        (lambda arrays: int(arrays["n"].sum(1).max()), np.ones((1, 6), np.int64)),
+        (lambda arrays: int(arrays["n"].sum(1).max()), np.ones((1, 6), bool)),
+        (lambda arrays: int(arrays["n"].sum(1).max()), np.array([[1, 1, 1, 1, 0, 0]])),
+        (lambda arrays: 6 - int(arrays["n"].sum(1).min()), np.zeros((1, 6), bool)),
+        (lambda arrays: 6 if arrays["n"].any() else 1, np.array([True])),
+        (lambda arrays: 6 if arrays["n"].any() else 1, np.array([0])),
+    ],
+)
+@pytest.mark.parametrize("x", [np.arange(1, 7, dtype=np.float32)[None], np.array([[5, 7, 9, 11, 13, 15]])])
+def test_lengths_masks_and_flags_of_an_example_are_varied_beside_its_numbers(longest: Any, mask: Any, x: np.ndarray) -> None:
+    found = from_example(lambda arrays: {"y": up_to(longest)(arrays)}, {"x": x, "n": mask})
+    assert (found.max_rows, found.notes[0][:56]) == (1, "the other rows of a batch change a row's answer in 'y', ")
+    assert from_example(lambda arrays: {"y": masked_mean(arrays | {"n": np.ones((1, 6))})}, {"x": x, "n": mask}).max_rows == 32
+
+
+def lagged(x: np.ndarray) -> np.ndarray:
+    lag = np.full_like(x, -1)
+    lag[7:] = x[:-7]
+    return x + lag
+
+
+def outliers(x: np.ndarray) -> np.ndarray:
+    return np.abs(x - np.median(x, 0)) > 2.5 * x.std(0)
+
+
+@pytest.mark.parametrize("function", [lagged, outliers])
+def test_what_depends_on_more_rows_than_four_shows_in_an_example_of_more(function: Any) -> None:
+    example = {"x": np.array([[0], [1], [-1]] * 6 + [[1], [2.3]])}
+    assert from_example(run_of(function), example).max_rows == 0
+    assert from_example(run_of(lambda x: x * 2), example).max_rows == 32
+    assert from_example(run_of(lambda x: x * 2 if len(x) <= 20 else only_one(x)), example).max_rows == 32
+
+
+def of_words(x: np.ndarray) -> np.ndarray:
+    """Padded to the longest, at most four words."""
+    words = [[len(word) for word in text.split()][:4] for text in x]
+    return np.array([np.mean(row + [0] * (max(map(len, words)) - len(row))) for row in words])
+
+
+def of_json(x: np.ndarray) -> np.ndarray:
+    return np.array([sum(json.loads(text).values()) for text in x], float)
+
+
+def of_file(x: np.ndarray) -> np.ndarray:
+    """Its front, whatever is behind."""
+    if any(len(text) < 8 for text in x):
+        raise ExecutionFailed("expected 8 bytes")
+    return np.array([text[0] for text in x])
+
+
+CHANGED = "the other rows of a batch change a row's answer in 'y', so every row runs alone"
+UNSEEN = "whether rows change each other's answers could not be seen, so e.* alone( and whole)?; give an example of several "
+FILE = np.array([b"\xff\xd8\xffJFIF."], object)
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "max_rows", "told"),
+    [
+        (of_words, np.array(["one two three four five six"]), 1, CHANGED),
+        (lambda x: np.array([len(text.split()) for text in x]), np.array(["one two three"]), 32, ""),
+        (lambda x: np.array(["good"] * len(x)), np.array(["one two three"]), 32, ""),  # a label
+        (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
+        (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
+        (of_file, FILE, 1, UNSEEN),
+        (lambda x: np.array([{"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
+        (lambda x: np.array([{"ab": 1.0, "c": 2.0}[text] for text in x]), np.array(["ab", "c"]), 32, ""),
+        (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]]), 1, UNSEEN),
+        (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]] * 2), 0, UNSEEN),
+    ],
+)
+def test_an_example_shows_rows_to_be_independent_only_with_rows_that_differ(
+    function: Any, example: np.ndarray, max_rows: int, told: str
+) -> None:
+    found = from_example(run_of(function), {"x": example})
+    assert found.max_rows == max_rows
+    assert bool(told) == (max_rows != 32)
+    assert re.match(told, found.notes[0] if found.notes else "")
+
+
+@pytest.mark.parametrize(
+    ("first_s", "row_s", "cpu", "runs"),
+    [
+        (0.0, 3.0, 0.0, 2),  # it waits for others
+        (0.0, 0.3, 1.0, 2),
+        (0.0, 0.3, 0.0, 6),
+        (1.5, 0.05, 1.0, 12),  # what it needs is loaded at first
+        (9.0, 3.0, 1.0, 1),
+    ],
+)
+def test_an_example_is_run_with_others_made_of_it_only_where_that_takes_little(
+    first_s: float, row_s: float, cpu: float, runs: int
+) -> None:
+    spent_s, rows = 0.0, []
+
+    def run(arrays: Tensors) -> Tensors:
+        nonlocal spent_s
+        rows.append(len(arrays["x"]))
+        spent_s += row_s * rows[-1] + (first_s if len(rows) == 1 else 0)
+        return {"y": arrays["x"] * 2}
+
+    found = from_example(run, {"x": np.ones((1, 4))}, spent=lambda: (spent_s, spent_s * cpu, 0))
+    assert found.max_rows == 32
+    assert (len(rows), found.notes[0].startswith(f"{NOT_TRIED}takes")) == (runs, runs < 3)
 
 
 def adults(arrays: Tensors) -> Tensors:
@@ -410,5 +616,3 @@ def test_what_takes_only_the_ones_is_noted_to_have_their_sizes() -> None:
 
 def test_an_example_of_text_has_a_longer_one_behind_it() -> None:
     assert from_example(run_of(codes), {"x": np.array(["ab"])}).max_rows == 1
-    keys = {"ab": 1.0}
-    assert from_example(run_of(lambda x: np.array([[keys[text]] for text in x])), {"x": np.array(["ab"])}).max_rows == 32

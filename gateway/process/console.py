@@ -8,12 +8,13 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
+
+from gateway.process.prints import log_stream
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -91,7 +92,7 @@ def _own(logger: logging.Logger, formatter: logging.Formatter, level: str) -> No
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is `sys.stderr` at the time."""
+    """Raises nothing: who logs goes on."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
@@ -99,9 +100,11 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            if (stream := log_stream()) is not None:
+                print(self.format(record), file=stream, flush=True)
         except Exception:
-            self.handleError(record)
+            with contextlib.suppress(Exception):  # it tells at what may have failed
+                self.handleError(record)
 
 
 class _Printable(logging.Formatter):

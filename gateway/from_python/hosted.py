@@ -35,6 +35,7 @@ Source: TypeAlias = str | os.PathLike[str] | Config | Mapping[str, Any] | Callab
 """What can be loaded or served: a path as `gateway serve` takes it, a configuration, or a class or function of a module."""
 
 _ENDING_S: Final = 10.0  # for tasks that end by themselves, when the loop does
+_INTERRUPTED_S: Final = 1.0  # for runs that end by themselves, when a close is interrupted
 
 log = logging.getLogger(__name__)
 
@@ -256,6 +257,10 @@ class _End:
         try:
             late = bool(wait(set(self.pending), self.drain_timeout_s).not_done)
             self.thread.run(_drained(self.ingress, late=late))
+        except BaseException:  # Ctrl-C: what is in flight is given up, but nobody else could free the models any more
+            with contextlib.suppress(TimeoutError):
+                self.thread.run(asyncio.wait_for(_drained(self.ingress, late=False), _INTERRUPTED_S))
+            raise
         finally:
             self.thread.stop()
             self.run_dir.close()

@@ -23,6 +23,7 @@ import pytest
 import gateway
 from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.from_python import hosted
 from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -464,6 +465,26 @@ def test_a_model_that_nobody_holds_is_closed_by_itself(model: gateway.LoadedMode
     while gateway_threads() > before:
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("waits", ["wait", "_result"])
+def test_an_interrupted_close_frees_the_model(model: gateway.LoadedModel, waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gateway_threads()
+    loaded = gateway.load(double)
+    presses = iter([KeyboardInterrupt()])
+    whole = getattr(hosted, waits)
+
+    def interrupted(*given: Any) -> Any:
+        for press in presses:
+            if waits == "_result":
+                given[0].cancel()
+            raise press
+        return whole(*given)
+
+    monkeypatch.setattr(hosted, waits, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loaded.close()
+    assert gateway_threads() == before
 
 
 def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:

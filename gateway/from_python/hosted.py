@@ -27,6 +27,7 @@ from gateway.configuring.decoration import mark_of
 from gateway.configuring.guess import Example, guess
 from gateway.errors import ConfigError, NotReady, instead, shortened
 from gateway.ingress import Ingress, Ports
+from gateway.process.console import hold_standard_files
 from gateway.process.run_dir import new_run_dir
 
 T = TypeVar("T")
@@ -179,6 +180,7 @@ class Hosted:
         """Blocks until all is ready. Without listeners models are run with one length of inputs when they load, and not with
         each: that is soon done, and tells as much of a model's mistakes. Raises: GatewayError; OSError, if a port is taken.
         """
+        hold_standard_files()  # of a host that has closed them, for good: nothing of ours may ever take their place
         run_dir, held = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:

@@ -46,14 +46,18 @@ def set_up(speech: Speech, *, guest: bool = False) -> None:
         for name in ("gateway", "backends"):
             _own(logging.getLogger(name), formatter, speech.level)
     else:
-        _hold_standard_files()
+        hold_standard_files()
         logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
     plain = formatter if speech.format == "json" else _Printable("%(message)s")
     _own(words, plain, "warning" if speech.quiet else "info")
 
 
-def _hold_standard_files() -> None:
-    """Or the event loop would get the number of one: whoever prints would write to it, and libuv aborts when it is closed."""
+def hold_standard_files() -> None:
+    """Have those that are closed lead nowhere.
+
+    Or the event loop would get the number of one: whoever prints would write to it, and libuv aborts when it is closed. So
+    would a pipe to a child process, which gets its own standard files in that place.
+    """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(opened, True)
     os.close(opened)

@@ -453,6 +453,16 @@ def test_a_second_interrupt_ends_the_close_in_order(tmp_path: Path) -> None:
     assert float(done.stdout) < 8  # without ten seconds' wait for what has no end
 
 
+@pytest.mark.slow
+def test_a_host_whose_standard_files_are_closed_is_served() -> None:
+    # Else pipes to the model's process stand in their place, and the end of the loop aborts the host.
+    backend = {"kind": "python", "model": f"{double.__module__}:double", "isolation": "process"}
+    config = {"models": [{"name": "double", "backends": [backend]}]}
+    script = f"import gateway\nwith gateway.load({config}) as model: model.predict({{'x': [[1, 2]]}})"
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", script]
+    assert subprocess.run(closed, cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
 def gateway_threads() -> int:
     return sum(thread.name.startswith(("gateway", "double:1/python")) for thread in threading.enumerate())
 

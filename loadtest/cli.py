@@ -21,7 +21,7 @@ COMMANDS: Final = ("run", "recover", "recommend", "report", "compare", "selfchec
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, one of EXIT_CODES."""
-    return ended("loadtest", lambda: _run(argv), failed=ExitCode.USAGE)
+    return ended("loadtest", lambda: _run(argv), failed=ExitCode.USAGE, for_good=argv is None)
 
 
 def parser() -> argparse.ArgumentParser:

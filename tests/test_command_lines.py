@@ -19,7 +19,7 @@ import pytest
 import gateway.cli
 import loadtest.cli
 from gateway.process import completion
-from gateway.process.command_line import UNREAD
+from gateway.process.command_line import FAULTY, UNREAD
 from loadtest.errors import EXIT_CODES
 from loadtest.reports.consoles import meanwhile
 
@@ -211,6 +211,15 @@ def test_results_that_cannot_be_written_are_told(program: Program) -> None:
             done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == {"gateway": 1, "loadtest": 2}[program.name]
         assert done.stderr == f"{program.name}: [Errno 28] No space left on device: 'standard output'\n"
+
+
+@slow
+@both
+def test_a_fault_that_cannot_be_told_has_its_exit_code(program: Program) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", f"{program.name}.cli", "no_command"]
+        assert subprocess.run(command, cwd=ROOT, env=buffered, stderr=full, check=False).returncode == FAULTY
 
 
 @slow

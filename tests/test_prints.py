@@ -34,7 +34,7 @@ def speak(before: str, shell: str, *, unbuffered: str = "") -> "subprocess.Compl
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_without_it_a_print_raises() -> None:
+def test_without_them_a_print_raises() -> None:
     assert speak("", ">/dev/full 2>/dev/full").returncode != 0
 
 
@@ -43,20 +43,39 @@ UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"])
 
 
 @UNBUFFERED
-def test_what_cannot_be_printed_is_lost(unbuffered: str) -> None:
-    assert speak("prints.never_raise()\n", ">/dev/full 2>/dev/full", unbuffered=unbuffered).returncode == 0
+@pytest.mark.parametrize("before", ["prints.never_raise()\n", "kept = prints.apart()\nkept.__enter__()\n"])
+def test_what_cannot_be_printed_is_lost(before: str, unbuffered: str) -> None:
+    assert speak(before, ">/dev/full 2>/dev/full", unbuffered=unbuffered).returncode == 0
 
 
-def test_it_is_told_once_that_standard_output_is_lost() -> None:
-    said = speak("prints.never_raise()\n", ">/dev/full")
-    told = "standard output: No space left on device: what models print there is lost, as long as that is so"
-    assert said.stderr.count(told) == 1
-    assert said.stderr.count("a line") == 1
+MISUSES = """
+import io, logging, sys
+from gateway.process import prints
+from gateway.process.console import Speech, set_up
+set_up(Speech())
+again = ["sys.{0} = io.TextIOWrapper(sys.{0}.buffer)", "sys.{0} = io.TextIOWrapper(sys.{0}.detach())", "sys.{0}.close()"] * 2
+with prints.apart() as results:
+    for misuse in [*again, "sys.{0} = open(sys.{0}.fileno(), 'w')"]:
+        exec(misuse.format("stdout"))
+        exec(misuse.format("stderr"))
+        logging.warning("told")
+        print("a line", flush=True)
+        print("a line", file=sys.stderr, flush=True)
+    print("a result", file=results)
+print("after it")
+print("after it", file=sys.stderr)
+"""
+
+
+def test_what_models_make_of_their_streams_is_no_matter_of_others() -> None:
+    done = subprocess.run([sys.executable, "-c", MISUSES], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "a result\nafter it\n"), done.stderr
+    assert [done.stderr.count(each) for each in ("told", "a line", "after it")] == [7, 14, 1]
 
 
 @UNBUFFERED
 def test_what_can_be_printed_is(unbuffered: str) -> None:
-    said = speak("print('before', end=' ')\nprints.never_raise()\n", "", unbuffered=unbuffered)
+    said = speak("print('before', end=' ')\nprints.never_raise(waits=True)\n", "", unbuffered=unbuffered)
     assert said.stdout.startswith("before xxx")
     for stream in (said.stdout, said.stderr):
         assert (stream.count("x"), stream.count("a line"), stream.count("bytes")) == (100_000, 1, 100_000)
@@ -166,11 +185,13 @@ def test_what_a_model_prints_is_not_among_the_results(
     assert [each for each in said if each not in done.stderr] == []
 
 
-def run_gateway(folder: Path, *arguments: str, stdout: "int | IO[str]" = subprocess.PIPE) -> "subprocess.CompletedProcess[str]":
+def run_gateway(
+    folder: Path, *arguments: str, stdout: "int | IO[str]" = subprocess.PIPE, stderr: "int | IO[str]" = subprocess.PIPE
+) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        command, cwd=folder, env=environment, stdout=stdout, stderr=stderr, text=True, timeout=60, check=False
     )
 
 
@@ -182,6 +203,14 @@ def test_what_is_printed_after_results_that_had_no_room_is_no_traceback(speaking
     assert [line for line in done.stderr.splitlines() if line not in ONLY_IMPORTED] == [
         "gateway: [Errno 28] No space left on device: 'standard output'"
     ]
+
+
+@pytest.mark.slow
+def test_what_a_model_prints_costs_no_result_where_the_log_is_full(speaking: Path) -> None:
+    (speaking / "model.py").write_text(MODEL.replace("os.write", "print"))  # it alone raises
+    with open("/dev/full", "w") as full:
+        done = run_gateway(speaking, "-m", "gateway", "predict", "x.yaml", "m", "--input", "in.json", stderr=full)
+    assert (done.returncode, done.stdout[-9:]) == (0, "[2.0]}]}\n")
 
 
 @pytest.mark.slow
@@ -204,7 +233,8 @@ def test_the_ready_line_begins_a_line_whatever_a_model_prints(speaking: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_model_that_prints_answers_while_the_disk_is_full(tmp_path: Path, isolation: str) -> None:
-    speaks = "".join(f"            {line}\n" for line in SPEAKS.strip().splitlines())
+    wraps = ["import io", "sys.stdout = io.TextIOWrapper(sys.stdout.buffer)"]
+    speaks = "".join(f"            {line}\n" for line in [*SPEAKS.strip().splitlines(), *wraps])
     speaks = f"        if inputs['INPUT0'][0, 0] == 7:  # not where it is warmed up\n{speaks}"
     (tmp_path / "own.py").write_text(
         f"class Own:\n    def predict(self, inputs):\n{speaks}        return {{'OUTPUT0': inputs['INPUT0']}}\n"

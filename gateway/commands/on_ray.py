@@ -1,6 +1,5 @@
 """`gateway serve` on Ray, in two processes: `serve_on_ray` supervises, and starts this module as the one that runs Ray."""
 
-import contextlib
 import logging
 import os
 import pickle
@@ -16,7 +15,7 @@ from gateway.process.announcement import announcer
 from gateway.process.command_line import ended
 from gateway.process.console import Speech, set_up, step, words
 from gateway.process.ports import check_ports
-from gateway.process.prints import apart
+from gateway.process.prints import apart, flush
 from gateway.process.supervisor import Tell, supervise
 
 _PATH: Final = "PYTHONPATH"
@@ -64,9 +63,7 @@ def main() -> None:
     except Exception:  # told here: Ray's hook would first tell its head, which may be gone
         words.error("gateway: the process that runs Ray has failed", exc_info=True)
         code = 1
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+    flush()
     os._exit(code)  # Ray is ended by our parent; by itself it would take its time
 
 

@@ -97,10 +97,13 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(answers: Iterable[bytes], results: TextIO) -> None:
+def _tell(answers: Iterable[bytes], results: TextIO | None) -> None:
     for answer in answers:
-        results.buffer.write(answer + b"\n")
-        results.buffer.flush()
+        if results is not None and hasattr(results, "buffer"):  # past its encoding, which may lack some character
+            results.buffer.write(answer + b"\n")
+            results.buffer.flush()
+        else:  # of who calls a command from Python; None: it is closed
+            print(answer.decode(), file=results)
 
 
 def read_input(place: str) -> dict[str, Any]:

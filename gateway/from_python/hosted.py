@@ -27,6 +27,7 @@ from gateway.configuring.decoration import mark_of
 from gateway.configuring.guess import Example, guess
 from gateway.errors import ConfigError, NotReady, instead, shortened
 from gateway.ingress import Ingress, Ports
+from gateway.process.console import hold_standard_files
 from gateway.process.run_dir import new_run_dir
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ Source: TypeAlias = str | os.PathLike[str] | Config | Mapping[str, Any] | Callab
 """What can be loaded or served: a path as `gateway serve` takes it, a configuration, or a class or function of a module."""
 
 _ENDING_S: Final = 10.0  # for tasks that end by themselves, when the loop does
+_INTERRUPTED_S: Final = 1.0  # for runs that end by themselves, when a close is interrupted
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +180,7 @@ class Hosted:
         """Blocks until all is ready. Without listeners models are run with one length of inputs when they load, and not with
         each: that is soon done, and tells as much of a model's mistakes. Raises: GatewayError; OSError, if a port is taken.
         """
+        hold_standard_files()  # of a host that has closed them, for good: nothing of ours may ever take their place
         run_dir, held = new_run_dir()
         self._thread = thread = LoopThread("gateway")
         try:
@@ -256,6 +259,10 @@ class _End:
         try:
             late = bool(wait(set(self.pending), self.drain_timeout_s).not_done)
             self.thread.run(_drained(self.ingress, late=late))
+        except BaseException:  # Ctrl-C: what is in flight is given up, but nobody else could free the models any more
+            with contextlib.suppress(TimeoutError):
+                self.thread.run(asyncio.wait_for(_drained(self.ingress, late=False), _INTERRUPTED_S))
+            raise
         finally:
             self.thread.stop()
             self.run_dir.close()

@@ -12,7 +12,7 @@ from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
 from gateway.process.interrupts import ended_by
-from gateway.process.prints import printed
+from gateway.process.prints import never_raise, printed
 
 FAULTY: Final = 2  # as argparse ends
 UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
@@ -125,6 +125,9 @@ def ended(name: str, run: Callable[[], int], *, failed: int, for_good: bool = Fa
         what, code = ended_by(exc)
         words.error("%s: ended by %s", name, what)
         return code
+    finally:
+        if for_good:
+            never_raise(waits=True)  # else Python would, at its end, and change the exit code
 
 
 def _has_folder() -> bool:

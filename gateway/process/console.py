@@ -8,12 +8,13 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
+
+from gateway.process.prints import log_stream
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -45,14 +46,18 @@ def set_up(speech: Speech, *, guest: bool = False) -> None:
         for name in ("gateway", "backends"):
             _own(logging.getLogger(name), formatter, speech.level)
     else:
-        _hold_standard_files()
+        hold_standard_files()
         logging.basicConfig(level=speech.level.upper(), handlers=[_Stderr(formatter)])
     plain = formatter if speech.format == "json" else _Printable("%(message)s")
     _own(words, plain, "warning" if speech.quiet else "info")
 
 
-def _hold_standard_files() -> None:
-    """Or the event loop would get the number of one: whoever prints would write to it, and libuv aborts when it is closed."""
+def hold_standard_files() -> None:
+    """Have those that are closed lead nowhere.
+
+    Or the event loop would get the number of one: whoever prints would write to it, and libuv aborts when it is closed. So
+    would a pipe to a child process, which gets its own standard files in that place.
+    """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -91,7 +96,7 @@ def _own(logger: logging.Logger, formatter: logging.Formatter, level: str) -> No
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is `sys.stderr` at the time."""
+    """Raises nothing: who logs goes on."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
@@ -99,9 +104,11 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            if (stream := log_stream()) is not None:
+                print(self.format(record), file=stream, flush=True)
         except Exception:
-            self.handleError(record)
+            with contextlib.suppress(Exception):  # it tells at what may have failed
+                self.handleError(record)
 
 
 class _Printable(logging.Formatter):

@@ -4,12 +4,12 @@ import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Final, Literal, NoReturn
 
 from gateway.process.console import words
+from gateway.process.prints import flush
 
 ENDED_AT_ONCE: Final = 130  # as a shell tells of what SIGINT ended
 
@@ -110,6 +110,5 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
 def end_at_once(left: str = "") -> NoReturn:
     """End this process with what it runs, after a word. What it started ends with it. left: what does not."""
     words.warning("; ".join(filter(None, ("ended at once: requests in flight are lost", left))))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(ENDED_AT_ONCE)

@@ -1,15 +1,17 @@
-"""What is printed: results to standard output, which programs read, and what models print to standard error.
+"""What is printed: results to standard output, which programs read, and all else to standard error.
 
-Where there is no room for a result, or nobody reads it, its command fails, and says so. In a process that serves, what models
-print is lost then, and no request: in Python a `print` raises what its write does, and a full disk behind a log would fail
-every request of a model that says a word. So is what whoever reads it leaves lying, as a pager does: whoever prints, the
-gateway's own log too, would wait for that.
+Where there is no room for a result, or nobody reads it, its command fails, and says so. All else is lost then: in Python a
+`print` raises what its write does, and a full disk behind a log would fail every request of a model that says a word. In a
+process that serves, so is what whoever reads it leaves lying, as a pager does: whoever prints would wait for that.
+
+While models may run, `sys.stdout` and `sys.stderr` are theirs, each over a descriptor of its own, 1 and 2, which both lead to
+standard error: to wrap them anew or to detach, replace and close them is common. The gateway's results and its log have streams
+and descriptors that are nobody else's.
 """
 
 import contextlib
 import ctypes
 import io
-import logging
 import os
 import select
 import sys
@@ -20,10 +22,16 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _STANDARD_OUTPUT, _STANDARD_ERROR = 1, 2
-_PATIENCE_S: Final = 0.2  # with a reader that is late
-_NAMES: Final = {"stdout": "standard output", "stderr": "standard error"}
+_RESULTS: Final = "standard output"
+_READER_S: Final = 0.2  # for one that is late
 
-log = logging.getLogger(__name__)
+_log: TextIO | None = None  # of the gateway, while sys.stderr is the models'
+_patience_s: float | None = None  # with a reader; None: without end
+
+
+def log_stream() -> TextIO | None:
+    """What the gateway's log is to be written to at the time; None: standard error is closed."""
+    return _log or sys.stderr
 
 
 @contextlib.contextmanager
@@ -36,7 +44,7 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
     """
     plain = sys.stdout
     try:
-        out = _alike(plain, _Named(plain.fileno(), for_good=for_good))
+        out = _alike(plain, _Unbuffered(_Named(plain.fileno(), for_good=for_good)))
     except (AttributeError, OSError):  # it is no file, or there is none
         yield
         return
@@ -44,52 +52,62 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            try:
-                out.flush()
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # else Python, at its end, would complain as well
-                raise
+            out.flush()
 
 
 @contextlib.contextmanager
 def apart(*, more: bool = False) -> Iterator[TextIO]:
-    """While code of models may run: what it, its libraries or what they start prints goes to standard error.
+    """While code of models may run: what it, its libraries or what they start prints goes to standard error, or is lost.
 
     Gives a stream for results, which are written at the end. more: results come after it. Raises: as `printed`.
     """
-    plain = sys.stdout
+    global _log
+    plain, error = sys.stdout, sys.stderr
     if not _is(plain, _STANDARD_OUTPUT):  # of who calls a command from Python; None: it is closed
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(sys.stderr):
-            yield plain or nowhere
+        sys.stdout, sys.stderr, _log = _losing(error), _losing(error), _losing(error)
+        try:
+            with open(os.devnull, "w") as nowhere:
+                yield plain or nowhere
+        finally:
+            sys.stdout, sys.stderr, _log = plain, error, None
         return
     back = more or not _is_for_good(plain)
     plain.flush()
-    _flush_original()
-    results = _alike(plain, _Named(os.dup(_STANDARD_OUTPUT), closefd=True))
+    _flush(sys.__stdout__)
+    results = _alike(plain, _Unbuffered(_Named(os.dup(_STANDARD_OUTPUT), closefd=True)))
+    spoken = os.dup(_STANDARD_ERROR)
     os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
+    usual = error is None or _is(error, _STANDARD_ERROR)  # else of who calls a command from Python
+    sys.stdout = _losing(error or plain, _STANDARD_OUTPUT if usual else None)
+    sys.stderr, _log = _losing(error), _losing(error, spoken if usual else None)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield results
+        yield results
     finally:
-        _flush_original()
+        _flush(sys.stdout)
+        _flush(sys.__stdout__)
         ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
-        if back:
-            os.dup2(results.fileno(), _STANDARD_OUTPUT)
+        sys.stdout, sys.stderr, _log = plain, error, None  # what models have put there may close its descriptor as it goes
+        os.dup2(results.fileno() if back else spoken, _STANDARD_OUTPUT)
+        os.dup2(spoken, _STANDARD_ERROR)
+        os.close(spoken)
         results.close()
 
 
-def never_raise() -> None:
-    """Have what is printed in this process from now on raise nothing and wait for nobody, and a line be written at once.
+def never_raise(*, waits: bool = False) -> None:
+    """Have what is printed in this process from now on raise nothing, and a line be written at once.
 
-    What had standard output before writes as before.
+    What had standard output before writes as before. waits: for whoever reads it, as before; else what he leaves lying is lost.
     """
-    for name, title in _NAMES.items():
-        stream = getattr(sys, name)
-        with contextlib.suppress(AttributeError, OSError):  # it is no file, or there is none
-            raw = _Losing(stream.fileno(), title)
-            with contextlib.suppress(OSError):
-                stream.flush()
-            setattr(sys, name, _alike(stream, raw, line_buffering=True))
+    global _log, _patience_s
+    if not waits:
+        _patience_s = _READER_S
+    sys.stdout, sys.stderr, _log = _losing(sys.stdout), _losing(sys.stderr), _losing(_log or sys.stderr)
+
+
+def flush() -> None:
+    """What was printed, as far as it can be written."""
+    _flush(sys.stdout)
+    _flush(sys.stderr)
 
 
 def _is(stream: TextIO, descriptor: int) -> bool:
@@ -99,10 +117,9 @@ def _is(stream: TextIO, descriptor: int) -> bool:
         return False
 
 
-def _flush_original() -> None:
-    """What was printed at Python's own standard output, whatever has replaced it since."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, it is full, or closed
-        sys.__stdout__.flush()  # type: ignore[union-attr]  # None
+def _flush(stream: TextIO | None) -> None:
+    with contextlib.suppress(Exception):  # there is none, it is full, closed, or what a model takes for one
+        stream.flush()  # type: ignore[union-attr]  # None
 
 
 def _is_for_good(stream: TextIO) -> bool:
@@ -110,19 +127,36 @@ def _is_for_good(stream: TextIO) -> bool:
     return isinstance(raw, _Named) and raw.for_good
 
 
-def _alike(stream: TextIO, raw: io.FileIO, **otherwise: bool) -> TextIO:
-    """Over another file, what encodes and buffers as a standard stream does. otherwise: where it differs."""
+def _losing(stream: TextIO, descriptor: int | None = None) -> TextIO:
+    """Another over its descriptor, or that one, which stays open and raises nothing; itself, if it is no open file."""
+    try:
+        raw = _Losing(stream.fileno() if descriptor is None else descriptor, "wb", closefd=False)
+        _flush(stream)
+        return _alike(stream, _Lasting(raw), line_buffering=True)
+    except (AttributeError, OSError, ValueError):
+        return stream
+
+
+def _alike(stream: TextIO, buffer: io.BufferedWriter, **otherwise: bool) -> TextIO:
+    """Over another file, what encodes as a standard stream does. otherwise: where it differs."""
     how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
-    return io.TextIOWrapper((_Unbuffered if how["write_through"] else io.BufferedWriter)(raw), **(how | otherwise))
+    return io.TextIOWrapper(buffer, **(how | otherwise))
 
 
 class _Unbuffered(io.BufferedWriter):
-    """As PYTHONUNBUFFERED wants it; over a plain file, what that takes in part would be cut off."""
+    """As PYTHONUNBUFFERED wants it; text is buffered above. Over a plain file, what that takes in part would be cut off."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         written = super().write(data)
         self.flush()
         return written
+
+
+class _Lasting(_Unbuffered):
+    """Is not closed by what wraps it: each wrapper that is replaced would, as it is collected."""
+
+    def close(self) -> None:
+        self.flush()
 
 
 class _Named(io.FileIO):
@@ -135,38 +169,25 @@ class _Named(io.FileIO):
         try:
             return super().write(data)
         except OSError as exc:
-            exc.filename = _NAMES["stdout"]
+            exc.filename = _RESULTS
             raise
 
 
 class _Losing(io.FileIO):
     """A descriptor of somebody else's."""
 
-    def __init__(self, descriptor: int, title: str) -> None:
-        super().__init__(descriptor, "wb", closefd=False)
-        self._title = title
-        self._told = title == _NAMES["stderr"]  # which is where it would be told
-        self._stuck = False
+    _stuck = False
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        written = None
-        why = "nobody reads it"
         with memoryview(data).cast("B") as whole, whole[: select.PIPE_BUF] as piece:  # which a pipe with room takes at once
-            try:
-                if self._has_room():
-                    written = super().write(piece)
-            except OSError as exc:
-                why = str(exc.strerror)
-        if written is not None:
-            return written
-        if not self._told:
-            self._told = True
-            log.warning("%s: %s: what models print there is lost, as long as that is so", self._title, why)
-        return memoryview(data).nbytes
+            with contextlib.suppress(OSError):
+                if self._has_room() and (written := super().write(piece)) is not None:
+                    return written
+            return whole.nbytes
 
     def _has_room(self) -> bool:
         """Waits for it once, until there is some again."""
         poll = select.poll()
         poll.register(self, select.POLLOUT)
-        self._stuck = not poll.poll(0 if self._stuck else _PATIENCE_S * 1000)
+        self._stuck = not poll.poll(0 if self._stuck else None if _patience_s is None else _patience_s * 1000)
         return not self._stuck

@@ -87,8 +87,10 @@ class SlowRunner(SimulatedRunner):
     def abort(self) -> None: ...
 
     async def close(self) -> None:
-        await asyncio.sleep(CLOSE_S)
-        self.closed = True
+        try:
+            await asyncio.sleep(CLOSE_S)
+        finally:  # also where that is broken off
+            self.closed = True
         if f"close {self.label}" in self.lab.faults:
             raise self.lab.faults[f"close {self.label}"]
 
@@ -328,6 +330,18 @@ def test_a_backend_that_cannot_be_closed_keeps_no_other_open(tmp_path: Path, fau
         await lab.load()  # anew: what it closes is no matter of its caller
         assert (lab.states(), lab.open) == (["READY"], ["a", "b"])
         await lab.repository.close()
+        assert lab.open == []
+
+    simulated(tmp_path, main, TWO)
+
+
+def test_a_close_that_is_broken_off_leaves_no_backend_open(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        closing = asyncio.ensure_future(lab.repository.close())
+        await asyncio.sleep(CLOSE_S / 2)
+        closing.cancel()
+        await outcome(closing)
         assert lab.open == []
 
     simulated(tmp_path, main, TWO)

@@ -23,6 +23,7 @@ import pytest
 import gateway
 from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.from_python import hosted
 from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
 ROOT = Path(__file__).parent.parent.parent
@@ -454,6 +455,16 @@ def test_a_second_interrupt_ends_the_close_in_order(tmp_path: Path) -> None:
     assert float(done.stdout) < 8  # without ten seconds' wait for what has no end
 
 
+@pytest.mark.slow
+def test_a_host_whose_standard_files_are_closed_is_served() -> None:
+    # Else pipes to the model's process stand in their place, and the end of the loop aborts the host.
+    backend = {"kind": "python", "model": f"{double.__module__}:double", "isolation": "process"}
+    config = {"models": [{"name": "double", "backends": [backend]}]}
+    script = f"import gateway\nwith gateway.load({config}) as model: model.predict({{'x': [[1, 2]]}})"
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", script]
+    assert subprocess.run(closed, cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
 def gateway_threads() -> int:
     return sum(thread.name.startswith(("gateway", "double:1/python")) for thread in threading.enumerate())
 
@@ -466,6 +477,26 @@ def test_a_model_that_nobody_holds_is_closed_by_itself(model: gateway.LoadedMode
     while gateway_threads() > before:
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("waits", ["wait", "_result"])
+def test_an_interrupted_close_frees_the_model(model: gateway.LoadedModel, waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gateway_threads()
+    loaded = gateway.load(double)
+    presses = iter([KeyboardInterrupt()])
+    whole = getattr(hosted, waits)
+
+    def interrupted(*given: Any) -> Any:
+        for press in presses:
+            if waits == "_result":
+                given[0].cancel()
+            raise press
+        return whole(*given)
+
+    monkeypatch.setattr(hosted, waits, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loaded.close()
+    assert gateway_threads() == before
 
 
 def test_a_load_that_fails_leaves_no_thread(model: gateway.LoadedModel) -> None:

@@ -1,5 +1,6 @@
 """`gateway predict`, as a user types it."""
 
+import contextlib
 import io
 import json
 import sys
@@ -143,11 +144,12 @@ def test_an_answer_that_was_asked_for_as_bytes_is_shown_as_json(
         assert (outputs(out)[3], first == 2 or outputs(out) == HALVES) == (("t", [1, 1], [text]), True)
 
 
-def test_a_models_file_answers_as_its_configuration_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_models_file_answers_as_its_configuration_does(tmp_path: Path) -> None:
     (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width * 2\n")
     (tmp_path / "in.json").write_text('{"width": [2.0]}')
-    code, out, _ = predict(capsys, tmp_path / "area.py", "area", tmp_path / "in.json")
-    assert (code, outputs(out)) == (0, [("output", [1], [4.0])])
+    with contextlib.redirect_stdout(io.StringIO()) as out:  # which takes no bytes, as where it is called from Python
+        code = main(["predict", str(tmp_path / "area.py"), "area", "--input", str(tmp_path / "in.json")])
+    assert (code, outputs(out.getvalue())) == (0, [("output", [1], [4.0])])
 
 
 def test_an_address_without_a_port_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

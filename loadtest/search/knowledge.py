@@ -33,8 +33,8 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. taken_back: how
-    often the entrant's machine was.
+    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. taken_back:
+    how often the entrant's machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:

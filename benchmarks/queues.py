@@ -115,6 +115,29 @@ class Batching:
         return done[:, :count] - arrivals
 
 
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """Answers at once, but stops at random, once in every_s, for for_s; requests wait until it goes on."""
+
+    name: str
+    rate_rps: float
+    every_s: float
+    for_s: float
+
+    def percentile(self, percentile: float, busy: float, seed: int) -> float:
+        """Exact but for stalls that overlap. The percentile must be one that stalls decide."""
+        return self.for_s - (1 - percentile / 100) * self.every_s
+
+    def runs(self, seed: int, runs: int, count: int, busy: float) -> Iterator[np.ndarray]:
+        for run in range(runs):
+            rng = np.random.default_rng([4, seed, run])
+            arrivals = np.cumsum(rng.exponential(1 / (busy * self.rate_rps), count))
+            span_s = arrivals[-1] + self.for_s
+            stops = np.sort(rng.uniform(-self.for_s, arrivals[-1], rng.poisson(span_s / self.every_s)))
+            ends = np.concatenate([[-np.inf], stops + self.for_s])[np.searchsorted(stops, arrivals)]  # of the last before
+            yield np.maximum(ends - arrivals, 0.1 / self.rate_rps)
+
+
 _SIDE_BY_SIDE: Final = 250
 _LEAD: Final = 4000  # requests until the batcher has forgotten that it began empty
 
@@ -146,4 +169,5 @@ EXPONENTIAL: Final = Queue("M/M/1", _exponential, _exponential)
 BIMODAL: Final = Queue("M/bimodal/1", *_two_kinds(0.5, 5.5, 0.1, _ones))
 HYPEREXPONENTIAL: Final = Queue("M/H2/1", *_two_kinds(0.5, 5.5, 0.1, _exponential))
 BATCHER: Final = Batching("batcher, 16 rows", 0.002, 0.0005, 16)
+RARE_STALLS: Final = Stalls("stalls of 0.16 s, once in 10 s", 500.0, 10.0, 0.16)
 LARGE_BATCHER: Final = Batching("batcher, 64 rows", 0.005, 0.0001, 64)

@@ -67,7 +67,7 @@ from loadtest.search.prediction import REQUESTS, ProfiledService, predicted_rps
 from loadtest.search.simulator import simulate
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import powers_up_to, search
-from loadtest.verdict.decision import JudgedRequests, judge, lost, overall
+from loadtest.verdict.decision import EARLY_PASS_S, JudgedRequests, judge, lost, overall
 
 START_S = 6.0  # a simulated candidate's start, each time another is wanted
 PROFILE_NOISE = 0.05
@@ -151,7 +151,8 @@ class SimulatedServers:
             final = look >= blocks  # early looks are paid for (Bonferroni)
             found = overall(judge(self._slo, requests, confidence=1 - 0.05 / (1 if final else 10)))
             given_up = load.purpose == "peak" and lost(self._slo, requests, look / blocks)
-            if final or (load.until_decided and (given_up or found != "undecided")):
+            early = found == "pass" and look * block_s < EARLY_PASS_S
+            if final or (load.until_decided and (given_up or (found != "undecided" and not early))):
                 break
             look = min(blocks, math.ceil(look * 1.3))
         seen = tuple(

@@ -47,7 +47,9 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     )
     add_load_options(parser)
     parser.add_argument("--spec", type=Path, metavar="FILE", help="all of this from a JSON file; options here win")
-    parser.add_argument("--until-decided", action="store_true", help="of a steady rate: end as soon as the SLO is decided")
+    parser.add_argument(
+        "--until-decided", action="store_true", help="of a steady rate: end as soon as the SLO is decided; a pass takes 30 s"
+    )
     parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")

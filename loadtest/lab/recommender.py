@@ -200,7 +200,7 @@ class Lab:
         else:
             failure = f"{CUT_OFF} {'money' if self._payable_s() <= 0 else 'time'} ended: {UNREACHED}"
         if isinstance(experiment, Agree):
-            return Agreed(experiment.entrant, failure=failure)
+            return Agreed(experiment.entrant, failure=failure, reference=experiment.reference)
         if isinstance(experiment, Profile):
             return Profiled(experiment.group, failure=failure)
         return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
@@ -302,7 +302,7 @@ class Lab:
         if not failure:
             failure, theirs = await self._ask(candidate, test.files, experiment.seconds)
         if failure:
-            return Agreed(experiment.entrant, failure=failure)
+            return Agreed(experiment.entrant, failure=failure, reference=experiment.reference)
         ours = self._answers[experiment.reference]
         if experiment.reference == EXPECTED:  # whoever wrote them down need not have done so for every output
             theirs = [
@@ -310,7 +310,8 @@ class Lab:
                 for answer, wanted in zip(theirs, ours, strict=True)
             ]
         found = await asyncio.to_thread(compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched)
-        return Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
+        event = Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
+        return replace(event, reference=experiment.reference)
 
     async def _ask(self, candidate: CandidateSetup, files: tuple[str, ...], seconds: float) -> tuple[str, list[Tensors | None]]:
         """Why a candidate cannot be asked, else "" and its answers. Raises: TakenAway, GeneratorLost."""

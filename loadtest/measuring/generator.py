@@ -70,7 +70,8 @@ async def measure(
 ) -> RunResult:
     """Run one load test, from first to last answer, and judge it.
 
-    until_decided: end as soon as a sequential test on the blocks decides the SLO; `spec.duration_s` is the bound.
+    until_decided: end as soon as a sequential test on the blocks decides the SLO (a pass takes `decision.EARLY_PASS_S`);
+    `spec.duration_s` is the bound.
     or_lost: with that, end too as soon as a run of twice `spec.duration_s` would not pass, were all of it like what was seen.
     stop: set it to end now; the result is then marked partial.
     on_progress: called about twice a second, on the event loop.

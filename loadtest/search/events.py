@@ -182,7 +182,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """How far an entrant's answers agree with the reference's.
+    """How far an entrant's answers agree with the reference's. reference: who that was; "" in older journals.
 
     agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
     statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
@@ -198,6 +198,7 @@ class Agreed:
     failure: str = ""
     overlap_s: float = 0.0
     beside_usd: float = 0.0
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +331,8 @@ def cut_off(event: "Event") -> bool:
     """Whether time or money ended before it did: it costs what it took, and is no evidence."""
     if isinstance(event, Predicted | TakenBack):
         return False
-    begins = (CUT_OFF, f"{NOT_STARTED}: {UNAFFORDABLE}")  # older journals have it without UNREACHED at its end
-    return event.failure.startswith(begins) or event.failure.endswith(UNREACHED)
+    failure = event.failure  # older journals have an unpaid start, as of a reference, without UNREACHED at its end
+    return failure.startswith(CUT_OFF) or failure.endswith(UNREACHED) or f"{NOT_STARTED}: {UNAFFORDABLE}" in failure
 
 
 Event = Agreed | Profiled | Predicted | Measured | TakenBack

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from loadtest.search.budget import decisive_seconds, verify_seconds
 from loadtest.search.events import (
+    EXPECTED,
     SEARCHING,
     Agreed,
     Entrant,
@@ -32,8 +33,8 @@ MOST_INVALID = 3  # runs in a row; then the others come first
 class Knowledge:
     """All that the events so far tell. It is a function of them alone, so that a search goes on from its journal.
 
-    standings: by entrant. profiles: by group. agreed: by entrant, as far as its answers were compared. taken_back: how often
-    the entrant's machine was.
+    standings: by entrant. profiles: by group. agreed: by entrant and reference, as far as answers were compared. taken_back:
+    how often the entrant's machine was.
     """
 
     def __init__(self, question: Question, events: Sequence[Entry]) -> None:
@@ -43,7 +44,7 @@ class Knowledge:
             entrant.name: Standing(entrant, question.required, question.limit_ms) for entrant in question.entrants
         }
         self.profiles: dict[str, Profiled] = {}
-        self.agreed: dict[str, Agreed] = {}
+        self.agreed: dict[tuple[str, str], Agreed] = {}
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
@@ -77,7 +78,7 @@ class Knowledge:
             return
         standing = self.standings[event.entrant]
         if isinstance(event, Agreed):
-            self.agreed[event.entrant] = event
+            self.agreed[event.entrant, self._compared_with(event)] = event
             self._is_up(event.entrant, True)
             return
         if isinstance(event, Predicted):
@@ -105,8 +106,18 @@ class Knowledge:
                     standing.out = standing.out or event.failure
             return
         if isinstance(event, Agreed):
-            self.agreed[event.entrant] = event
+            self.agreed[event.entrant, self._compared_with(event)] = event
         self._ended.add(event.entrant)
+
+    def _compared_with(self, event: Agreed) -> str:
+        """The reference; where an older journal does not name it, the first that could be asked, by what came before."""
+        if event.reference:
+            return event.reference
+        for name in (self.question.reference, *self.question.stand_ins):
+            itself = self.agreed.get((name, name))
+            if name in (EXPECTED, event.entrant) or (itself is not None and not itself.failure):
+                return name
+        return event.entrant
 
     def _started(self, entrant: Entrant, event: Profiled | Measured) -> None:
         self._is_up(entrant.name, not event.failure)

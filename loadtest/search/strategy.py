@@ -156,7 +156,7 @@ class _Search:
     def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
         """At the same time, where the question allows it; what is left is compared one by one."""
         known, seconds = self._known, agree_seconds(self._known.left_seconds())
-        new = [entrant for entrant in entrants if entrant.name not in known.agreed]
+        new = [entrant for entrant in entrants if (entrant.name, self._reference) not in known.agreed]
         parallel = self._question.parallel
         for at in range(0, len(new) if parallel > 1 else 0, parallel):
             together, per_hour = [], 0.0
@@ -168,8 +168,9 @@ class _Search:
                 yield from self._ask_all(together)
 
     def _compare(self, entrant: Entrant) -> Generator[Asked, Answered, Agreed]:
-        known = self._known
-        if entrant.name not in known.agreed:
+        """With the reference of now: another one may have stood in for it in what is known."""
+        known, pair = self._known, (entrant.name, self._reference)
+        if pair not in known.agreed:
             spent = known.spent.seconds > AGREE_MOST * self._question.seconds
             if spent or not known.affords(LEAST_SECONDS, entrant):
                 half = f"{percent(AGREE_MOST)} of it had gone to comparisons of answers before that of"
@@ -179,7 +180,7 @@ class _Search:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
             yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
-        agreed = known.agreed[entrant.name]
+        agreed = known.agreed[pair]
         if cut_off(agreed):
             self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
         return agreed

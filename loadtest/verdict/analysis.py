@@ -183,6 +183,7 @@ def decided(
     """Whether the first `blocks` blocks of an open, stationary run decide the SLO, whatever other work may have delayed.
 
     All their requests are done. recording: as for `summarise`, up to now. or_lost: or whether the run is (`decision.lost`).
+    A pass takes `decision.EARLY_PASS_S` as well.
     """
     assert spec.slo is not None
     end = int(np.searchsorted(np.asarray(log.intended), blocks * grid.block_ns))
@@ -202,6 +203,8 @@ def decided(
         if decision.lost(spec.slo, disturbance.had_met(logged, marked), share):
             return True
     found = decision.overall(decision.judge(spec.slo, logged.requests(), confidence=confidence))
+    if found == "pass" and (blocks - warmup_block) * grid.block_ns < decision.EARLY_PASS_S * 1e9:
+        return False
     return found != "undecided" and disturbance.bears(spec.slo, logged, marked, found, confidence)
 
 

@@ -83,8 +83,9 @@ class SimulatedLab:
         if isinstance(experiment, Agree):
             differs = "" if truth.agreement is not None else "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
             if failure := truth.failure or differs:
-                return Agreed(experiment.entrant, seconds=start_s, failure=failure)
-            return Agreed(experiment.entrant, truth.agreement, 400, "cosine", start_s + 2.0)
+                return Agreed(experiment.entrant, seconds=start_s, failure=failure, reference=experiment.reference)
+            found = truth.agreement if experiment.entrant != experiment.reference else 1.0
+            return Agreed(experiment.entrant, found, 400, "cosine", start_s + 2.0, reference=experiment.reference)
         if isinstance(experiment, Load):
             if truth.failure:
                 return Measured(

@@ -530,23 +530,33 @@ def test_a_sequential_test_is_not_decided_by_what_other_work_did() -> None:
     assert not decided(many, hangs, blocks, 25, 0.95, recording(others_ms=60))  # it would be INVALID
     near = log_of(intended, took_ms=dict.fromkeys(range(0, 2500, 100), 130.0))
     assert not decided(SPEC, near, blocks, 25, 0.95)  # just what may miss
-    fine = log_of(intended)
-    assert decided(SPEC, fine, blocks, 25, 0.95, recording(others_ms=60))
+    fine = log_of((np.arange(3500) * 10 * MS).astype(np.int64))
+    assert decided(SPEC, fine, Grid.of(SPEC, 35 * S, 200), 35, 0.95, recording(others_ms=60))
+
+
+def test_a_pass_takes_half_a_minute_behind_the_warm_up_and_a_fail_does_not() -> None:
+    intended, whole = (np.arange(6000) * 10 * MS).astype(np.int64), Grid(S, S, 60)
+    fine, late = log_of(intended), log_of(intended, took_ms=dict.fromkeys(range(6000), 130.0))
+    for spec, blocks in ((SPEC, 30), (replace(SPEC, warmup_s=4.0), 34)):
+        assert not decided(spec, fine, whole, blocks - 1, 0.95)
+        assert decided(spec, fine, whole, blocks, 0.95)
+        assert decided(spec, late, whole, blocks - 10, 0.95)
 
 
 def test_a_sequential_test_without_a_warm_up_finds_it() -> None:
-    intended = (np.arange(3000) * 10 * MS).astype(np.int64)
+    intended = (np.arange(3000) * 15 * MS).astype(np.int64)
     noise = np.random.default_rng(0).lognormal(0, 0.1, 3000)
     slow = {row: (300 if row < 350 else 10) * noise[row] for row in range(3000)}
-    spec, blocks = replace(SPEC, warmup_s=None), Grid(S, S, 30)
+    spec, blocks = replace(SPEC, warmup_s=None), Grid(3 * S // 2, S, 30)
     assert not decided(spec, log_of(intended, took_ms=slow), blocks, 23, 0.95)  # of which four are warm-up, the last in part
     assert decided(spec, log_of(intended, took_ms=slow), blocks, 24, 0.95)
 
 
 def test_a_sequential_test_counts_the_blocks_that_the_result_does() -> None:
-    spec, log = replace(SPEC, warmup_s=2.5), log_of((np.arange(3000) * 10 * MS).astype(np.int64))
-    assert not decided(spec, log, Grid(S, S, 30), 22, 0.95)  # the third is warm-up in part
-    assert decided(spec, log, Grid(S, S, 30), 23, 0.95)
+    spec, log = replace(SPEC, warmup_s=3.75), log_of((np.arange(3000) * 15 * MS).astype(np.int64))
+    whole = Grid(3 * S // 2, S, 30)
+    assert not decided(spec, log, whole, 22, 0.95)  # the third is warm-up in part
+    assert decided(spec, log, whole, 23, 0.95)
 
 
 def test_a_run_that_will_hardly_pass_may_end_undecided() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.queues import BATCHER, BIMODAL, CONSTANT, EXPONENTIAL, HYPEREXPONENTIAL, Batching, Queue
+from benchmarks.queues import BATCHER, BIMODAL, CONSTANT, EXPONENTIAL, HYPEREXPONENTIAL, RARE_STALLS, Batching, Queue
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import Greedy
 from loadtest.search.simulator import Affine, simulate
@@ -29,3 +29,11 @@ def test_runs_are_stationary_from_their_first_request_to_their_last(server: Queu
     limit = np.percentile(runs[:, 25:35], 90)
     for part in (runs[:, :10], runs[:, 50:]):
         assert np.mean(part <= limit) == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_server_that_stalls_now_and_then_is_late_as_often_as_it_says() -> None:
+    limit = RARE_STALLS.percentile(98.9, 0.8, seed=0)
+    assert limit == pytest.approx(0.05)
+    late = [float(np.mean(latency > limit)) for latency in RARE_STALLS.runs(1, 400, 4000, 0.8)]
+    assert np.mean(late) == pytest.approx(0.011, rel=0.15)
+    assert np.mean(np.equal(late, 0)) == pytest.approx(np.exp(-1), abs=0.07)  # runs of 10 s

@@ -102,6 +102,7 @@ def test_answers_of_real_gateways_are_compared_or_it_is_said_why_not(tmp_path: P
     assert wider.failure == "cannot be compared: in answer 1 its output y is FP32 [1, 4], the reference's FP32 [1, 2]"
     assert broken.failure.startswith("did not start: ")
     assert "unknown" in broken.failure
+    assert {each.reference for each in (itself, turned, wider, broken)} == {itself.entrant}
 
 
 def test_after_an_interruption_the_reference_is_asked_anew(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loadtest.search.events import EXPECTED, Agree, Entrant, Load, Profile, Question
+from loadtest.search.events import EXPECTED, Agree, Agreed, Entrant, Load, Profile, Question
 from loadtest.search.standing import SearchOutcome, agreement_text
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search_answers import resumed
@@ -100,6 +100,26 @@ def test_another_of_full_precision_stands_in_for_a_reference_that_fails() -> Non
     assert (outcome.winner, outcome.reference) == ("bf16", "bf16")
     assert "the reference fp32 did not start: no such file: bf16 stands in for it" in outcome.notes
     assert out_of(outcome)["fp32 wide"] == "did not start: no such file"
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["now", "in an old journal"])
+def test_what_was_compared_with_a_stand_in_is_compared_anew_once_the_reference_answers(older: bool) -> None:
+    dear = dataclasses.replace(FP32, usd_per_hour=100.0)
+    question = dataclasses.replace(QUESTION, entrants=(dear, INT8, BF16), max_usd=0.1)
+    lab = SimulatedLab(question, TRUTHS | {"bf16": Truth(120, agreement=0.94)})
+    outcome = resumed(question, lab)
+    assert (outcome.reference, len(touched(lab, Agree))) == ("bf16", 2)
+    if older:
+        lab.events = [dataclasses.replace(each, reference="") if isinstance(each, Agreed) else each for each in lab.events]
+    lab.experiments.clear()
+    outcome = resumed(dataclasses.replace(question, max_usd=50.0), lab)
+    asked = [(each.entrant, each.reference) for each in lab.experiments if isinstance(each, Agree)]
+    assert asked == [("fp32", "fp32"), ("int8", "fp32"), ("bf16", "fp32")]
+    assert (outcome.reference, outcome.winner) == ("fp32", "fp32")
+    # What was compared with it is known.
+    lab.experiments.clear()
+    resumed(dataclasses.replace(question, max_usd=60.0), lab)
+    assert not touched(lab, Agree)
 
 
 def test_nobody_is_said_to_stand_in_for_a_reference_who_was_not_compared_either() -> None:

@@ -118,7 +118,9 @@ UNPAID = "did not start: its start could exceed --max-usd: $0.010 is left, at $0
 
 
 @pytest.mark.parametrize(
-    "words", [ENDED, "did not answer before the budget ended", UNPAID], ids=["now", "in an old journal", "in another"]
+    "words",
+    [ENDED, "did not answer before the budget ended", UNPAID, f"cannot be compared: the reference c1 {UNPAID}"],
+    ids=["now", "in an old journal", "in another", "of a reference"],
 )
 @pytest.mark.parametrize("kind", ["Agree", "Profile", "peak"])
 @pytest.mark.parametrize("limits", [{"seconds": 120.0}, {"max_usd": 0.05}], ids=str)

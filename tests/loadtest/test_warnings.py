@@ -17,7 +17,6 @@ from loadtest.wording import counted
 
 CORES = cores()
 SLO = SloSpec.parse("p99<100ms")
-EVERY_S = 1.0  # blocks of ten limits
 
 
 def report(**known: Any) -> SenderReport:
@@ -65,16 +64,16 @@ def test_twenty_blocks_behind_the_warm_up_are_enough_and_nineteen_are_not() -> N
 
 @pytest.mark.parametrize(("blocks", "enough"), [(19, False), (20, True), (21, True)])
 def test_a_sequential_test_decides_on_twenty_blocks_and_not_on_fewer(blocks: int, enough: bool) -> None:
-    spec = LoadSpec("http://x", rate_rps=200, duration_s=60, slo=SLO, warmup_s=0.0)
-    plan = schedule("constant", rate_rps=200, duration_s=60, seed=0)
+    spec = LoadSpec("http://x", rate_rps=100, duration_s=60, slo=SLO, warmup_s=0.0)
+    plan = schedule("constant", rate_rps=100, duration_s=60, seed=0)
     grid = Grid.of(spec, plan.duration_ns, plan.rate_rps)
-    assert grid.block_ns == EVERY_S * 1e9
+    assert grid.block_ns == 2e9  # 200 requests
     assert decided(spec, filled(plan.intended_ns), grid, blocks, 0.95) == enough
 
 
 def test_blocks_behind_the_warm_up_count_for_a_sequential_test() -> None:
-    spec = LoadSpec("http://x", rate_rps=200, duration_s=60, slo=SLO, warmup_s=2.0)
-    plan = schedule("constant", rate_rps=200, duration_s=60, seed=0)
+    spec = LoadSpec("http://x", rate_rps=100, duration_s=60, slo=SLO, warmup_s=4.0)
+    plan = schedule("constant", rate_rps=100, duration_s=60, seed=0)
     grid = Grid.of(spec, plan.duration_ns, plan.rate_rps)
     assert not decided(spec, filled(plan.intended_ns), grid, 21, 0.95)
     assert decided(spec, filled(plan.intended_ns), grid, 22, 0.95)

@@ -21,7 +21,7 @@ from gateway.batching.policy import Decision
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
-from gateway.errors import GatewayError, InvalidArgument
+from gateway.errors import GatewayError, InvalidArgument, Overloaded
 from gateway.types import BatchTrace, InferRequest
 
 MS = 1_000_000
@@ -291,6 +291,29 @@ def test_a_ring_keeps_within_its_memory_while_clients_come_and_go_behind_a_long_
         assert len(batcher.ring.events) < 1000
     assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000
     same(replay(read(batcher)))
+
+
+@pytest.mark.parametrize("first_stay", ["refused", "given up"])
+def test_a_request_that_comes_again_is_told_from_its_first_stay(first_stay: str) -> None:
+    batcher = recorder(max_queue_rows=1, slo_ns=None, policy="greedy", sessions=1)
+    batcher.record()
+    moved = InferRequest("m", "1", "", {}, 1, 3, plain=True)
+    for at in (1, 2) if first_stay == "refused" else (1,):
+        batcher.add(InferRequest("m", "1", "", {}, 1, at), at)
+        batcher.step(at, 2 - at)
+    if first_stay == "refused":
+        with pytest.raises(Overloaded):
+            batcher.add(moved, 3)
+        assert len(batcher.step(4, 1).batches) == 1
+    else:
+        batcher.add(moved, 3)
+        batcher.cancel(moved)
+    moved.plain = False
+    batcher.add(moved, 5)
+    batcher.cancel(moved)
+    history = replay(read(batcher))
+    same(history)
+    assert [request.fate for request in history.requests if request.arrival_ns == 3][1:] == ["cancelled"]
 
 
 class FullRing(Ring):

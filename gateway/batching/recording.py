@@ -13,7 +13,7 @@ theirs while they live; requests also by when they arrived, which says enough of
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -58,6 +58,7 @@ class Event(IntEnum):
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and of a batch itself, rows, expected_ns, arrival_ns of the first in it:
              STEPPED, as it mostly is, with this batch alone
     RESERVED  reserved_ns, of all arrivals behind it; of those that no such event is before, the state has it
+    BEGUN    batch, now_ns: the first part of a stream is there
     """
 
     ADDED = 0
@@ -68,6 +69,7 @@ class Event(IntEnum):
     RETRIED = 5
     CLOSED = 6
     RESERVED = 7
+    BEGUN = 8
 
 
 _ADDED: Final = int(Event.ADDED)
@@ -267,9 +269,9 @@ class RecordedBatcher(Recorded, Batcher):
         self._told_ns = 0  # arrivals after this one can be told of by their times alone
 
     @property
-    def in_flight(self) -> int:
-        """Batches that run."""
-        return len(self._state.in_flight)
+    def in_flight(self) -> Mapping[Batch, int | None]:
+        """Batches that run, and when the first part of a stream came."""
+        return self._state.in_flight
 
     def record(self, lives: Callable[[], bool] | None = None) -> None:
         """Begin, with what it knows now.
@@ -314,6 +316,10 @@ class RecordedBatcher(Recorded, Batcher):
             self._told_ns = max(self._told_ns, request.arrival_ns)
             self._room()  # clients may come and go for as long as one batch runs
         return undone
+
+    def begun(self, batch: Batch, now_ns: int) -> None:
+        self._state.in_flight[batch] = now_ns
+        self._events.append((int(Event.BEGUN), self._number(batch), now_ns))
 
     def retry(self, part: Part, now_ns: int) -> None:
         Batcher.retry(self, part, now_ns)

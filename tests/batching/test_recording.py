@@ -281,16 +281,20 @@ def test_a_ring_keeps_within_its_memory_while_clients_come_and_go_behind_a_long_
     batcher.record()
     batcher.workers = 1
     batcher.add(InferRequest("m", "1", "first", {}, 1, 0), 0)
-    assert batcher.step(0, 1).batches
+    (batch,) = batcher.step(0, 1).batches
+    batcher.begun(batch, 1)
     assert batcher.ring is not None
-    for at in range(1, 20_000):
+    for at in range(2, 20_000):
         request = InferRequest("m", "1", "x" * 60, {}, 1, at)
         batcher.add(request, at)
         batcher.step(at, 0)
         batcher.cancel(request)
         assert len(batcher.ring.events) < 1000
     assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000
-    same(replay(read(batcher)))
+    history = replay(read(batcher))
+    same(history)
+    assert not history.from_start
+    assert [batch.begun_ns for batch in history.batches] == [1]  # which the state has
 
 
 @pytest.mark.parametrize("first_stay", ["refused", "given up"])

@@ -108,6 +108,7 @@ PART_SEAMS = [
     Seam("gateway.engine.inference:StreamedInference._part", ("parts",)),
     Seam("gateway.engine.lane:Lane.submit", ("parts",)),
     Seam("gateway.engine.lane:_Waiting.taken", ("parts",)),
+    Seam("gateway.batching.recording:RecordedBatcher.begun", ("parts",)),
     Seam("gateway.engine.workers:WorkerPool.start", ("parts",)),
     Seam("gateway.engine.workers:WorkerPool.taken", ("parts",)),
     Seam("gateway.engine.recorders:EndpointMetrics.first_part", ("parts",)),

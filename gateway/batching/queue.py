@@ -322,7 +322,7 @@ class State:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.queues: dict[Hashable, Queue] = {}
-        self.in_flight: dict[Batch, None] = {}
+        self.in_flight: dict[Batch, int | None] = {}  # and when the first part of a stream came, if that is recorded
         self.rows = 0
         self.requests = 0
         self.reserved_ns = 0

@@ -13,7 +13,7 @@ theirs while they live; requests also by when they arrived, which says enough of
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -25,6 +25,7 @@ from gateway.batching.batcher import NOTHING, Batcher, Shed, Step
 from gateway.batching.checkpoint import freeze, learn_attributes, own_id, widths_of
 from gateway.batching.policies import POLICIES
 from gateway.batching.policy import Policy
+from gateway.batching.queue import NEVER
 from gateway.batching.streams import Streams
 from gateway.batching.telling import NOWHERE
 from gateway.config import Batching, Ragged
@@ -43,9 +44,9 @@ log = logging.getLogger(__name__)
 
 class Event(IntEnum):
     """The first of each event's values. An arrival of which nothing but its times is to be told, as of nearly all, is no event,
-    but a number between them, arrival_ns, or two, if it was added later: -now_ns, arrival_ns; unless the one before came at the
-    same time. CLOSED and ENDED stand between them in the same way, the first begun by its batch's reason, the second by None.
-    What follows:
+    but a number between them, arrival_ns, or two, if it was added later: -now_ns, arrival_ns; unless one that arrived at the
+    same time or later was told of before, be it the same one at its first stay here. CLOSED and ENDED stand between them in the
+    same way, the first begun by its batch's reason, the second by None. What follows:
 
     ADDED    request, now_ns, reserved_ns, arrival_ns, rows, deadline_ns, priority, key, own id[, widths]
     REFUSED  the same, and the error's class
@@ -57,6 +58,7 @@ class Event(IntEnum):
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and of a batch itself, rows, expected_ns, arrival_ns of the first in it:
              STEPPED, as it mostly is, with this batch alone
     RESERVED  reserved_ns, of all arrivals behind it; of those that no such event is before, the state has it
+    BEGUN    batch, now_ns: the first part of a stream is there
     """
 
     ADDED = 0
@@ -67,6 +69,7 @@ class Event(IntEnum):
     RETRIED = 5
     CLOSED = 6
     RESERVED = 7
+    BEGUN = 8
 
 
 _ADDED: Final = int(Event.ADDED)
@@ -263,12 +266,12 @@ class RecordedBatcher(Recorded, Batcher):
         self._deciding = False
         self._events = NOWHERE
         self._lives: Callable[[], bool] = _always
-        self._told_ns = 0  # when the last one arrived of which nothing but its times was told
+        self._told_ns = 0  # arrivals after this one can be told of by their times alone
 
     @property
-    def in_flight(self) -> int:
-        """Batches that run."""
-        return len(self._state.in_flight)
+    def in_flight(self) -> Mapping[Batch, int | None]:
+        """Batches that run, and when the first part of a stream came."""
+        return self._state.in_flight
 
     def record(self, lives: Callable[[], bool] | None = None) -> None:
         """Begin, with what it knows now.
@@ -285,13 +288,13 @@ class RecordedBatcher(Recorded, Batcher):
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
-        self._told_ns = 0
+        self._told_ns = NEVER  # each with its number, or with 0
         self.streams = Streams()
         self._widths_of = self._ragged if ragged else None
 
     def _added(self, request: InferRequest, now_ns: int, reserved_ns: int) -> None:
         arrival_ns = request.arrival_ns
-        if request.unmarked and self._widths_of is None and arrival_ns != self._told_ns:
+        if request.unmarked and self._widths_of is None and arrival_ns > self._told_ns:
             self._events += (-now_ns, arrival_ns)
             self._told_ns = arrival_ns
         else:
@@ -299,6 +302,7 @@ class RecordedBatcher(Recorded, Batcher):
 
     def _refused(self, request: InferRequest, now_ns: int, reserved_ns: int, error: GatewayError) -> GatewayError:
         self._events.append((*self._arrival(_REFUSED, request, now_ns, reserved_ns), type(error).__name__))
+        self._told_ns = max(self._told_ns, request.arrival_ns)
         self._room()
         return error
 
@@ -309,8 +313,13 @@ class RecordedBatcher(Recorded, Batcher):
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
             self._events.append((int(Event.CANCELLED), self._number(request), request.arrival_ns, reserved_ns, failed, undone))
+            self._told_ns = max(self._told_ns, request.arrival_ns)
             self._room()  # clients may come and go for as long as one batch runs
         return undone
+
+    def begun(self, batch: Batch, now_ns: int) -> None:
+        self._state.in_flight[batch] = now_ns
+        self._events.append((int(Event.BEGUN), self._number(batch), now_ns))
 
     def retry(self, part: Part, now_ns: int) -> None:
         Batcher.retry(self, part, now_ns)

@@ -28,8 +28,9 @@ class PastBatch:
     """One batch that was closed. Times: `Clock.now_ns` of the process that recorded it.
 
     number: a later batch may have the same. likely_ns, bound_ns: T and Q of its size as they were learned when it was closed;
-    0: nothing was. requests: in its order, one for each part. ended_ns, compute_ns: None, while it runs. workers: that were
-    alive when it was closed.
+    0: nothing was. requests: in its order, one for each part. begun_ns: when the first part of a stream came; None: of others,
+    and if that is not known. ended_ns, compute_ns: None, while it runs; of a stream as if the first part had ended it. workers:
+    that were alive when it was closed.
     """
 
     number: int
@@ -43,9 +44,15 @@ class PastBatch:
     likely_ns: float
     bound_ns: float
     requests: list["PastRequest"]
+    begun_ns: int | None = None
     ended_ns: int | None = None
     compute_ns: int | None = None
     ok: bool = True
+
+    @property
+    def answered_ns(self) -> int | None:
+        """When its answer was there, of a stream the first part; None: it is not yet."""
+        return self.begun_ns if self.ended_ns is None else self.ended_ns
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -284,7 +291,7 @@ class _Replayer:
             absent = kind == Event.STEPPED and more[-1]
             batcher.workers = workers
             self._fresh = iter([batch[0] for batch in more[0]] if kind == Event.STEPPED else more[1:2])
-            live = free_slots + batcher.in_flight
+            live = free_slots + len(batcher.in_flight)
             if not self._history.workers or self._history.workers[-1][1] != live:
                 self._history.workers.append((now_ns, live))
             absent_before = self._history.absent[-1][1] if self._history.absent else False
@@ -300,6 +307,11 @@ class _Replayer:
             _, number, now_ns, compute_ns, ok = event
             batcher.finished(self._running[number], now_ns, compute_ns, ok)
             self._ended(number, now_ns, compute_ns, ok)
+            return int(now_ns)
+        if kind == Event.BEGUN:
+            _, number, now_ns = event
+            batcher.begun(self._running[number], now_ns)
+            self._batches[number].begun_ns = now_ns
             return int(now_ns)
         if kind == Event.CANCELLED:
             _, number, arrival_ns, reserved_ns, failed, _ = event
@@ -369,6 +381,7 @@ class _Replayer:
             likely_ns=likely_ns,
             bound_ns=bound_ns,
             requests=requests,
+            begun_ns=batcher.in_flight.get(batch),
         )
         for request in requests:
             request.batches.append(past)

@@ -1,7 +1,8 @@
-"""What a batcher tells of arrivals while it is not recorded: nothing."""
+"""What a batcher tells of arrivals and first parts while it is not recorded: nothing."""
 
 from typing import Any, Final, Self
 
+from gateway.batching.batch import Batch
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
@@ -28,3 +29,6 @@ class Untold:
         return error
 
     def _reserves(self, reserved_ns: int) -> None: ...
+
+    def begun(self, batch: Batch, now_ns: int) -> None:
+        """The first part of the answer to a batch's one request is there. Decides nothing."""

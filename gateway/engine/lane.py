@@ -318,16 +318,17 @@ class Lane:
 
     def part_made(self, batch: Batch, outputs: Tensors) -> None:
         request = batch.parts[0].request
-        waiting = self._waiting.get(request)
-        if waiting is None:
+        if (waiting := self._waiting.get(request)) is None:
             self.runs.cancel(batch)  # again: it is over
             return
-        waiting.batch = batch
-        if waiting.on_answer_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
-            self.answer(request, None)
-            self.runs.cancel(batch)
-            return
         try:
+            if waiting.batch is None:
+                waiting.batch = batch
+                self.batcher.begun(batch, self._clock.now_ns())
+            if waiting.on_answer_part is None:  # a copy, whose answer nobody reads: that it begins is all that is asked of it
+                self.answer(request, None)
+                self.runs.cancel(batch)
+                return
             waiting.on_answer_part(_response(request, outputs))
         except BaseException:
             log.exception("%s: a part of an answer was not taken", self.name)
@@ -463,9 +464,8 @@ class Lane:
 
     def _end(self, request: InferRequest, error: GatewayError, *, failed: bool = False) -> None:
         """Answer with an error; what still waits of the request is not run. failed: a run of it has."""
-        waiting = self._waiting.get(request)
         try:
-            if waiting is not None:
+            if (waiting := self._waiting.get(request)) is not None:
                 self.batcher.cancel(request, waiting.reserved_ns, failed=failed)
         except BaseException:
             log.exception("%s: a request could not be taken out of the queue", self.name)

@@ -80,16 +80,17 @@ class Diagnosis:
 
 
 def missed(request: PastRequest, end_ns: int) -> bool:
-    """Whether it was refused or late. end_ns: of the recording; what is still here then may be late already."""
+    """Whether it was refused or late. end_ns: of the recording; what waits for its answer then may be late already."""
     if request.fate in ("Overloaded", "DeadlineExceeded"):
         return True
     if request.fate == "answered":
         return request.ended_ns is not None and request.ended_ns > request.limit_ns
+    batch = request.batches[-1] if request.batches else None
     if request.fate == "cancelled":  # of one that runs, the lane gives up what has passed its own deadline
         own_ns = request.own_deadline_ns
-        batch = request.batches[-1] if request.batches else None
-        return own_ns is not None and batch is not None and (batch.ended_ns or end_ns) > own_ns
-    return request.fate in ("waiting", "running") and request.limit_ns < end_ns
+        return own_ns is not None and batch is not None and (batch.answered_ns or end_ns) > own_ns
+    begun_ns = batch.begun_ns if batch is not None else None
+    return request.fate in ("waiting", "running") and request.limit_ns < (begun_ns or end_ns)
 
 
 def diagnose(history: History, settings: LaneSettings, learned: Callable[[], ServiceModel]) -> Diagnosis:
@@ -161,13 +162,13 @@ class _Faults:
         alone_ns = typical.rows_ns(request.rows, batch.group if batch is not None else request.shape_key)
         if limit_ns != NEVER and limit_ns - request.arrival_ns < alone_ns:
             return Cause.CUT_OFF
-        if batch is None or batch.ended_ns is None:
+        if batch is None or batch.answered_ns is None:
             return None
         usual_ns = typical.batch_ns(batch)
         if id(batch) in self._slow:
             return self._slow[id(batch)] if batch.closed_ns + usual_ns <= limit_ns else None
         padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group) if batch.padded_rows > batch.rows else 0
-        return Cause.PADDING if padding_ns and batch.ended_ns - padding_ns <= limit_ns else None
+        return Cause.PADDING if padding_ns and batch.answered_ns - padding_ns <= limit_ns else None
 
     def too_large(self, request: PastRequest) -> bool:
         """Whether its batch was made larger than its deadline allowed, which the adaptive policy does not."""

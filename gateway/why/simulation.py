@@ -92,10 +92,10 @@ def pace_of(
 
 def has_stalled(batch: PastBatch, typical: Typical) -> bool:
     """Whether a batch took far longer than is usual for its size."""
-    if batch.ended_ns is None:
+    if batch.answered_ns is None:
         return False
     usual_ns = typical.batch_ns(batch)
-    return usual_ns > 0 and batch.ended_ns - batch.closed_ns > STALLED * usual_ns
+    return usual_ns > 0 and batch.answered_ns - batch.closed_ns > STALLED * usual_ns
 
 
 def simulate(

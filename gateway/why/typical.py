@@ -27,8 +27,8 @@ class Typical:
     def __init__(self, batches: Sequence[PastBatch], learned: ServiceModel) -> None:
         times: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for batch in batches:
-            if batch.ok and batch.ended_ns is not None:
-                taken_ns = max(1.0, float(batch.ended_ns - batch.closed_ns))
+            if batch.ok and batch.answered_ns is not None:
+                taken_ns = max(1.0, float(batch.answered_ns - batch.closed_ns))
                 times[batch.group][batch.padded_rows].append(taken_ns)
                 times[_ALL][batch.padded_rows].append(taken_ns)
         curves = learned.curves

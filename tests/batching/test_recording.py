@@ -21,7 +21,7 @@ from gateway.batching.policy import Decision
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import FORMAT, Event, LaneSettings, RecordedBatcher, Ring
 from gateway.batching.replay import EventReader, History, replay
-from gateway.errors import GatewayError, InvalidArgument
+from gateway.errors import GatewayError, InvalidArgument, Overloaded
 from gateway.types import BatchTrace, InferRequest
 
 MS = 1_000_000
@@ -281,16 +281,43 @@ def test_a_ring_keeps_within_its_memory_while_clients_come_and_go_behind_a_long_
     batcher.record()
     batcher.workers = 1
     batcher.add(InferRequest("m", "1", "first", {}, 1, 0), 0)
-    assert batcher.step(0, 1).batches
+    (batch,) = batcher.step(0, 1).batches
+    batcher.begun(batch, 1)
     assert batcher.ring is not None
-    for at in range(1, 20_000):
+    for at in range(2, 20_000):
         request = InferRequest("m", "1", "x" * 60, {}, 1, at)
         batcher.add(request, at)
         batcher.step(at, 0)
         batcher.cancel(request)
         assert len(batcher.ring.events) < 1000
     assert len(msgspec.msgpack.encode(batcher.ring.dump())) < 210_000
-    same(replay(read(batcher)))
+    history = replay(read(batcher))
+    same(history)
+    assert not history.from_start
+    assert [batch.begun_ns for batch in history.batches] == [1]  # which the state has
+
+
+@pytest.mark.parametrize("first_stay", ["refused", "given up"])
+def test_a_request_that_comes_again_is_told_from_its_first_stay(first_stay: str) -> None:
+    batcher = recorder(max_queue_rows=1, slo_ns=None, policy="greedy", sessions=1)
+    batcher.record()
+    moved = InferRequest("m", "1", "", {}, 1, 3, plain=True)
+    for at in (1, 2) if first_stay == "refused" else (1,):
+        batcher.add(InferRequest("m", "1", "", {}, 1, at), at)
+        batcher.step(at, 2 - at)
+    if first_stay == "refused":
+        with pytest.raises(Overloaded):
+            batcher.add(moved, 3)
+        assert len(batcher.step(4, 1).batches) == 1
+    else:
+        batcher.add(moved, 3)
+        batcher.cancel(moved)
+    moved.plain = False
+    batcher.add(moved, 5)
+    batcher.cancel(moved)
+    history = replay(read(batcher))
+    same(history)
+    assert [request.fate for request in history.requests if request.arrival_ns == 3][1:] == ["cancelled"]
 
 
 class FullRing(Ring):

@@ -11,7 +11,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.policies import POLICIES
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring, as_read
-from gateway.batching.replay import replay
+from gateway.batching.replay import History, replay
 from gateway.config import Batching
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
@@ -322,10 +322,13 @@ def test_a_recording_has_as_failed_what_was_told_early_and_as_cancelled_what_its
     assert isinstance(batcher, RecordedBatcher)
     batcher.record()
 
-    def fates() -> list[str]:
+    def history() -> History:
         history = replay(as_read(ring.dump()))
         assert history.difference is None, str(history.difference)
-        return [request.fate for request in history.requests]
+        return history
+
+    def fates() -> list[str]:
+        return [request.fate for request in history().requests]
 
     async def main(clock: SimulatedClock) -> None:
         bench, clients = Bench(clock, batcher, parts=9), [Client() for _ in range(4)]
@@ -342,6 +345,8 @@ def test_a_recording_has_as_failed_what_was_told_early_and_as_cancelled_what_its
         clients[2].place.cancel()
         await pass_ms(200)
         assert fates() == ["failed", "failed", "cancelled", "answered"]
+        begun_ns = [batch.begun_ns and batch.begun_ns - batch.closed_ns for batch in history().batches]
+        assert begun_ns == [None, MS, None, MS]
 
     simulate(main)
 

@@ -110,6 +110,30 @@ def test_streams_that_keep_a_session_are_no_stall_and_nothing_is_simulated_of_th
     assert "it answers in parts: times are to the first one. What would have been is not simulated" in said
 
 
+def test_a_stream_that_runs_is_late_if_its_first_part_was() -> None:
+    settings = LaneSettings(label="streams", policy="greedy", max_rows=0, slo_ns=50 * MS, decoupled=True)
+    batcher = settings.batcher(Ring(MIB, settings))
+    assert isinstance(batcher, RecordedBatcher)
+    batcher.record()
+    asked = {}
+    for at, own_id in enumerate([*map(str, range(10)), "left", "runs", "late"]):
+        arrival_ns = S + at * 100 * MS
+        asked[own_id] = request(own_id, arrival_ns)
+        asked[own_id].deadline_ns = arrival_ns + 90 * MS if own_id == "left" else None
+        batcher.add(asked[own_id], arrival_ns)
+        (batch,) = batcher.step(arrival_ns, 1).batches
+        first_ns = arrival_ns + (60 if own_id == "late" else 4) * MS
+        batcher.begun(batch, first_ns)
+        if own_id.isdecimal():
+            batcher.finished(batch, first_ns, first_ns - arrival_ns, True)
+    batcher.add(request("waits", arrival_ns + S), arrival_ns + S)
+    batcher.cancel(asked["left"])
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=4 * S, unix_s=0.0)
+    (streams,) = answer(unpacked(data, "here")[0], "here").lanes
+    assert [(miss.request.own_id, miss.cause) for miss in streams.diagnosis.misses] == [("late", Cause.STALL)]
+
+
 def test_two_requests_of_one_moment_are_both_misses() -> None:
     first, second = lane("first", 1), lane("second", 1)
     for batcher in (first, second):

@@ -240,10 +240,10 @@ class Batcher(Untold):
         fits = over <= 0 or not state.rows or bool(state.whole_below(class_of(request), over, self._batched))
         return fits and rows <= self._max_request_rows
 
-    def cancel(self, request: InferRequest, reserved_ns: int = 0, *, failed: bool = False) -> bool:
+    def cancel(self, request: InferRequest, reserved_ns: int = 0, *, now_ns: int = 0, failed: bool = False) -> bool:
         """Take what still waits of a request out of the queue. True if nothing of it was ever dispatched.
 
-        reserved_ns: as it was added. failed: a run of it has, be it one that goes on; that is for the recording alone.
+        reserved_ns: as it was added. now_ns, and failed (a run of it has, be it one that goes on): for the recording alone.
         """
         key = virtual_deadline(request, deadline_of(request, self._slo_ns, reserved_ns))
         rows = self._state.remove(self._groups.of(request), request, None if request.rows > self.max_rows else key)

@@ -53,7 +53,7 @@ class Event(IntEnum):
     STEPPED  now_ns, free_slots, workers, batches, shed, wake_at_ns, whether no session is there at all
              a batch: itself, reason, rows, expected_ns, arrival_ns of the first in it. shed: (arrival_ns, the error's class)
     ENDED    batch, now_ns, compute_ns, ok
-    CANCELLED  request, arrival_ns, reserved_ns, whether a run of it has failed, whether nothing of it was ever dispatched
+    CANCELLED  request, arrival_ns, now_ns, reserved_ns, whether a run of it has failed, and nothing was ever dispatched
     RETRIED  request, arrival_ns, first row, rows, now_ns
     CLOSED   now_ns, free_slots, workers, wake_at_ns, and of a batch itself, rows, expected_ns, arrival_ns of the first in it:
              STEPPED, as it mostly is, with this batch alone
@@ -309,10 +309,12 @@ class RecordedBatcher(Recorded, Batcher):
     def _reserves(self, reserved_ns: int) -> None:
         self._events.append((int(Event.RESERVED), reserved_ns))
 
-    def cancel(self, request: InferRequest, reserved_ns: int = 0, *, failed: bool = False) -> bool:
+    def cancel(self, request: InferRequest, reserved_ns: int = 0, *, now_ns: int = 0, failed: bool = False) -> bool:
         undone = Batcher.cancel(self, request, reserved_ns)
         if not self._deciding:
-            self._events.append((int(Event.CANCELLED), self._number(request), request.arrival_ns, reserved_ns, failed, undone))
+            self._events.append(
+                (int(Event.CANCELLED), self._number(request), request.arrival_ns, now_ns, reserved_ns, failed, undone)
+            )
             self._told_ns = max(self._told_ns, request.arrival_ns)
             self._room()  # clients may come and go for as long as one batch runs
         return undone

@@ -314,17 +314,17 @@ class _Replayer:
             self._batches[number].begun_ns = now_ns
             return int(now_ns)
         if kind == Event.CANCELLED:
-            _, number, arrival_ns, reserved_ns, failed, _ = event
+            _, number, arrival_ns, now_ns, reserved_ns, failed, _ = event
             found = self._known.find(number, arrival_ns)
             if (
                 found is None or found not in self._requests
             ):  # it was over when the segment began: nothing of it was left to cancel
-                self._told.append((int(kind), number, arrival_ns, reserved_ns, failed, False))
-                return self._history.end_ns
-            batcher.cancel(self._requests[found], reserved_ns, failed=failed)
+                self._told.append((int(kind), number, arrival_ns, now_ns, reserved_ns, failed, False))
+                return int(now_ns)
+            batcher.cancel(self._requests[found], reserved_ns, now_ns=now_ns, failed=failed)
             if found.fate in ("waiting", "running"):
-                found.fate, found.ended_ns = "failed" if failed else "cancelled", self._history.end_ns
-            return self._history.end_ns
+                found.fate, found.ended_ns = "failed" if failed else "cancelled", now_ns
+            return int(now_ns)
         if kind == Event.RETRIED:
             _, number, arrival_ns, start, rows, now_ns = event
             found = self._known.find(number, arrival_ns)

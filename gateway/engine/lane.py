@@ -179,7 +179,7 @@ class Lane:
             self.runs.arrived(request)
         except BaseException:
             self._waiting.pop(request, None)
-            self.batcher.cancel(request, reserved_ns)
+            self.batcher.cancel(request, reserved_ns, now_ns=now_ns)
             raise
         return place
 
@@ -466,7 +466,7 @@ class Lane:
         """Answer with an error; what still waits of the request is not run. failed: a run of it has."""
         try:
             if (waiting := self._waiting.get(request)) is not None:
-                self.batcher.cancel(request, waiting.reserved_ns, failed=failed)
+                self.batcher.cancel(request, waiting.reserved_ns, now_ns=self._clock.now_ns(), failed=failed)
         except BaseException:
             log.exception("%s: a request could not be taken out of the queue", self.name)
         self.answer(request, error)

@@ -21,7 +21,7 @@ from gateway.batching.queue import NEVER
 from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastBatch, PastRequest
 from gateway.batching.service_model import ServiceModel
-from gateway.why.simulation import has_stalled, pace_of, simulate
+from gateway.why.simulation import has_stalled, left, pace_of, simulate
 from gateway.why.typical import Typical
 
 _CONVINCING: Final = 0.5
@@ -85,11 +85,9 @@ def missed(request: PastRequest, end_ns: int) -> bool:
         return True
     if request.fate == "answered":
         return request.ended_ns is not None and request.ended_ns > request.limit_ns
-    batch = request.batches[-1] if request.batches else None
-    if request.fate == "cancelled":  # of one that runs, the lane gives up what has passed its own deadline
-        own_ns = request.own_deadline_ns
-        return own_ns is not None and batch is not None and (batch.answered_ns or end_ns) > own_ns
-    begun_ns = batch.begun_ns if batch is not None else None
+    if request.fate == "cancelled":
+        return not left(request)
+    begun_ns = request.batches[-1].begun_ns if request.batches else None
     return request.fate in ("waiting", "running") and request.limit_ns < (begun_ns or end_ns)
 
 
@@ -240,7 +238,7 @@ class _Faults:
         found = {
             at
             for at, (request, ended_ns) in enumerate(zip(self._requests, outcome.ended_ns, strict=True))
-            if ended_ns is None or ended_ns > request.limit_ns
+            if (ended_ns is None or ended_ns > request.limit_ns) and not left(request)
         }
         self._without[without] = found
         return found

@@ -31,9 +31,9 @@ class SimulatedEnds:
     span_ns: int
 
     def in_time(self, requests: Sequence[PastRequest]) -> int:
-        """How many. What the model has failed it fails in any batch."""
+        """How many of those that stayed. What the model has failed it fails in any batch."""
         return sum(
-            ended_ns is not None and ended_ns <= request.limit_ns and request.fate != "failed"
+            ended_ns is not None and ended_ns <= request.limit_ns and request.fate != "failed" and not left(request)
             for request, ended_ns in zip(requests, self.ended_ns, strict=True)
         )
 
@@ -90,6 +90,16 @@ def pace_of(
     return Pace(typical, times_ns, factors, delays, without_padding)
 
 
+def left(request: PastRequest) -> bool:
+    """Whether its client left it. What has passed its own deadline without a first part is given up by the lane: a miss."""
+    if request.fate != "cancelled":
+        return False
+    own_ns, begun_ns = request.own_deadline_ns, request.batches[-1].begun_ns if request.batches else None
+    if own_ns is None or request.ended_ns is None or request.ended_ns < own_ns:
+        return True
+    return begun_ns is not None and begun_ns <= own_ns
+
+
 def has_stalled(batch: PastBatch, typical: Typical) -> bool:
     """Whether a batch took far longer than is usual for its size."""
     if batch.answered_ns is None:
@@ -103,16 +113,19 @@ def simulate(
 ) -> SimulatedEnds:
     """requests: in order of arrival here. workers: (from when, how many are alive), ascending. until_ns: of the recording.
 
-    What is not done long after that is taken to be refused.
+    Clients leave when they left. What is not done long after the end is taken to be refused.
     Raises: ValueError, if the times are such that nothing comes to pass.
     """
     ended: list[int | None] = [None] * len(requests)
     index: dict[InferRequest, int] = {}
     rows_left: dict[InferRequest, int] = {}
     running: list[tuple[int, int, Batch, int]] = []
+    leavers = [(past.ended_ns, at) for at, past in enumerate(requests) if left(past) and past.ended_ns is not None]
+    leavers.sort()
+    here: dict[int, InferRequest] = {}
     changes = list(workers)
     live = changes[0][1] if changes else 1
-    upcoming = change = started = busy_ns = idle = 0
+    upcoming = change = gone = started = busy_ns = idle = 0
     state: tuple[int, ...] = ()
     count = len(requests)
     wake_ns = NEVER
@@ -124,11 +137,12 @@ def simulate(
             _here(requests[upcoming]) if upcoming < count else NEVER,
             running[0][0] if running else NEVER,
             changes[change][0] if change < len(changes) else NEVER,
+            leavers[gone][0] if gone < len(leavers) else NEVER,
             wake_ns,
         )
         if now_ns > last_ns:
             break
-        before, state = state, (upcoming, change, started, len(running), len(index))
+        before, state = state, (upcoming, change, gone, started, len(running), len(index))
         idle = idle + 1 if state == before else 0
         if idle > _MOST_IDLE_TURNS:
             raise ValueError(f"nothing comes to pass at {now_ns}, by the times of its events")
@@ -149,10 +163,17 @@ def simulate(
             try:
                 batcher.add(request, now_ns, past.reserved_ns)
                 index[request] = upcoming
+                here[upcoming] = request
                 rows_left[request] = past.rows
             except GatewayError:
                 pass
             upcoming += 1
+        while gone < len(leavers) and leavers[gone][0] <= now_ns:
+            at = leavers[gone][1]
+            request = here[at]
+            if index.pop(request, None) is not None:
+                batcher.cancel(request, requests[at].reserved_ns)
+            gone += 1
         free = max(0, live - len(running))
         batcher.workers = max(1, live)
         step = batcher.step(now_ns, free)

@@ -14,7 +14,7 @@ from gateway.batching.recording import LaneSettings
 from gateway.batching.replay import History, PastRequest
 from gateway.batching.service_model import ServiceModel
 from gateway.why.causes import Diagnosis, batcher_like, missed
-from gateway.why.simulation import SimulatedEnds, has_stalled, pace_of, simulate
+from gateway.why.simulation import SimulatedEnds, has_stalled, left, pace_of, simulate
 
 _SECONDS_PER_HOUR = 3600
 
@@ -41,8 +41,8 @@ class WhatIf:
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
     """What was recorded; not simulated. What neither was late nor has ended counts as in time."""
     history = diagnosis.history
-    kept, gone = history.kept, ("cancelled", "failed")
-    good = sum(not missed(request, history.end_ns) and request.fate not in gone for request in kept)
+    kept = _stayed(history.kept)
+    good = sum(not missed(request, history.end_ns) and request.fate != "failed" for request in kept)
     latencies_ns = [
         request.ended_ns - request.arrival_ns for request in kept if request.fate == "answered" and request.ended_ns is not None
     ]
@@ -110,14 +110,19 @@ def _final(history: History) -> ServiceModel | None:
     return history.batcher.service if history.batcher is not None else None
 
 
+def _stayed(requests: Sequence[PastRequest]) -> list[PastRequest]:
+    """Without those whose clients left: they count for nobody."""
+    return [request for request in requests if not left(request)]
+
+
 def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_per_hour: float) -> WhatIf:
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)
-        if ended_ns is not None and request.fate != "failed"
+        if ended_ns is not None and request.fate != "failed" and not left(request)
     ]
     good = outcome.in_time(requests)
-    return _told(name, good, len(requests), latencies_ns, outcome.span_ns / 1e9, usd_per_hour, outcome.ended_ns)
+    return _told(name, good, len(_stayed(requests)), latencies_ns, outcome.span_ns / 1e9, usd_per_hour, outcome.ended_ns)
 
 
 def _told(

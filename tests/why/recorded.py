@@ -2,6 +2,7 @@
 
 import contextlib
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,8 @@ class Scene:
     """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
 
     lengths: that requests have by chance; row_ms is for a length of 64, and in proportion. takes: what goes wrong with batches.
-    lag_ms: after what it is closed for, a batch is. away: (from, to) when no session is there. settings: of the lane.
+    lag_ms: after what it is closed for, a batch is. leave_ms: after which every other client leaves. away: (from, to) when no
+    session is there. settings: of the lane.
     """
 
     fixed_ms: float = 4.0
@@ -47,6 +49,7 @@ class Scene:
     workers: int = 1
     noise: float = 0.05
     lag_ms: float = 0.0
+    leave_ms: float | None = None
     probed: bool = True
     takes: Time = usual
     away_s: tuple[float, float] | None = None
@@ -83,15 +86,22 @@ class Scene:
         arrivals = [S + int(at) for at in np.cumsum(rng.exponential(S / self.rps, count))]
         away = tuple(S + round(at * S) for at in self.away_s) if self.away_s else (NEVER, NEVER)
         running: list[tuple[int, int, Batch]] = []
+        leaving: deque[tuple[int, InferRequest]] = deque()
+        answered: set[InferRequest] = set()
         upcoming = started = now_ns = 0
         wake_ns = NEVER
         while upcoming < count or running or batcher.has_work:
             come_ns = arrivals[upcoming] if upcoming < count else NEVER
             back_ns = away[1] if now_ns < away[1] else NEVER
-            now_ns = min(come_ns, running[0][0] if running else NEVER, wake_ns, back_ns)
+            leave_ns = leaving[0][0] if leaving else NEVER
+            now_ns = min(come_ns, running[0][0] if running else NEVER, leave_ns, wake_ns, back_ns)
             while running and running[0][0] <= now_ns:
                 _, _, batch = heapq.heappop(running)
                 batcher.finished(batch, now_ns, now_ns - batch.closed_ns, True)
+                answered.update(part.request for part in batch.parts)
+            while leaving and leaving[0][0] <= now_ns:
+                if (gone := leaving.popleft()[1]) not in answered:
+                    batcher.cancel(gone, now_ns=now_ns)
             while upcoming < count and arrivals[upcoming] <= now_ns:
                 own_ns = None
                 if self.timeout_ms is not None and rng.random() < self.timeout_share:
@@ -101,6 +111,8 @@ class Scene:
                 upcoming += 1
                 with contextlib.suppress(GatewayError):
                     batcher.add(request, now_ns)
+                    if self.leave_ms is not None and upcoming % 2:
+                        leaving.append((now_ns + round(self.leave_ms * MS), request))
             alive = 0 if away[0] <= now_ns < away[1] else self.workers
             self._alive = alive
             batcher.workers = max(1, alive)

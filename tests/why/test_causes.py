@@ -57,6 +57,24 @@ def test_a_batch_that_closes_some_time_after_its_requests_came_keeps_its_own_pac
         assert ended_ns is None or ended_ns == pytest.approx(request.ended_ns, abs=2 * MS)
 
 
+def test_clients_that_leave_count_for_nobody_and_take_no_more_time_than_they_took() -> None:
+    scene = Scene(rps=200.0, seconds=6.0, noise=0.0, leave_ms=1.0, takes=slowed([40], 400.0))
+    diagnosis = diagnosed(scene, 1)
+    assert sum(request.fate == "cancelled" for request in diagnosis.history.requests) > 300
+    assert set(diagnosis.by_cause) == {Cause.STALL}
+    (same,) = [case for case in what_ifs(diagnosis, partial(learned_of, scene.recorded(1))) if case.name.startswith("the same")]
+    was = as_it_was(diagnosis)
+    assert was.in_time == pytest.approx(1 - len(diagnosis.misses) / 600, abs=0.01)
+    assert same.in_time == pytest.approx(was.in_time, abs=0.01)
+
+
+def test_who_leaves_before_its_own_deadline_is_no_miss() -> None:
+    scene = Scene(rps=5.0, seconds=8.0, noise=0.0, leave_ms=20.0, timeout_ms=60.0, timeout_share=1.0, takes=slowed([20], 400.0))
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.history.requests[20].fate == "cancelled"  # of whom the run ended long after that
+    assert [miss.request.own_id for miss in diagnosis.misses] == ["r21"]  # which waited for it, and stayed
+
+
 def test_of_few_batches_what_was_learned_before_tells_their_time() -> None:
     scene = Scene(rps=5.0, seconds=0.6, noise=0.0)
     diagnosis = diagnosed(scene, 1)

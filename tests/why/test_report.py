@@ -127,7 +127,7 @@ def test_a_stream_that_runs_is_late_if_its_first_part_was() -> None:
         if own_id.isdecimal():
             batcher.finished(batch, first_ns, first_ns - arrival_ns, True)
     batcher.add(request("waits", arrival_ns + S), arrival_ns + S)
-    batcher.cancel(asked["left"])
+    batcher.cancel(asked["left"], now_ns=asked["left"].arrival_ns + 95 * MS)
     assert batcher.ring is not None
     data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=4 * S, unix_s=0.0)
     (streams,) = answer(unpacked(data, "here")[0], "here").lanes

@@ -2,15 +2,13 @@
 
 import itertools
 import json
+import socket
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -38,6 +36,8 @@ models:
     backends: [{kind: synthetic, fixed_ms: 1}]
 """
 
+_AT_ONCE: Final = 20
+
 slow = pytest.mark.slow
 
 
@@ -56,16 +56,18 @@ def overloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def ask(address: str, client: int) -> None:
+    """Many requests in one go, which is more than can be served on any machine."""
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
-    end_s = time.monotonic() + 1.5
-    count = 0
-    while time.monotonic() < end_s:
+    asked = b""
+    for count in range(_AT_ONCE):
         body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
-        count += 1
-        try:
-            urllib.request.urlopen(f"http://{address}/v2/models/m/versions/1/infer", body).close()
-        except urllib.error.HTTPError as exc:
-            exc.close()
+        asked += b"POST /v2/models/m/versions/1/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    host, port = address.split(":")
+    answers = b""
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(asked)
+        while answers.count(b"HTTP/1.1 ") < _AT_ONCE:
+            answers += connection.recv(1 << 16)
 
 
 @slow
@@ -90,8 +92,8 @@ def test_what_was_saved_tells_the_same_to_programs(
     assert main(["why", file, "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)  # the other version got no requests
     assert told["same"]
-    assert told["missed"] > 20
-    assert told["causes"]["queue"] > 0.5 * told["missed"]  # it was an overload; beside it a busy machine stalls
+    assert told["missed"] > 50
+    assert told["causes"]["queue"] >= 0.9 * told["missed"]  # it was an overload, and nothing else
     assert {case["name"] for case in told["cases"]} >= {"as it was", "one more session"}
     late = next(miss["id"] for miss in told["misses"] if miss["cause"] == "queue")  # the first may be a stall of the machine
     assert main(["why", file, "--request", late]) == 0

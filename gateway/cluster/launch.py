@@ -425,7 +425,7 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, run_dir: str |
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
             )
             return
-        if replaces is not None and (watch.give_up() if replaces else not watch.ours()):
+        if replaces is not None and (watch.give_up() if replaces else watch.deployer() not in (None, watch.token)):
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
             return
         before: dict[str, Any] = {"deployments": {}}

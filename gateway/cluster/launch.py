@@ -44,7 +44,7 @@ from gateway.cluster.deployments import application, deployer, port_owner
 from gateway.cluster.head import CONNECT_S, Head
 from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
-from gateway.cluster.serve_instance import JOB, serve_instance
+from gateway.cluster.serve_instance import serve_instance
 from gateway.cluster.stopping import Stop, StopAsked
 from gateway.config import Config, ServerSection
 from gateway.errors import BackendUnreachable, InternalError
@@ -99,7 +99,7 @@ def run_on_ray(config: Config, announce: Announce, speech: Speech, tell: Callabl
     own = found is None
     head, stop = Head(tell), Stop()
     try:
-        with _cluster(config, found, head, stop), serve_instance(head, tell, own=own):
+        with _cluster(config, found, head, stop), serve_instance(head, tell, stop, own=own):
             if own:
                 tell(f"{RUN_DIR}{begin_life(config.ray.application, config.server.run_dir)}")
             with _deployed(app, config, head, watch, tell, stop, own=own) as ingress:
@@ -312,7 +312,7 @@ def _given_up(token: str) -> str:
 @contextlib.contextmanager
 def _cluster(config: Config, found: _Found | None, head: Head, stop: Stop) -> Iterator[None]:
     """Join this cluster, and leave it after this; or start one, which ends with this process and with its parent."""
-    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE, "job_config": JOB}
+    settings: dict[str, Any] = {"logging_level": "WARNING", "namespace": SERVE_NAMESPACE}
     try:
         if found is None:
             try:
@@ -425,7 +425,7 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, run_dir: str |
                 "the application %s is left on the Ray cluster: what it was to replace answers; deploy that again", application
             )
             return
-        if replaces is not None and (watch.give_up() if replaces else not watch.ours()):
+        if replaces is not None and (watch.give_up() if replaces else watch.deployer() not in (None, watch.token)):
             log.warning("the application %s is left on the Ray cluster: what ran there before goes on answering", application)
             return
         before: dict[str, Any] = {"deployments": {}}

@@ -167,12 +167,13 @@ class _Watch:
             if not self._serving and not self._left:
                 return True
             self._child.terminate()
-            # It takes back what it put on a cluster that goes on, whose head may return only at the end of a drain's time.
-            self._wait_no_longer(self._drain_timeout_s + self._unanswered_s if self._left else 0.0)
+            self._wait_no_longer()
         return False
 
-    def _wait_no_longer(self, longer_s: float = 0.0) -> None:
-        """Than is promised and so much longer, beginning now."""
+    def _wait_no_longer(self) -> None:
+        """Than is promised, beginning now."""
+        # It takes back what it put on a cluster that goes on, whose head may return only at the end of a drain's time.
+        longer_s = self._drain_timeout_s + self._unanswered_s if self._left else 0.0
         until_s = time.monotonic() + self._drain_timeout_s + _MARGIN_S + longer_s
         if self._until_s is None or until_s < self._until_s:
             self._until_s = until_s

@@ -6,9 +6,11 @@ import pytest
 
 from gateway.cluster import launch
 from gateway.cluster.deployments import INGRESS
+from gateway.cluster.head import Head
 from gateway.cluster.launch import _failure  # of Serve's status message
 from gateway.cluster.stopping import StopAsked
 from gateway.process.supervisor import ENDING
+from tests.cluster.conftest import config
 
 TRACE = "The deployment failed to start 3 times in a row. Error:\nray::Replica.initialize()\n  File 'x.py', line 1, in start\n"
 
@@ -61,3 +63,17 @@ def test_who_is_replaced_while_it_loads_ends_and_is_not_ready_as_the_other_is(
     assert caplog.messages == [
         "the application gateway was replaced by another that somebody has deployed under its name: ending"
     ]
+
+
+def test_what_somebody_deletes_as_it_loads_over_what_no_gateway_deployed_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = launch._ApplicationWatch("gateway", pytest.fail)
+    watch.deployed = True
+    cleared: list[str] = []
+    monkeypatch.setattr(watch, "details", lambda: None)
+    monkeypatch.setattr(launch, "replicas_of", lambda _: set())
+    monkeypatch.setattr(launch, "end_control", lambda _: None)
+    monkeypatch.setattr(launch, "clear_run_dirs", lambda name, *_, **__: cleared.append(name))
+    launch._delete(config(), Head(pytest.fail), watch, "of the application", "")
+    assert (cleared, caplog.messages) == (["of the application"], [])

@@ -230,7 +230,7 @@ def test_a_reload_under_traffic_loses_no_request(tmp_path: Path) -> None:
         assert len(outcomes) > 3
         assert all(isinstance(outcome, InferResponse) for outcome in outcomes)
 
-    with_repository(tmp_path, main)
+    with_repository(tmp_path, main, TWO_VERSIONS.replace("p99_ms: 500", "p99_ms: 60000"))  # which a busy machine holds, too
 
 
 def test_close_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:

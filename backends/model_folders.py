@@ -31,7 +31,7 @@ _packages: Final[dict[str, str]] = {}  # the folder that a package stands for, b
 _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
 _whose: Final[dict[str, str]] = {}  # the folder that a plain name in such a place is for: the first of several
 _names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
-_shared: set[str] = set()  # the names that several folders have
+_shared: Final[set[str]] = set()  # the names that several folders have, or had: what was imported for one stays its own
 _put: Final[set[str]] = set()  # the folders that were not on the import path before
 _plain: Callable[..., ModuleType] = builtins.__import__  # what was there before `_import`
 _looks = False  # whether that is there
@@ -83,7 +83,6 @@ def forget_code(folder: Path) -> None:
         for each in [each for each, place in _whose.items() if place not in _places]:
             del _whose[each]
         _put.difference_update([place for place in _put if (place + os.sep).startswith(within)])
-        _share()
 
 
 def path_without() -> list[str]:
@@ -93,14 +92,12 @@ def path_without() -> list[str]:
 
 def _share() -> None:
     """Have `import` look at who asks once there is a name that several folders have."""
-    global _plain, _shared, _looks
+    global _plain, _looks
     seen: set[str] = set()
-    shared: set[str] = set()
     for names in _names.values():
-        shared |= names & seen
+        _shared.update(names & seen)
         seen |= names
-    _shared = shared
-    if shared and not _looks:
+    if _shared and not _looks:
         _plain, builtins.__import__, _looks = builtins.__import__, _import, True
 
 
@@ -116,17 +113,17 @@ def _import(
         return _plain(name, globals, locals, fromlist, level)
     frame = sys._getframe(1)
     own = _folder_of(frame.f_globals if globals is None else globals)
-    if (asks := own or _asking(frame)) is None or (home := _home_of(top)) not in _whose:  # nothing that is installed is hidden
+    if (asks := own or _asking(frame)) is None or (first := _whose.get(_home_of(top))) is None:  # nothing installed is hidden
         return _plain(name, globals, locals, fromlist, level)
     package = package_of(asks)
     made = f"{package}.{top}" in sys.modules
-    of_other = _whose.get(home) != asks and (made or PathFinder.find_spec(top, _places.get(asks, [])) is not None)
+    of_other = first != asks and (made or PathFinder.find_spec(top, _places.get(asks, [])) is not None)
     # Whether who calls takes what `sys.modules` has, and not what it is given here: C code, and pickle's Python code.
     if fromlist == [] or (globals is None and own is None):
         if of_other:
             raise ImportError(
                 f"{name!r} is asked for by its name, as pickle does, for the code in {asks}, which has its own; in this "
-                f"process the name is of that in {home}: rename one, or set `isolation: process` for one of the models",
+                f"process the name is for the code in {first}: rename one, or set `isolation: process` for one of the models",
                 name=name,
             )
         return _plain(name, globals, locals, fromlist, level)

@@ -246,12 +246,13 @@ def test_what_is_installed_hides_a_helper(folder: Path) -> None:
         assert [load_object(f"{each}/{name}") for each in made] == [json, json]
 
 
-def test_what_was_imported_by_its_plain_name_stays_once_another_has_the_name(folder: Path) -> None:
+def test_what_was_imported_stays_once_another_folder_has_the_name_and_once_it_is_forgotten(folder: Path) -> None:
     code = "from .helper import K\nimport helper\ndef late():\n    import helper\n    return helper"
     made = two(folder, lambda of: {"m.py": code, "helper.py": f"K = {of!r}"})
-    first, helper = (load_object(f"{made[0]}/m.py:{name}") for name in ("late", "helper"))
-    load_object(f"{made[1]}/m.py:late")
-    assert first() is helper
+    (first, plain), (second, own) = [[load_object(f"{each}/m.py:{name}") for name in ("late", "helper")] for each in made]
+    assert (first(), second()) == (plain, own)
+    forget_code(made[0])
+    assert second() is own
 
 
 def test_a_folder_without_the_helper_has_none(folder: Path) -> None:

@@ -7,7 +7,7 @@ at who asks, and gives code what its own folder has. The first folder on the pat
 it were alone; a module of another is in a package that stands for its folder, such as `code_0123abcd.helper`.
 
 The folder of a Triton model's version has the model's folder behind it, as Triton has it on the path: what is in either is its
-own.
+own, and no module of another version.
 
 That holds whenever `import` runs, within a request as well. It cannot hold for who imports in the name of that code and takes
 what `sys.modules` then has, as pickle does: that is refused. `importlib.import_module` is not seen; it finds the first.
@@ -27,10 +27,11 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 _lock: Final = threading.Lock()
-_packages: Final[dict[str, str]] = {}  # what stands for a folder, by the folder
+_packages: Final[dict[str, str]] = {}  # the folder that a package stands for, by the package
 _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
+_whose: Final[dict[str, str]] = {}  # the folder that a plain name in such a place is for: the first of several
 _names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
-_shared: set[str] = set()  # the names that several folders have
+_shared: Final[set[str]] = set()  # the names that several folders have, or had: what was imported for one stays its own
 _put: Final[set[str]] = set()  # the folders that were not on the import path before
 _plain: Callable[..., ModuleType] = builtins.__import__  # what was there before `_import`
 _looks = False  # whether that is there
@@ -49,18 +50,21 @@ def put_on_path(folder: Path, *behind: Path) -> None:
             if each not in sys.path:
                 sys.path.append(each)
                 _put.add(each)
-        if place not in _packages:
-            package = package_of(folder)
+            if each == place or each in _put:  # else it counts as installed
+                _whose.setdefault(each, place)
+        found = _places.setdefault(place, [])
+        found += [each for each in places if each not in found]
+        package = package_of(folder)
+        if package not in _packages:
             spec = ModuleSpec(package, None, is_package=True)
-            spec.submodule_search_locations = [os.path.join(each, "") for each in places]  # so that `_home` is the first itself
+            spec.submodule_search_locations = found
             sys.modules[package] = module_from_spec(spec)
-            _packages[place] = package
-            _places[place] = places
-        _names[place] = frozenset(names)
+            _packages[package] = place
+        _names[place] = _names.get(place, frozenset()) | names
         _share()
 
 
-def package_of(folder: Path) -> str:
+def package_of(folder: Path | str) -> str:
     """The name of the package that stands for a folder."""
     return f"code_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
@@ -73,11 +77,12 @@ def forget_code(folder: Path) -> None:
         modules = [(name, _place(module)) for name, module in list(sys.modules.items())]  # parents are needed to tell
         for name in [name for name, place in modules if place.startswith(within)]:
             del sys.modules[name]
-        for place in [place for place in _packages if (place + os.sep).startswith(within)]:
-            sys.modules.pop(_packages.pop(place), None)
-            del _places[place], _names[place]
+        for package, place in [each for each in _packages.items() if (each[1] + os.sep).startswith(within)]:
+            sys.modules.pop(package, None)
+            del _packages[package], _places[place], _names[place]
+        for each in [each for each, place in _whose.items() if place not in _places]:
+            del _whose[each]
         _put.difference_update([place for place in _put if (place + os.sep).startswith(within)])
-        _share()
 
 
 def path_without() -> list[str]:
@@ -87,14 +92,12 @@ def path_without() -> list[str]:
 
 def _share() -> None:
     """Have `import` look at who asks once there is a name that several folders have."""
-    global _plain, _shared, _looks
+    global _plain, _looks
     seen: set[str] = set()
-    shared: set[str] = set()
     for names in _names.values():
-        shared |= names & seen
+        _shared.update(names & seen)
         seen |= names
-    _shared = shared
-    if shared and not _looks:
+    if _shared and not _looks:
         _plain, builtins.__import__, _looks = builtins.__import__, _import, True
 
 
@@ -110,19 +113,22 @@ def _import(
         return _plain(name, globals, locals, fromlist, level)
     frame = sys._getframe(1)
     own = _folder_of(frame.f_globals if globals is None else globals)
-    if (asks := own or _asking(frame)) is None:
+    if (asks := own or _asking(frame)) is None or (first := _whose.get(_home_of(top))) is None:  # nothing installed is hidden
         return _plain(name, globals, locals, fromlist, level)
+    package = package_of(asks)
+    made = f"{package}.{top}" in sys.modules
+    of_other = first != asks and (made or PathFinder.find_spec(top, _places.get(asks, [])) is not None)
     # Whether who calls takes what `sys.modules` has, and not what it is given here: C code, and pickle's Python code.
     if fromlist == [] or (globals is None and own is None):
-        if other := _other_of(top, asks):
+        if of_other:
             raise ImportError(
                 f"{name!r} is asked for by its name, as pickle does, for the code in {asks}, which has its own; in this "
-                f"process the name is of that in {other}: rename one, or set `isolation: process` for one of the models",
+                f"process the name is for the code in {first}: rename one, or set `isolation: process` for one of the models",
                 name=name,
             )
         return _plain(name, globals, locals, fromlist, level)
-    package = _packages[asks]
-    if f"{package}.{top}" not in sys.modules and not _other_of(top, asks):
+    # The plain name may have become its own since, once who had it is forgotten.
+    if not of_other and (top in sys.modules or not made):
         return _plain(name, globals, locals, fromlist, level)
     found = _plain(f"{package}.{name}", globals, locals, fromlist, 0)
     return found if fromlist else sys.modules[f"{package}.{top}"]
@@ -131,8 +137,7 @@ def _import(
 def _folder_of(module: Mapping[str, Any]) -> str | None:
     """The folder of models' code that a module is from, by its globals."""
     top = str(module.get("__name__")).partition(".")[0]
-    home = _home(getattr(sys.modules.get(top), "__spec__", None))
-    return home if home in _packages else None
+    return _packages.get(top) or _whose.get(_home(getattr(sys.modules.get(top), "__spec__", None)))
 
 
 def _asking(frame: FrameType | None) -> str | None:
@@ -142,15 +147,12 @@ def _asking(frame: FrameType | None) -> str | None:
     return None if frame is None else folder
 
 
-def _other_of(top: str, folder: str) -> str:
-    """The folder that has the plain name of what this folder has too; empty: it is for this one, or is something installed."""
+def _home_of(top: str) -> str:
+    """The folder in which the module of a plain name lies."""
     try:
-        home = _home(find_spec(top))
+        return _home(find_spec(top))
     except ValueError:  # it was made without a file
         return ""
-    places = _places.get(folder, [])
-    of_others = any(home in each for each in list(_places.values()) if each is not places)
-    return home if home not in places and of_others and PathFinder.find_spec(top, places) is not None else ""
 
 
 def _home(spec: ModuleSpec | None) -> str:

@@ -195,9 +195,9 @@ def _digest(file: str) -> str:
 def _module_name(path: Path) -> str:
     """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses).
 
-    A module of its folder's package, from which it may import by `from .helper`.
+    A module of its folder's package, from which it may import by `from .helper`; by a name that no import of a file makes.
     """
-    return f"{package_of(path.parent)}.{path.stem.replace('.', '_')}"
+    return f"{package_of(path.parent)}.{path.stem.replace('.', '_')}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleType:

@@ -59,8 +59,10 @@ def test_what_is_run_is_the_file_and_not_what_python_has_compiled_before(
 
 
 def test_code_that_was_loaded_before_its_file_became_the_one_that_is_meant_is_not_taken_for_it(tmp_path: Path) -> None:
-    path = tmp_path / "model.py"
+    path, other = tmp_path / "model.py", tmp_path / "other.py"
     path.write_text(CODE)
+    other.write_text("from .model import Model")
+    load_object(f"{other}:Model")
     backends.load("python", {"model": f"{path}:Model"}).close()
     meant = CODE + "# changed"
     path.write_text(meant)

@@ -1,6 +1,7 @@
 """Models of one process that have files of the same names beside their code: each computes with its own."""
 
 import inspect
+import json
 import pickle
 import sys
 import threading
@@ -132,14 +133,24 @@ def test_models_with_helpers_of_one_name_compute_with_their_own(folder: Path, wa
 RELATIVE = """
 from . import near
 from .helper import K
-import behind, triton_python_backend_utils as pb_utils
+import behind, alone_OF as alone, triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         import late
         from .near import K as again
         given = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
-        values = [K, near.K, again, behind.K, behind.near(), late.K]
+        values = [K, near.K, again, behind.K, alone.near(), late.K]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 0 + values)]) for x in given]
+"""
+ALONE = """
+from concurrent.futures import ThreadPoolExecutor
+from near import K
+def one():
+    import near
+    return near.K
+def near():
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(one).result() + K
 """
 SIX = ModelSpec("", (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP64", (-1, 6)),), 4)
 
@@ -149,10 +160,12 @@ def test_code_of_triton_imports_by_its_package_and_from_the_folder_of_its_model(
         of: write(
             folder / of,
             {
-                "1/m.py": RELATIVE,
+                "1/m.py": RELATIVE.replace("OF", of),
+                "1/plain.py": "",
                 "1/helper.py": "from .near import K",
                 "1/near.py": f"K = {value}",
-                "behind.py": f"from near import K as N\nK = {value}0\ndef near():\n    import near\n    return near.K + N",
+                "behind.py": f"K = {value}0",
+                f"alone_{of}.py": ALONE,
                 "late.py": f"K = {value * 100}",
                 "1/late.py": f"K = {value * 1000}",
             },
@@ -161,6 +174,7 @@ def test_code_of_triton_imports_by_its_package_and_from_the_folder_of_its_model(
     }
 
     def answer(of: str) -> list[float]:
+        load_object(f"{made[of]}/1/plain.py:__name__")  # which has nothing behind it
         session = backends.load("python", {"model": f"{made[of]}/1/m.py:TritonPythonModel"}, SIX).open_session(0)
         with closing(session):
             values: list[float] = session.run(ONE, {})["y"][0].tolist()
@@ -172,6 +186,12 @@ def test_code_of_triton_imports_by_its_package_and_from_the_folder_of_its_model(
     (made["b"] / "behind.py").write_text("K = 40")
     with pytest.raises(LoadFailed, match=r"/b/behind.py: has changed since this process imported it"):
         answer("b")
+
+
+def test_versions_share_no_module_of_the_folder_behind_them(folder: Path) -> None:
+    files = {"1/m.py": "import scaled", "1/tables.py": "K = 1", "2/m.py": "import scaled", "2/tables.py": "K = 2"}
+    write(folder, files | {"scaled.py": "from tables import K"})
+    assert [load_object(f"{folder}/{each}/m.py:scaled", folder).K for each in "12"] == [1, 2]
 
 
 def test_a_process_of_its_own_is_told_nothing_of_other_models_folders(folder: Path) -> None:
@@ -219,9 +239,20 @@ def test_code_of_one_folder_shares_its_modules(folder: Path) -> None:
 
 
 def test_what_is_installed_hides_a_helper(folder: Path) -> None:
-    made = two(folder, lambda of: {"m.py": "import json, numpy", "json.py": "", "numpy/__init__.py": ""})
+    code = "import json, numpy\nfrom .json import json as again"
+    made = two(folder, lambda of: {"m.py": code, "json.py": "import json", "numpy/__init__.py": ""})
     assert [load_object(f"{each}/m.py:numpy") for each in made] == [np, np]
-    assert load_object(f"{made[1]}/m.py:json").loads("1") == 1
+    for name in ("m.py:json", "m.py:again", "json.py:json"):
+        assert [load_object(f"{each}/{name}") for each in made] == [json, json]
+
+
+def test_what_was_imported_stays_once_another_folder_has_the_name_and_once_it_is_forgotten(folder: Path) -> None:
+    code = "from .helper import K\nimport helper\ndef late():\n    import helper\n    return helper"
+    made = two(folder, lambda of: {"m.py": code, "helper.py": f"K = {of!r}"})
+    (first, plain), (second, own) = [[load_object(f"{each}/m.py:{name}") for name in ("late", "helper")] for each in made]
+    assert (first(), second()) == (plain, own)
+    forget_code(made[0])
+    assert second() is own
 
 
 def test_a_folder_without_the_helper_has_none(folder: Path) -> None:

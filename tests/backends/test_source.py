@@ -30,6 +30,12 @@ def test_code_that_is_forgotten_is_imported_anew_with_its_neighbours(tmp_path: P
     assert not {"own_l", "own_2"} & sys.modules.keys()
 
 
+def test_files_whose_names_differ_by_a_dot_are_two(tmp_path: Path) -> None:
+    for name in ("m.v1", "m_v1"):
+        (tmp_path / f"{name}.py").write_text(f"NAME = {name!r}")
+    assert [load_object(f"{tmp_path}/{name}.py:NAME") for name in ("m.v1", "m_v1")] == ["m.v1", "m_v1"]
+
+
 @pytest.mark.parametrize("lines", [("{wait}", "class Model: ..."), ("class Model: ...", "{wait}")])
 def test_two_threads_that_load_a_file_at_once_get_it_whole(tmp_path: Path, lines: tuple[str, ...]) -> None:
     begun, go_on = os.pipe(), os.pipe()

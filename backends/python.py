@@ -49,7 +49,7 @@ from backends.base import (
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
 from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
-from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_mapping
+from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_parameters
 
 if TYPE_CHECKING:
     from backends.discovery import Found
@@ -77,22 +77,13 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = 
     inputs = tensors_of(model, "inputs", declared.inputs, code, signature, rows)
     outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
     check_parameters(model, signature, inputs)
-    reads = signature.style == "dict" and _takes_parameters(code)
     if signature.in_parts and signature.style == "rows":
         rows = min(rows, 1)  # the parts are of one row's values
     spec = ModelSpec(
-        "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts,
-        own_arguments=signature.defaults,
+        "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=signature.reads_parameters,
+        decoupled=signature.in_parts, own_arguments=signature.defaults,
     )  # fmt: skip
     return PythonModel(model, spec, code, options, signature)
-
-
-def _takes_parameters(code: Any) -> bool:
-    """Whether a function, or the `predict` of a class that is not made yet, may be called with inputs and parameters."""
-    if not inspect.isclass(code):
-        return takes_mapping(code, 2)
-    bound = isinstance(inspect.getattr_static(code, "predict", None), staticmethod | classmethod)
-    return takes_mapping(getattr(code, "predict", None), 2 if bound else 3)
 
 
 def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> "Found":
@@ -331,7 +322,7 @@ class PythonSession:
         self._instance = instance
         self._signature = signature
         self._outputs = spec.output_by_name or None
-        self._takes_parameters = signature.style == "dict" and takes_mapping(predict, 2)
+        self._takes_parameters = signature.style == "dict" and takes_parameters(predict, 2)
         # Of other classes, methods of these names may be anything.
         execute = instance if isinstance(instance, triton_python.ExecuteAdapter) else None
         self._declared = execute.declared if execute is not None else None

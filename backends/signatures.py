@@ -15,7 +15,7 @@ import inspect
 import reprlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -33,6 +33,7 @@ from backends.base import (
     words_of,
 )
 from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.source import takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -67,7 +68,8 @@ class Signature:
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
-    defaults: the names of parameters that have one, which are no inputs.
+    reads_parameters: of style `dict`, the second argument gets the parameters of the request.
+    defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
 
@@ -76,6 +78,8 @@ class Signature:
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
     any_inputs: bool = False
+    _: KW_ONLY
+    reads_parameters: bool = False
     defaults: tuple[str, ...] = ()
     untold: str = ""
 
@@ -128,7 +132,9 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
-        return Signature("dict", {}, outputs, in_parts, untold=untold)
+        reads = takes_parameters(function, 3 if method else 2)
+        own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
+        return Signature("dict", {}, outputs, in_parts, reads_parameters=reads, defaults=own, untold=untold)
     if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
         raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
@@ -146,7 +152,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, defaults, untold)
+    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, defaults=defaults, untold=untold)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:

@@ -99,6 +99,16 @@ class ByDefault(Scaled):
         return {"y": inputs["x"]}
 
 
+class ByName(Scaled):
+    def predict(self, inputs: Tensors, parameters: Any = (), *, factor: float = 1.0) -> Tensors:
+        return {"y": inputs["x"] * np.float32(dict(parameters).get("factor", factor))}
+
+
+class WithAKeyword(Scaled):
+    def predict(self, inputs: Tensors, *, factor: float = 1.0) -> Tensors:  # type: ignore[override]
+        return {"y": inputs["x"]}
+
+
 class WithAThreshold(Scaled):
     def predict(self, inputs: Tensors, threshold: float = 0.5) -> Tensors:  # type: ignore[override]
         return {"y": inputs["x"] * np.float32(threshold)}
@@ -114,19 +124,24 @@ def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray
 
 
 @pytest.mark.parametrize(
-    ("model", "reads"),
+    ("model", "reads", "own"),
     [
-        (Scaled, True),
-        (AsStatic, True),
-        (ByAnyArguments, True),
-        (ByDefault, True),
-        (WithAThreshold, False),
-        (Deaf, False),
-        (plain, False),
+        (Scaled, True, ()),
+        (AsStatic, True, ()),
+        (ByAnyArguments, True, ()),
+        (ByDefault, True, ()),
+        (ByName, True, ()),
+        (WithAKeyword, False, ("factor",)),
+        (WithAThreshold, False, ("threshold",)),
+        (Deaf, False, ()),
+        (plain, False, ()),
     ],
 )
-def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool) -> None:
-    assert backends.load("python", {"model": f"{__name__}:{model.__name__}"}).spec.reads_parameters is reads
+def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool, own: tuple[str, ...]) -> None:
+    loaded = backends.load("python", {"model": f"{__name__}:{model.__name__}"})
+    assert (loaded.spec.reads_parameters, loaded.spec.own_arguments) == (reads, own)
+    factor = 2 if model in (Scaled, ByName) else 0.5 if model is WithAThreshold else 1
+    assert [y.tolist() for y in loaded.open_session(0).run(x(1), {"factor": 2}).values()] == [[factor]]
 
 
 def test_each_session_is_an_instance_that_is_closed_once(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What the python backend does beyond the contract."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,9 @@ from backends.base import (
     trace_of,
     words_of,
 )
+from backends.check import checked
 from backends.datatypes import NUMPY
+from backends.mistakes import Wanted
 from backends.source import load_object
 
 UNSTATED = ModelSpec("", (), (), 8)
@@ -174,6 +178,43 @@ def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, sha
     declared = ModelSpec("", (TensorSpec("x", datatype, shape),), (TensorSpec("output", "FP32", (-1,)),), 8)
     with pytest.raises(SpecMismatch, match=f"input 'x': .*{says}"):
         load("Hinted", declared)
+
+
+class Answer(TypedDict):
+    a: float
+    b: float
+    why: NotRequired[str]
+
+
+def answer(x: float) -> Answer:
+    return {"a": x, "b": x}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ("ab", ""),
+        (("a", "b", "why"), ""),
+        ("a", "its outputs are ['a'], but the keys of its return type are ['a', 'b', 'why']: name them alike"),
+        ("abc", "its outputs are ['a', 'b', 'c'], but the keys of its return type are ['a', 'b', 'why']: name them alike"),
+        ((), "'why' may be missing by the return type, but each answer has all outputs: leave out NotRequired or"),
+    ],
+)
+def test_outputs_are_held_against_the_keys_of_the_return_type(outputs: Sequence[str], told: str) -> None:
+    named = tuple(TensorSpec(name, "BYTES" if name == "why" else "FP64", (-1,)) for name in outputs)
+    options = backends.defaults("python") | {"model": f"{__file__}:answer"}
+    wanted = Wanted("python", options, here=True, thorough=True, inputs=(), outputs=named, max_rows=8)
+    found = [mistake.found for mistake in checked(wanted)]
+    if not told:
+        assert load("answer", replace(UNSTATED, outputs=named)).spec.outputs == named
+        assert found == []
+        return
+    with pytest.raises(LoadFailed, match=re.escape(f"{__file__}:answer: {told}")):
+        load("answer", replace(UNSTATED, outputs=named))
+    assert [mistake.startswith(told) for mistake in found] == [True]
+    if not outputs:
+        with pytest.raises(LoadFailed, match=re.escape(f"{__file__}:answer: {told}")):
+            backends.read("python", f"{__file__}:answer")
 
 
 def test_a_hint_without_a_shape_still_says_the_datatype() -> None:

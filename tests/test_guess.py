@@ -713,6 +713,9 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
     folder = repository("a", "b", output="y__0")
     assert model(folder)["backends"][0]["output_indices"] == [0]
     assert "output_indices: [0]}" in written(guess(folder), tmp_path)
+    with (tmp_path / "less" / "config.pbtxt").open("a") as file:
+        file.write(" max_batch_size: 4")
+    assert guess(folder).notes == ()  # its rows were tried
 
 
 @pytest.mark.parametrize(

@@ -125,12 +125,13 @@ def read(kind: str, model: str, *, example: Mapping[str, object] | None = None) 
     return _found(kind, "read", model, example=example)
 
 
-def tried(kind: str, model: str, stated: ModelSpec) -> "Found":
+def tried(kind: str, model: str, stated: ModelSpec, **options: Any) -> "Found":
     """What is stated of a model, with its `max_rows` or 0: whether the rows of a batch change each other's answers.
 
-    stated: by who says nothing of batches of several requests. Raises: LoadFailed, where the model cannot be run here.
+    stated: by who says nothing of batches of several requests. options: of the backend, those that change what the outputs are.
+    Raises: LoadFailed, where the model cannot be run here.
     """
-    return _found(kind, "tried", model, stated=stated)
+    return _found(kind, "tried", model, stated=stated, **options)
 
 
 def _found(kind: str, how: str, model: str, **given: Any) -> "Found":

@@ -155,6 +155,10 @@ def _quantised_at_load(wanted: Wanted) -> Iterator[Mistake]:
 def _torch_tensors(wanted: Wanted) -> Iterator[Mistake]:
     for key, tensors in wanted.tensors:
         yield from as_far_as_known(_unfit_for_torch(key, tensors))
+    indices = wanted.options["output_indices"]
+    if indices and len(indices) != len(wanted.outputs):
+        found = f"has {len(indices)}, of {len(wanted.outputs)} outputs"
+        yield Mistake(("output_indices",), found, remedy="write one for each, in their order")
 
 
 def _unfit_for_torch(key: str, tensors: tuple[TensorSpec, ...]) -> Iterator[Mistake]:

@@ -67,6 +67,8 @@ def _told_nowhere(
         tensors = backends.python.tensors_of(wanted.model, key, declared, code, signature, wanted.max_rows)
         if key == "inputs":
             backends.python.check_parameters(wanted.model, signature, tensors)
+        else:
+            backends.python.check_keys(wanted.model, signature, tensors)
     except BackendError as exc:
         yield _of_code(wanted, exc)
 

@@ -9,7 +9,6 @@ from backends.datatypes import NUMPY
 from backends.mistakes import Mistake, Place, Wanted
 from backends.not_known import NOT_KNOWN, as_far_as_known
 from backends.onnx_file import way_without
-from backends.torch_tensors import places_of
 
 
 def closed_rows(wanted: Wanted, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Iterator[Mistake]:
@@ -98,9 +97,15 @@ def unlike_program(
     """Held against a file of torch.export by position: names are the configuration's own."""
     if not declared:
         return
-    places = places_of(declared) if key == "outputs" and all(tensor.name is not NOT_KNOWN for tensor in declared) else ()
-    if places and max(places) < len(found):
-        found = tuple(found[place] for place in places)
+    if key == "outputs" and (indices := wanted.options["output_indices"]):
+        if len(indices) != len(declared):
+            return  # which is told for itself
+        for place, index in enumerate(indices):
+            if index >= len(found):
+                expected = f"0 to {len(found) - 1}, in the order of the file: {_listed(found)}"
+                yield Mistake(("output_indices", place), expected=expected)
+                return
+        found = tuple(found[index] for index in indices)
     if len(found) != len(declared):
         expected = f"{len(found)}, in the order of the file: {_listed(found)}"
         yield Mistake((key,), f"{len(declared)} are listed", expected, f"list all {key}", of_model=True)

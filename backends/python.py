@@ -49,7 +49,7 @@ from backends.base import (
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
 from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
-from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_mapping
+from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_parameters
 
 if TYPE_CHECKING:
     from backends.discovery import Found
@@ -77,22 +77,14 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = 
     inputs = tensors_of(model, "inputs", declared.inputs, code, signature, rows)
     outputs = tensors_of(model, "outputs", declared.outputs, code, signature, rows)
     check_parameters(model, signature, inputs)
-    reads = signature.style == "dict" and _takes_parameters(code)
+    check_keys(model, signature, outputs)
     if signature.in_parts and signature.style == "rows":
         rows = min(rows, 1)  # the parts are of one row's values
     spec = ModelSpec(
-        "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=reads, decoupled=signature.in_parts,
-        own_arguments=signature.defaults,
+        "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=signature.reads_parameters,
+        decoupled=signature.in_parts, own_arguments=signature.defaults,
     )  # fmt: skip
     return PythonModel(model, spec, code, options, signature)
-
-
-def _takes_parameters(code: Any) -> bool:
-    """Whether a function, or the `predict` of a class that is not made yet, may be called with inputs and parameters."""
-    if not inspect.isclass(code):
-        return takes_mapping(code, 2)
-    bound = isinstance(inspect.getattr_static(code, "predict", None), staticmethod | classmethod)
-    return takes_mapping(getattr(code, "predict", None), 2 if bound else 3)
 
 
 def read(*, model: str, example: Mapping[str, object] | None = None, class_options: Mapping[str, Any] = NO_OPTIONS) -> "Found":
@@ -105,8 +97,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
 
     code = load_code(model)
     signature = called_as(model, code)
-    inputs = _stated(model, code, "inputs") or signature.input_specs()
-    outputs = _stated(model, code, "outputs") or signature.output_specs()
+    inputs = _stated(model, code, "inputs") or _hinted(model, signature, "inputs")
+    outputs = _stated(model, code, "outputs") or _hinted(model, signature, "outputs")
     notes = (f"no inputs, as they have a default: {', '.join(signature.defaults)}",) if signature.defaults else ()
     if inputs and outputs:
         found = from_shapes(inputs, outputs)
@@ -244,8 +236,7 @@ def tensors_of(
     model: str, key: str, declared: tuple[TensorSpec, ...], code: Any, signature: Signature, max_rows: int
 ) -> tuple[TensorSpec, ...]:
     """What is declared, else stated by the code, else hinted at; key: `inputs` or `outputs`. Raises: LoadFailed, if none is."""
-    hinted = signature.input_specs if key == "inputs" else signature.output_specs
-    found = declared or _stated(model, code, key, max_rows) or hinted()
+    found = declared or _stated(model, code, key, max_rows) or _hinted(model, signature, key)
     if not found:
         why = f" ({signature.untold})" if key == "inputs" and signature.untold else ""
         raise LoadFailed(
@@ -253,6 +244,27 @@ def tensors_of(
             "configuration (`gateway init` finds them)"
         )
     return found
+
+
+def _hinted(model: str, signature: Signature, key: str) -> tuple[TensorSpec, ...] | None:
+    """The tensors that type hints say. Raises: LoadFailed, for outputs that may be missing by them."""
+    if key == "inputs":
+        return signature.input_specs()
+    if optional := ", ".join(repr(name) for name, required in signature.keys.items() if not required):
+        raise LoadFailed(
+            f"{model}: {optional} may be missing by the return type, but each answer has all outputs: leave out NotRequired or "
+            'total=False, and give "" or NaN where there is none'
+        )
+    return signature.output_specs()
+
+
+def check_keys(model: str, signature: Signature, outputs: tuple[TensorSpec, ...]) -> None:
+    """Raises: LoadFailed, if a return type has other keys than the outputs. Those that may be missing need not be listed."""
+    names, keys = {tensor.name for tensor in outputs}, signature.keys
+    if keys and not {name for name, required in keys.items() if required} <= names <= keys.keys():
+        raise LoadFailed(
+            f"{model}: its outputs are {sorted(names)}, but the keys of its return type are {sorted(keys)}: name them alike"
+        )
 
 
 def check_parameters(model: str, signature: Signature, inputs: tuple[TensorSpec, ...]) -> None:
@@ -331,7 +343,7 @@ class PythonSession:
         self._instance = instance
         self._signature = signature
         self._outputs = spec.output_by_name or None
-        self._takes_parameters = signature.style == "dict" and takes_mapping(predict, 2)
+        self._takes_parameters = signature.style == "dict" and takes_parameters(predict, 2)
         # Of other classes, methods of these names may be anything.
         execute = instance if isinstance(instance, triton_python.ExecuteAdapter) else None
         self._declared = execute.declared if execute is not None else None

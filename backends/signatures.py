@@ -7,17 +7,30 @@
     def predict(inputs)                                                                     a dict of arrays by input name
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
-(output_0, output_1, …) or a TypedDict (each output by its key). A function that yields answers in parts: `Iterator[…]` of what
-a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what another yields says so by that type alone.
+(output_0, output_1, …) or a TypedDict (each output by its key, all required). A function that yields answers in parts:
+`Iterator[…]` of what a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what another yields says so
+by that type alone.
 """
 
 import inspect
 import reprlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import numpy as np
 
@@ -33,9 +46,11 @@ from backends.base import (
     words_of,
 )
 from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.source import takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
+_MARKS: Final = (Required, NotRequired)  # of keys of a TypedDict
 _ROW: Final = (-1,)
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
 _TEXT_EXPANSION: Final = 16  # times its characters: 4 for the text itself
@@ -67,7 +82,9 @@ class Signature:
     inputs: by name; None where a parameter has no type. outputs: None where the return type says nothing.
     in_parts: the function yields, and what it yields are the parts of an answer; outputs are those of a part.
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
-    defaults: the names of parameters that have one, which are no inputs.
+    reads_parameters: of style `dict`, the second argument gets the parameters of the request.
+    keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
+    defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
 
@@ -76,6 +93,9 @@ class Signature:
     outputs: Mapping[str, Hint] | None
     in_parts: bool = False
     any_inputs: bool = False
+    _: KW_ONLY
+    reads_parameters: bool = False
+    keys: Mapping[str, bool] = field(default_factory=dict)
     defaults: tuple[str, ...] = ()
     untold: str = ""
 
@@ -126,9 +146,12 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     untold = untold or "; ".join(whys)
     returned = hints.get("return")
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
-    outputs = _outputs(get_args(returned)[0] if in_parts and get_args(returned) else returned)
+    given = get_args(returned)[0] if in_parts and get_args(returned) else returned
+    outputs, keys = _outputs(given), _keys(given)
     if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
-        return Signature("dict", {}, outputs, in_parts, untold=untold)
+        reads = takes_parameters(function, 3 if method else 2)
+        own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
+        return Signature("dict", {}, outputs, in_parts, reads_parameters=reads, keys=keys, defaults=own, untold=untold)
     if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
         raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
@@ -146,7 +169,8 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     if outputs is not None and any((hint.scalar is not None) != bool(scalars) for hint in outputs.values()):
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return Signature("rows" if scalars else "names", inputs, outputs, in_parts, any_inputs, defaults, untold)
+    style: Literal["rows", "names"] = "rows" if scalars else "names"
+    return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, defaults=defaults, untold=untold)
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
@@ -160,13 +184,21 @@ def _is_mapping(hint: Any) -> bool:
 
 def _outputs(hint: Any) -> Mapping[str, Hint] | None:
     if is_typeddict(hint):
-        found = {name: hint_of(own) for name, own in get_type_hints(hint, include_extras=True).items()}
+        hints = get_type_hints(hint, include_extras=True)
+        found = {name: hint_of(get_args(own)[0] if get_origin(own) in _MARKS else own) for name, own in hints.items()}
     elif get_origin(hint) is tuple and Ellipsis not in get_args(hint):
         found = {f"output_{index}": hint_of(own) for index, own in enumerate(get_args(hint))}
     else:
         found = {"output": hint_of(hint)}
     known = {name: own for name, own in found.items() if own is not None}
     return known if len(known) == len(found) else None
+
+
+def _keys(hint: Any) -> dict[str, bool]:
+    if not is_typeddict(hint):
+        return {}
+    marks = {name: get_origin(own) for name, own in get_type_hints(hint, include_extras=True).items()}
+    return {name: mark is Required if mark in _MARKS else name in hint.__required_keys__ for name, mark in marks.items()}
 
 
 def hint_of(hint: Any) -> Hint | None:

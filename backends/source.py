@@ -27,6 +27,7 @@ _EXECUTED_S: Final = 30.0  # the most that another thread is waited for
 # But it may wait for us, where the file's own code loads it: then so many looks in a row find it waiting.
 _LOOK_S: Final = 0.02
 _LOOKS: Final = 5
+_PARAMETERS: Final = ("parameters", "params")
 _WAITING: Final = frozenset({"threading", "asyncio", "selectors", "uvloop"})  # in whose code a thread is that waits for another
 
 _looking: Final = threading.Lock()  # for a module, and for who executes its file; also while that begins, and ends
@@ -146,16 +147,18 @@ def takes(function: Any, arguments: int) -> bool:
     return True
 
 
-def takes_mapping(function: Any, place: int) -> bool:
-    """Whether a function may be called with arguments up to this place, with a mapping there: not where something else, as a
-    threshold, is its default.
+def takes_parameters(function: Any, place: int) -> bool:
+    """Whether a function may be called with arguments up to this place, with the parameters of a request there: not where
+    something else than a mapping, as a threshold, is its default, unless it is named as they are.
     """
     if not takes(function, place):
         return False
     of_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [each for each in inspect.signature(function).parameters.values() if each.kind in of_position]
-    default = named[place - 1].default if len(named) >= place else None  # else it is one of *args
-    return default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
+    if len(named) < place:
+        return True  # it is one of *args
+    name, default = named[place - 1].name, named[place - 1].default
+    return name in _PARAMETERS or default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
 
 
 def place_of(code: Any) -> str:

@@ -2,8 +2,8 @@
 
 Calling convention: the inputs are passed by position in the spec's order (None for an optional one left out), but by name
 where they are called as parameters of `forward` that do not begin it in that order; a tensor, a tuple or list in the spec's
-order (or as `NAME__0` says, where all outputs are named so), or a mapping or named tuple by name comes back. Sessions share
-one module, which must not change in `forward`.
+order (or with the outputs at `output_indices`), or a mapping or named tuple by name comes back. Sessions share one module,
+which must not change in `forward`.
 
 Threads: ATen keeps its number of intra-op threads per calling thread (an OpenMP setting), so each session sets its own when it
 is opened on its thread: k sessions use k · threads cores. But a thread's first question for the number sets it to what was set
@@ -40,7 +40,7 @@ from backends.cuda_graphs import recorded_rows, running
 from backends.onnx_file import AGAIN
 from backends.regular_file import absent
 from backends.source import is_source, made_from
-from backends.torch_tensors import mapped, ordered_outputs, places_of, to_array, to_tensor
+from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,7 @@ def load(
     threads: int = 1,
     device: str = "cpu",
     cuda_graphs: bool = False,
+    output_indices: Sequence[int] = (),
 ) -> "TorchModel":
     """model: a path, or `module:factory` / `path/to/file.py:factory`, called with factory_options, which returns an nn.Module.
 
@@ -66,6 +67,7 @@ def load(
     module dynamically (CPU).
     compile: torch.compile with dynamic shapes; the first runs, at warm-up, take up to a minute.
     cuda_graphs: record and replay one launch per batch shape on a CUDA device.
+    output_indices: which of the results of `forward` the outputs are, counted from 0; empty: all, in order.
     """
     try:
         import torch
@@ -79,6 +81,11 @@ def load(
     for tensor in (*declared.inputs, *declared.outputs):
         if tensor.datatype == "BYTES":
             raise LoadFailed(f"{model}: PyTorch has no strings, but {tensor.name!r} is BYTES: use a python model before it")
+    if output_indices and len(output_indices) != len(declared.outputs):
+        raise LoadFailed(
+            f"{model}: output_indices: has {len(output_indices)}, of {len(declared.outputs)} outputs: write one for each, in "
+            "their order"
+        )
     target = torch.device(device)
     if target.type == "cuda" and not torch.cuda.is_available():
         raise LoadFailed(f"device {device!r}: PyTorch {torch.__version__} sees no CUDA device")
@@ -92,7 +99,9 @@ def load(
         call = torch.compile(call, dynamic=True)
     row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
     spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, row_sizes, reads_parameters=False)
-    return TorchModel(spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes)
+    return TorchModel(
+        spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes, output_indices=output_indices
+    )
 
 
 def _use_threads(torch: Any, count: int) -> None:
@@ -278,6 +287,8 @@ class TorchModel:
         threads: int,
         cuda_graphs: bool,
         memory_bytes: int,
+        *,
+        output_indices: Sequence[int],
     ) -> None:
         self.spec = spec
         self.device = Device("cpu" if device.type == "cpu" else device.type, device.index or 0)
@@ -287,6 +298,7 @@ class TorchModel:
         self._autocast = autocast
         self._threads = threads
         self._cuda_graphs = cuda_graphs
+        self._output_indices = output_indices
 
     def open_session(self, index: int) -> Session:
         import torch
@@ -297,20 +309,27 @@ class TorchModel:
             from backends.torch_cuda import CudaSession
 
             with running():
-                return CudaSession(self.spec, self._call, self._device, autocast=self._autocast, graphs=self._cuda_graphs)
+                return CudaSession(
+                    self.spec,
+                    self._call,
+                    self._device,
+                    autocast=self._autocast,
+                    graphs=self._cuda_graphs,
+                    output_indices=self._output_indices,
+                )
         _use_threads(torch, self._threads)
-        return CpuSession(self.spec, self._call, self._autocast)
+        return CpuSession(self.spec, self._call, self._autocast, self._output_indices)
 
     def close(self) -> None:
         self._call = None
 
 
 class CpuSession:
-    def __init__(self, spec: ModelSpec, call: Callable[..., Any], autocast: bool) -> None:
+    def __init__(self, spec: ModelSpec, call: Callable[..., Any], autocast: bool, output_indices: Sequence[int] = ()) -> None:
         import torch
 
         self._spec = spec
-        self._places = places_of(spec.outputs)
+        self._output_indices = output_indices
         self._call: Callable[..., Any] | None = call
         self._torch = torch
         self._autocast = autocast
@@ -324,7 +343,7 @@ class CpuSession:
         try:
             # Grad mode and autocast are per thread and must be entered for every run.
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16) if self._autocast else contextlib.nullcontext():
-                results = ordered_outputs(self._spec, self._call(*arguments), self._places)
+                results = ordered_outputs(self._spec, self._call(*arguments), self._output_indices)
                 # Copied, as a module may write its next results into the same memory.
                 arrays = [to_array(result).copy() for result in results]
                 return {tensor.name: array for tensor, array in zip(self._spec.outputs, arrays, strict=True)}

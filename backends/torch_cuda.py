@@ -7,7 +7,7 @@ Run on an H200 with torch 2.11 (2026-11): docs/backends.md.
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import torch
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, SessionLost, Tensors
 from backends.cuda_graphs import MOST_GRAPHS, running
-from backends.torch_tensors import mapped, ordered_outputs, places_of, to_array, to_tensor
+from backends.torch_tensors import mapped, ordered_outputs, to_array, to_tensor
 
 _WARM_RUNS: Final = 2  # before a capture: lazy initialisation (cuBLAS handles, autotuning) must not be recorded
 
@@ -33,10 +33,17 @@ class _TorchGraph:
 
 class CudaSession:
     def __init__(
-        self, spec: ModelSpec, call: Callable[..., Any], device: torch.device, *, autocast: bool, graphs: bool
+        self,
+        spec: ModelSpec,
+        call: Callable[..., Any],
+        device: torch.device,
+        *,
+        autocast: bool,
+        graphs: bool,
+        output_indices: Sequence[int],
     ) -> None:
         self._spec = spec
-        self._places = places_of(spec.outputs)
+        self._output_indices = output_indices
         self._call: Callable[..., Any] | None = call
         self._device = device
         self._autocast = autocast
@@ -89,7 +96,7 @@ class CudaSession:
 
     def _called(self, call: Callable[..., Any], staged: list[torch.Tensor | None]) -> list[torch.Tensor]:
         arguments = [None if tensor is None else tensor.to(self._device, non_blocking=True) for tensor in staged]
-        return ordered_outputs(self._spec, call(*arguments), self._places)
+        return ordered_outputs(self._spec, call(*arguments), self._output_indices)
 
     def _replayed(self, staged: list[torch.Tensor | None]) -> list[torch.Tensor]:
         assert self._call is not None
@@ -114,7 +121,7 @@ class CudaSession:
             graph = torch.cuda.CUDAGraph()
             # thread_local: other sessions go on working while this one captures.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                results = ordered_outputs(self._spec, call(*arguments), self._places)
+                results = ordered_outputs(self._spec, call(*arguments), self._output_indices)
         if any(result.device.type != "cuda" for result in results):
             raise ExecutionFailed("the module gives outputs on the CPU, which no CUDA graph can: set cuda_graphs to false")
         return _TorchGraph(graph, arguments, results)

@@ -97,12 +97,12 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     return replace(found, notes=(*found.notes, f"what it gives beside tensors is left out: {named}"))
 
 
-def tried(*, model: str, stated: ModelSpec) -> Found:
-    """As of `backends.tried`, on the CPU."""
+def tried(*, model: str, stated: ModelSpec, output_indices: Sequence[int] = ()) -> Found:
+    """As of `backends.tried`, on the CPU. output_indices: as of `backends.torch.load`."""
     torch = _torch()
     names = [tensor.name for tensor in stated.inputs]
     call, _, _ = load_callable(torch, model, {}, torch.device("cpu"), "fp32", names)
-    session = CpuSession(stated, by_name(call, names), autocast=False)
+    session = CpuSession(stated, by_name(call, names), False, output_indices)
     return from_shapes(
         stated.inputs,
         stated.outputs,

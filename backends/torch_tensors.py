@@ -1,12 +1,12 @@
 """Tensors between numpy and PyTorch, and what PyTorch raises, as ours. For every backend with PyTorch in it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
-from backends.base import BackendError, ExecutionFailed, ModelSpec, OutputsRefused, SessionLost, TensorSpec
+from backends.base import BackendError, ExecutionFailed, ModelSpec, OutputsRefused, SessionLost
 
 if TYPE_CHECKING:
     import torch
@@ -61,44 +61,29 @@ def fields_of(results: Any) -> tuple[str, ...]:
     return getattr(results, "_fields", ()) if isinstance(results, tuple) else ()
 
 
-def places_of(outputs: Iterable[TensorSpec]) -> tuple[int, ...]:
-    """Which of a module's results the outputs are, counted from 0, where the names of all say it, as of `NAME__2`; else none.
-
-    Source: README of triton-inference-server/pytorch_backend.
-    """
-    numbers = [place_in(tensor.name) for tensor in outputs]
-    return () if None in numbers else tuple(number for number in numbers if number is not None)
-
-
-def place_in(name: str) -> int | None:
-    number = name.partition("__")[2]
-    return int(number) if number.isdecimal() else None
-
-
-def ordered_outputs(spec: ModelSpec, results: Any, places: tuple[int, ...] = ()) -> list["torch.Tensor"]:
+def ordered_outputs(spec: ModelSpec, results: Any, indices: Sequence[int] = ()) -> list["torch.Tensor"]:
     """A module's results in the spec's order, from a mapping by name, from a named tuple too where its fields have these names.
 
-    places: as of `places_of`; all, where there are none. What autocast left in half precision comes in the FP32 that was
-    declared. Raises: OutputsRefused, if there are more or fewer, one is missing, or is no tensor.
+    indices: which of a tuple or list the outputs are, counted from 0; empty: all of it. What autocast left in half precision
+    comes in the FP32 that was declared. Raises: OutputsRefused, if there are more or fewer, one is missing, or is no tensor.
     """
     import torch
 
     if (fields := fields_of(results)) and {tensor.name for tensor in spec.outputs} <= {*fields}:
         results = results._asdict()
-    if named := isinstance(results, Mapping):
+    if isinstance(results, Mapping):
         missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]
         if missing:
             raise OutputsRefused(f"the module returned {sorted(results)}, without the outputs {missing}")
         results = [results[tensor.name] for tensor in spec.outputs]
-    elif not isinstance(results, tuple | list):
-        results = (results,)
-    if places and not named:
-        if max(places) >= len(results):
-            name = spec.outputs[places.index(max(places))].name
+    else:
+        results = results if isinstance(results, tuple | list) else (results,)
+        if indices and (most := max(indices)) >= len(results):
             raise OutputsRefused(
-                f"the module returned {len(results)} results, and {name!r} names result {max(places)}, counted from 0"
+                f"output {spec.outputs[indices.index(most)].name!r}: expected result {most}, counted from 0 (`output_indices`; "
+                f"of a Triton repository the number in its name), the module returned {len(results)}: correct that number"
             )
-        results = [results[place] for place in places]
+        results = [results[index] for index in indices] if indices else results
     if len(results) != len(spec.outputs):
         raise OutputsRefused(f"the module returned {len(results)} results, the spec has {len(spec.outputs)} outputs")
     for tensor, result in zip(spec.outputs, results, strict=True):

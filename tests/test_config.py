@@ -114,6 +114,11 @@ def test_the_least_configuration_has_defaults_for_the_rest() -> None:
             f"models: [{{name: a, inputs: [{tensor('x', '-1, 3', 'INT8')}], ragged: {{pad: {{x: 128}}}}, {BACKEND}}}]",
             "x.yaml: models[0].ragged.pad.x: 128: expected a whole number from -128 to 127, as the input is INT8",
         ),
+        (
+            "models: [{name: a, backends: [{kind: torch, model: m.pt2, build: {source: 'm:make'}, output_indices: [1]}]}]",
+            "x.yaml: models[0].backends[0].output_indices: [1]: what is built has the outputs as they are listed; list "
+            "`outputs` in the order of the module's results, and remove this",
+        ),
         (  # and nothing is concluded from what is at fault
             f"models: [{{name: a, inputs: [{tensor('x', 'any')}], ragged: {{pad: {{x: 0}}}}, {BACKEND}}}]",
             "x.yaml: models[0].inputs[0].shape[0]: 'any': expected a whole number from -1 to 2147483647",

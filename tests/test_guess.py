@@ -652,7 +652,9 @@ def test_a_triton_repository_is_read_with_its_versions(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (first["name"], first.get("version"), third["version"], first["max_rows"]) == ("net", None, "3", 0)
     assert first["inputs"] == [tensor("INPUT__0", "BYTES", -1, 3), tensor("INPUT__1", "INT64", 2)]
-    assert first["backends"] == [{"kind": "torch", "device": "cuda", "model": f"{tmp_path}/net/1/model.pt"}]
+    assert first["backends"] == [
+        {"kind": "torch", "device": "cuda", "model": f"{tmp_path}/net/1/model.pt", "output_indices": [0]}
+    ]
     assert [note.partition(":")[0] for note in found.notes] == [
         f"{tmp_path}/notes is left aside",
         "scaled",
@@ -686,13 +688,12 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
             b = b if c is None else b * c
             return a - b if d is None else a - b - d
 
-    def repository(*inputs: str) -> str:
+    def repository(*inputs: str, output: str = "y") -> str:
         listed = [
             f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ 2 ] optional: {str(name == "c").lower()} }}' for name in inputs
         ]
-        pbtxt = (
-            f'platform: "pytorch_libtorch" input [{", ".join(listed)}] output [{{ name: "y" data_type: TYPE_FP32 dims: [2] }}]'
-        )
+        given = f'output [{{ name: "{output}" data_type: TYPE_FP32 dims: [2] }}]'
+        pbtxt = f'platform: "pytorch_libtorch" input [{", ".join(listed)}] {given}'
         (tmp_path / "less" / "config.pbtxt").write_text(pbtxt)
         return str(tmp_path)
 
@@ -708,6 +709,13 @@ def test_a_triton_model_of_pytorch_gets_inputs_by_the_names_of_its_arguments(tmp
     assert "takes before 'c': state it" in fault(repository("c", "a"))
     assert [each["name"] for each in model(repository("x__1", "x__0"))["inputs"]] == ["x__0", "x__1"]
     assert "input: x__1, x__3: expected the places of the arguments, 0 to 1, at the" in fault(repository("x__1", "x__3"))
+    assert "output_indices" not in model(repository("a", "b"))["backends"][0]
+    folder = repository("a", "b", output="y__0")
+    assert model(folder)["backends"][0]["output_indices"] == [0]
+    assert "output_indices: [0]}" in written(guess(folder), tmp_path)
+    with (tmp_path / "less" / "config.pbtxt").open("a") as file:
+        file.write(" max_batch_size: 4")
+    assert guess(folder).notes == ()  # its rows were tried
 
 
 @pytest.mark.parametrize(

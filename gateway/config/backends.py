@@ -164,6 +164,9 @@ def _sha256(value: object) -> object:
 Sha256 = Annotated[str | None, BeforeValidator(_sha256)]
 
 
+OutputIndex = Annotated[int, Field(ge=0, lt=1 << 16)]
+
+
 class Torch(Backend):
     """TorchScript (.pt), torch.export (.pt2), an AOTInductor package (.pt2), or a factory `module:callable`."""
 
@@ -177,7 +180,18 @@ class Torch(Backend):
     threads: Threads = _TORCH["threads"]
     device: Device = _TORCH["device"]  # or cuda, cuda:1
     cuda_graphs: bool = _TORCH["cuda_graphs"]  # on cuda: one launch per batch shape; the module must not branch on values
+    output_indices: tuple[OutputIndex, ...] = _TORCH["output_indices"]  # of the module's results, for each output; empty: all
     cast_outputs: bool = _TORCH["cast_outputs"]  # float64, and integers that fit, to what is declared; False: they are errors
+
+    def together(self) -> Iterable[Iterator[Unfit]]:
+        return (*Backend.together(self), self._indices_of_built())
+
+    def _indices_of_built(self) -> Iterator[Unfit]:
+        if self.output_indices and self.build is not None:
+            found = "what is built has the outputs as they are listed"
+            yield Unfit(
+                found, remedy="list `outputs` in the order of the module's results, and remove this", at=("output_indices",)
+            )
 
     @property
     def any_length(self) -> bool:

@@ -15,7 +15,6 @@ from backends.check import gpus as gpus_here
 from backends.discovery import untried
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
-from backends.torch_tensors import place_in
 from backends.triton_python import CLASS, completed, read_pbtxt
 from gateway.errors import ConfigError
 
@@ -85,6 +84,7 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         backend["device"] = f"cuda:{gpus[0]}" if kind == "torch" and len(gpus) == 1 and gpus[0] else "cuda"
     if kind != "python" and (threads := _threads(config)):
         backend["threads"] = threads
+    options = _output_indices(config) if kind == "torch" else {}
     entries = []
     for version in _wanted(where, config, versions):
         model = _file_of(version, kind, config.default_model_filename or file)
@@ -100,11 +100,11 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
             own = completed(config, model) if kind == "python" else config
             found, told = _tensors_and_rows(where, own, kind, folder, model), ()
             if _apart_on_triton(own, kind):
-                found["max_rows"], told = _rows_tried(kind, place, found)
+                found["max_rows"], told = _rows_tried(kind, place, found, options)
         entry |= found
         notes += [f"{folder.name}: {note}" for note in told]
         entry["backends"] = [
-            {**backend, "model": place} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
+            {**backend, "model": place, **options} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
         entries.append(entry)
     return entries, notes
@@ -146,17 +146,17 @@ def _apart_on_triton(config: Any, kind: str) -> bool:
     return rows and (kind == "python" or not config.HasField("dynamic_batching"))
 
 
-def _rows_tried(kind: str, model: str, stated: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+def _rows_tried(kind: str, model: str, stated: dict[str, Any], options: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
     """The rows of a batch here, where those of several requests share one, and what is to be told of them.
 
-    model, stated: as in an entry.
+    model, stated, options: as in an entry.
     """
     inputs, outputs = (
         tuple(TensorSpec(t["name"], t["datatype"], tuple(t["shape"]), t.get("optional", False)) for t in stated.get(key, ()))
         for key in ("inputs", "outputs")
     )
     try:
-        found = backends.tried(kind, model, ModelSpec("", inputs, outputs, stated["max_rows"]))
+        found = backends.tried(kind, model, ModelSpec("", inputs, outputs, stated["max_rows"]), **options)
     except LoadFailed as exc:
         return stated["max_rows"], (untried(f"as it cannot be run here ({' '.join(str(exc).split())})"),)
     return found.max_rows, found.notes
@@ -350,13 +350,25 @@ def _lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
+def _place_in(name: str) -> int | None:
+    """Of a tensor of PyTorch: of `NAME__2`, 2. Source: README of triton-inference-server/pytorch_backend."""
+    number = name.partition("__")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def _output_indices(config: Any) -> dict[str, Any]:
+    """The option of that name, where the names of all outputs say which results they are."""
+    places = [_place_in(tensor.name) for tensor in config.output]
+    return {} if None in places else {"output_indices": places}
+
+
 def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """In the order of TorchScript's `forward`, where all are named as its arguments; else by the places that their names say.
 
     So does Triton, whose names say them as NAME__0, NAME__1.
     Raises: ConfigError, if an argument before one of them is no input, and has no default, or there is a gap in the places.
     """
-    by_place = {place_in(tensor["name"]): tensor for tensor in inputs}
+    by_place = {_place_in(tensor["name"]): tensor for tensor in inputs}
     if by_place.keys() == {*range(len(inputs))}:
         return [by_place[place] for place in range(len(inputs))]
     if len(inputs) < 2 and None in by_place:

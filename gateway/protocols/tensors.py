@@ -122,7 +122,7 @@ def check_own(given: Collection[str], own: tuple[str, ...]) -> None:
         if name in given:
             raise InvalidArgument(
                 f"request: parameter '{name}': the model has a value of its own for it, which no request sets: leave it out; "
-                f"or have the model take '{name}' as an input: `predict` without a default for it"
+                "or have the model take it as an input, or read it from the parameters of `predict(inputs, parameters)`"
             )
 
 

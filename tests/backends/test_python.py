@@ -1,8 +1,10 @@
 """What the python backend does beyond the contract."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,9 @@ from backends.base import (
     trace_of,
     words_of,
 )
+from backends.check import checked
 from backends.datatypes import NUMPY
+from backends.mistakes import Wanted
 from backends.source import load_object
 
 UNSTATED = ModelSpec("", (), (), 8)
@@ -99,6 +103,16 @@ class ByDefault(Scaled):
         return {"y": inputs["x"]}
 
 
+class ByName(Scaled):
+    def predict(self, inputs: Tensors, parameters: Any = (), *, factor: float = 1.0) -> Tensors:
+        return {"y": inputs["x"] * np.float32(dict(parameters).get("factor", factor))}
+
+
+class WithAKeyword(Scaled):
+    def predict(self, inputs: Tensors, *, factor: float = 1.0) -> Tensors:  # type: ignore[override]
+        return {"y": inputs["x"]}
+
+
 class WithAThreshold(Scaled):
     def predict(self, inputs: Tensors, threshold: float = 0.5) -> Tensors:  # type: ignore[override]
         return {"y": inputs["x"] * np.float32(threshold)}
@@ -114,19 +128,24 @@ def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray
 
 
 @pytest.mark.parametrize(
-    ("model", "reads"),
+    ("model", "reads", "own"),
     [
-        (Scaled, True),
-        (AsStatic, True),
-        (ByAnyArguments, True),
-        (ByDefault, True),
-        (WithAThreshold, False),
-        (Deaf, False),
-        (plain, False),
+        (Scaled, True, ()),
+        (AsStatic, True, ()),
+        (ByAnyArguments, True, ()),
+        (ByDefault, True, ()),
+        (ByName, True, ()),
+        (WithAKeyword, False, ("factor",)),
+        (WithAThreshold, False, ("threshold",)),
+        (Deaf, False, ()),
+        (plain, False, ()),
     ],
 )
-def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool) -> None:
-    assert backends.load("python", {"model": f"{__name__}:{model.__name__}"}).spec.reads_parameters is reads
+def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool, own: tuple[str, ...]) -> None:
+    loaded = backends.load("python", {"model": f"{__name__}:{model.__name__}"})
+    assert (loaded.spec.reads_parameters, loaded.spec.own_arguments) == (reads, own)
+    factor = 2 if model in (Scaled, ByName) else 0.5 if model is WithAThreshold else 1
+    assert [y.tolist() for y in loaded.open_session(0).run(x(1), {"factor": 2}).values()] == [[factor]]
 
 
 def test_each_session_is_an_instance_that_is_closed_once(tmp_path: Path) -> None:
@@ -159,6 +178,43 @@ def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, sha
     declared = ModelSpec("", (TensorSpec("x", datatype, shape),), (TensorSpec("output", "FP32", (-1,)),), 8)
     with pytest.raises(SpecMismatch, match=f"input 'x': .*{says}"):
         load("Hinted", declared)
+
+
+class Answer(TypedDict):
+    a: float
+    b: float
+    why: NotRequired[str]
+
+
+def answer(x: float) -> Answer:
+    return {"a": x, "b": x}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ("ab", ""),
+        (("a", "b", "why"), ""),
+        ("a", "its outputs are ['a'], but the keys of its return type are ['a', 'b', 'why']: name them alike"),
+        ("abc", "its outputs are ['a', 'b', 'c'], but the keys of its return type are ['a', 'b', 'why']: name them alike"),
+        ((), "'why' may be missing by the return type, but each answer has all outputs: leave out NotRequired or"),
+    ],
+)
+def test_outputs_are_held_against_the_keys_of_the_return_type(outputs: Sequence[str], told: str) -> None:
+    named = tuple(TensorSpec(name, "BYTES" if name == "why" else "FP64", (-1,)) for name in outputs)
+    options = backends.defaults("python") | {"model": f"{__file__}:answer"}
+    wanted = Wanted("python", options, here=True, thorough=True, inputs=(), outputs=named, max_rows=8)
+    found = [mistake.found for mistake in checked(wanted)]
+    if not told:
+        assert load("answer", replace(UNSTATED, outputs=named)).spec.outputs == named
+        assert found == []
+        return
+    with pytest.raises(LoadFailed, match=re.escape(f"{__file__}:answer: {told}")):
+        load("answer", replace(UNSTATED, outputs=named))
+    assert [mistake.startswith(told) for mistake in found] == [True]
+    if not outputs:
+        with pytest.raises(LoadFailed, match=re.escape(f"{__file__}:answer: {told}")):
+            backends.read("python", f"{__file__}:answer")
 
 
 def test_a_hint_without_a_shape_still_says_the_datatype() -> None:

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,6 +249,24 @@ def test_inputs_of_an_exported_program_are_those_of_their_names(order: tuple[str
     assert session.run(inputs, {})["y"].tolist() == [[4] * 4]
 
 
+@pytest.mark.slow
+def test_output_indices_are_held_against_an_exported_program(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.long(), x * 2
+
+    torch.export.save(torch.export.export(Two(), (torch.ones(1, 4),)), tmp_path / "two.pt2")
+    in_order = "in the order of the file: to INT64 [1, 4], mul FP32 [1, 4]"
+    for indices, told in (
+        ([], [f"1 are listed, expected 2, {in_order}: list all outputs"]),
+        ([0], [", expected INT64, as in the file: write INT64"]),
+        ([1], []),
+        ([2], [f", expected 0 to 1, {in_order}: "]),
+        ([0, 1], ["has 2, of 1 outputs, expected : write one for each, in their order"]),
+    ):
+        assert faults_of(tmp_path / "two.pt2", "x", max_rows=0, output_indices=indices) == told
+
+
 def test_inputs_with_names_of_their_own_go_by_position() -> None:
     declared = spec(tuple(TensorSpec(name, "FP32", (-1, 4)) for name in ("INPUT0", "INPUT1")), TensorSpec("y", "FP32", (-1, 4)))
     session = backends.load("torch", {"model": f"{__file__}:optional_between"}, declared).open_session(0)
@@ -278,9 +296,9 @@ def given(result: str = "mapping") -> Any:
     return Given(result)
 
 
-def given_by(result: str, *outputs: str) -> backends.Session:
+def given_by(result: str, *outputs: str, output_indices: Sequence[int] = ()) -> backends.Session:
     declared = spec(X, *(TensorSpec(name, "FP32", (-1, -1)) for name in outputs))
-    options = {"model": f"{__file__}:given", "factory_options": {"result": result}}
+    options = {"model": f"{__file__}:given", "factory_options": {"result": result}, "output_indices": output_indices}
     return backends.load("torch", options, declared).open_session(0)
 
 
@@ -300,14 +318,31 @@ def test_a_result_that_is_no_tensor_is_named(result: str, outputs: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("outputs", "factors"),
-    [(("y__0", "y__1"), (1, 2)), (("y__1", "y__0"), (2, 1)), (("y__1",), (2,)), (("a__0", "b__0"), (1, 1))],
+    ("outputs", "indices", "factors"),
+    [
+        (("y__1", "y__0"), [], (1, 2)),
+        (("a__0", "b__0"), [], (1, 2)),
+        (("a", "b"), [1, 0], (2, 1)),
+        (("b",), [1], (2,)),
+        (("a", "b"), [0, 0], (1, 1)),
+    ],
 )
-def test_outputs_are_the_results_that_their_names_say(outputs: tuple[str, ...], factors: tuple[int, ...]) -> None:
-    found = given_by("two", *outputs).run({"x": np.ones((1, 3), np.float32)}, {})
+def test_outputs_are_the_results_in_order_or_those_of_output_indices(
+    outputs: tuple[str, ...], indices: list[int], factors: tuple[int, ...]
+) -> None:
+    found = given_by("two", *outputs, output_indices=indices).run({"x": np.ones((1, 3), np.float32)}, {})
     assert [(name, array[0, 0]) for name, array in found.items()] == list(zip(outputs, factors, strict=True))
-    with pytest.raises(OutputsRefused, match=r"^the module returned 2 results, and 'y__2' names result 2, counted from 0$"):
-        given_by("two", "y__0", "y__2").run({"x": np.ones((1, 3), np.float32)}, {})
+
+
+def test_an_output_index_that_the_module_has_no_result_for_is_told() -> None:
+    told = (
+        r"^output 'b': expected result 2, counted from 0 \(`output_indices`; of a Triton repository the number in its name\), "
+        r"the module returned 2: correct that number$"
+    )
+    with pytest.raises(OutputsRefused, match=told):
+        given_by("two", "a", "b", output_indices=[0, 2]).run({"x": np.ones((1, 3), np.float32)}, {})
+    with pytest.raises(backends.LoadFailed, match="output_indices: has 1, of 2 outputs: write one for each, in their order"):
+        given_by("two", "a", "b", output_indices=[0])
 
 
 def test_what_pytorch_is_still_to_negate_is_an_output() -> None:
@@ -347,11 +382,11 @@ class Defaulted(torch.nn.Module):
         return x * scale[0] + sizes[0]
 
 
-def faults_of(file: Path, *inputs: str) -> list[str]:
+def faults_of(file: Path, *inputs: str, max_rows: int = 8, **options: Any) -> list[str]:
     """What `gateway check` finds."""
     declared = tuple(TensorSpec(name, "FP32", (-1, 4)) for name in inputs)
-    options = backends.defaults("torch") | {"model": str(file)}
-    wanted = Wanted("torch", options, here=True, thorough=True, inputs=declared, outputs=SPEC.outputs, max_rows=8)
+    options = backends.defaults("torch") | {"model": str(file)} | options
+    wanted = Wanted("torch", options, here=True, thorough=True, inputs=declared, outputs=SPEC.outputs, max_rows=max_rows)
     return [f"{fault.found}, expected {fault.expected}: {fault.remedy}" for fault in checked(wanted)]
 
 

@@ -1,6 +1,8 @@
 """What a model prints fails no request."""
 
+import contextlib
 import os
+import pty
 import re
 import select
 import subprocess
@@ -14,7 +16,9 @@ import pytest
 import tritonclient.http
 
 from backends.base import ModelSpec, SessionLost, TensorSpec
+from gateway.commands.batch import _Progress
 from gateway.engine.session_process import ProcessModel
+from gateway.process import prints
 from tests.served.gateway_process import ROOT, served
 
 SPEAKS = """
@@ -71,6 +75,21 @@ def test_what_models_make_of_their_streams_is_no_matter_of_others() -> None:
     done = subprocess.run([sys.executable, "-c", MISUSES], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "a result\nafter it\n"), done.stderr
     assert [done.stderr.count(each) for each in ("told", "a line", "after it")] == [7, 14, 1]
+
+
+def test_a_log_line_goes_above_the_bar_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with prints.apart(), _Progress(quiet=False):
+            print("told", file=prints.log_stream(), flush=True)
+            print("a line", file=sys.stderr, flush=True)
+    shown = b""
+    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as screen:
+        while more := screen.read(4096):
+            shown += more
+    assert re.search(rb"\x1b\[2Ktold\r\n.*\x1b\[2Ka line\r\n", shown, re.DOTALL)
 
 
 @UNBUFFERED

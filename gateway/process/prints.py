@@ -35,6 +35,17 @@ def log_stream() -> TextIO | None:
 
 
 @contextlib.contextmanager
+def logged_to(stream: TextIO) -> Iterator[None]:
+    """The gateway's log is to be written there meanwhile."""
+    global _log
+    before, _log = _log, stream
+    try:
+        yield
+    finally:
+        _log = before
+
+
+@contextlib.contextmanager
 def printed(*, for_good: bool = False) -> Iterator[None]:
     """Around a command: what it prints is written at its end, however that came, or dropped where it cannot be.
 

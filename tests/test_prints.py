@@ -135,9 +135,10 @@ def test_what_a_model_prints_before_it_crashes_is_told(
     tmp_path: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     (tmp_path / "m.py").write_text(
         "import os\n\nclass Model:\n    def predict(self, inputs):\n        if inputs['x'][0] == 7:\n"
-        "            print('it is 7')\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
+        "            print('it is 7', chr(0x2603))\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
     )
     spec = ModelSpec("m", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), max_rows=1)
     with (
@@ -146,7 +147,7 @@ def test_what_a_model_prints_before_it_crashes_is_told(
         pytest.raises(SessionLost),
     ):
         session.run({"x": np.full(1, 7, np.float32)}, {})
-    assert capfd.readouterr().err == "it is 7\n"
+    assert capfd.readouterr().err == "it is 7 \\u2603\n"
 
 
 MODEL = """

@@ -16,7 +16,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -143,12 +143,13 @@ def _losing(stream: TextIO, descriptor: int | None = None) -> TextIO:
     try:
         raw = _Losing(stream.fileno() if descriptor is None else descriptor, "wb", closefd=False)
         _flush(stream)
-        return _alike(stream, _Lasting(raw), line_buffering=True)
+        errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+        return _alike(stream, _Lasting(raw), errors=errors, line_buffering=True)
     except (AttributeError, OSError, ValueError):
         return stream
 
 
-def _alike(stream: TextIO, buffer: io.BufferedWriter, **otherwise: bool) -> TextIO:
+def _alike(stream: TextIO, buffer: io.BufferedWriter, **otherwise: Any) -> TextIO:
     """Over another file, what encodes as a standard stream does. otherwise: where it differs."""
     how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
     return io.TextIOWrapper(buffer, **(how | otherwise))

@@ -17,6 +17,7 @@ import tritonclient.http
 
 from backends.base import ModelSpec, SessionLost, TensorSpec
 from gateway.commands.batch import _Progress
+from gateway.commands.predict import _tell
 from gateway.engine.session_process import ProcessModel
 from gateway.process import prints
 from tests.served.gateway_process import ROOT, served
@@ -238,6 +239,39 @@ def test_who_calls_a_command_from_python_prints_on(speaking: Path) -> None:
     called = "from gateway.cli import main; print('mine'); main(['check', 'x.yaml']); print('mine again')"
     done = run_gateway(speaking, "-c", called)
     assert re.fullmatch(r"mine\nm version 1: .*\nx\.yaml: valid\nmine again\nat the end\n", done.stdout), done.stdout
+
+
+class Wrapper:
+    """Stands before a file, as a host has it that keeps what is printed."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.kept = ""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self.kept += text
+        return self._file.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def speak_here() -> None:
+    """As a command does that is called from Python."""
+    with prints.printed(), prints.apart() as results:
+        print("a line")
+        print("a line", file=sys.stderr)
+        print("told", file=prints.log_stream())
+        _tell([b"a result"], results)
+
+
+def test_what_a_host_has_wrapped_is_not_passed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w") as file:
+        out, error = Wrapper(file), Wrapper(file)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", error)
+        speak_here()
+    assert (out.kept, error.kept) == ("a result\n", "a line\na line\ntold\n")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeGuard
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -54,12 +54,11 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
     Raises: OSError, of the file "standard output"; BrokenPipeError, where its reader has gone.
     """
     plain = sys.stdout
-    try:
-        out = _alike(plain, _Unbuffered(_Named(plain.fileno(), for_good=for_good)))
-    except (AttributeError, OSError):  # it is no file, or there is none
+    descriptor = _descriptor(plain)
+    if descriptor is None:
         yield
         return
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(_alike(plain, _Unbuffered(_Named(descriptor, for_good=for_good)))) as out:
         try:
             yield
         finally:
@@ -74,8 +73,8 @@ def apart(*, more: bool = False) -> Iterator[TextIO]:
     """
     global _log
     plain, error = sys.stdout, sys.stderr
-    if not _is(plain, _STANDARD_OUTPUT):  # of who calls a command from Python; None: it is closed
-        sys.stdout, sys.stderr, _log = _losing(error), _losing(error), _losing(error)
+    if _descriptor(plain) != _STANDARD_OUTPUT:  # of who calls a command from Python; None: it is closed
+        sys.stdout, sys.stderr, _log = _kept(error), _kept(error), _kept(error)
         try:
             with open(os.devnull, "w") as nowhere:
                 yield plain or nowhere
@@ -88,9 +87,9 @@ def apart(*, more: bool = False) -> Iterator[TextIO]:
     results = _alike(plain, _Unbuffered(_Named(os.dup(_STANDARD_OUTPUT), closefd=True)))
     spoken = os.dup(_STANDARD_ERROR)
     os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
-    usual = error is None or _is(error, _STANDARD_ERROR)  # else of who calls a command from Python
-    sys.stdout = _losing(error or plain, _STANDARD_OUTPUT if usual else None)
-    sys.stderr, _log = _losing(error), _losing(error, spoken if usual else None)
+    usual = error is None or _descriptor(error) == _STANDARD_ERROR  # else of who calls a command from Python
+    sys.stdout = _kept(error or plain, _STANDARD_OUTPUT if usual else None)
+    sys.stderr, _log = _kept(error), _kept(error, spoken if usual else None)
     try:
         yield results
     finally:
@@ -112,6 +111,7 @@ def never_raise(*, waits: bool = False) -> None:
     global _log, _patience_s
     if not waits:
         _patience_s = _READER_S
+    # Also what is no `is_text_file`: Ray has wrapped those of its workers.
     sys.stdout, sys.stderr, _log = _losing(sys.stdout), _losing(sys.stderr), _losing(_log or sys.stderr)
 
 
@@ -121,11 +121,17 @@ def flush() -> None:
     _flush(sys.stderr)
 
 
-def _is(stream: TextIO, descriptor: int) -> bool:
+def is_text_file(stream: TextIO | None) -> TypeGuard[io.TextIOWrapper]:
+    """As `open` makes one, whose file or bytes may be written to instead. What a wrapper does with text would be left out."""
+    return getattr(type(stream), "write", None) is io.TextIOWrapper.write
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    """None: it is no `is_text_file`, or not of an open file."""
     try:
-        return stream.fileno() == descriptor
-    except (AttributeError, OSError):  # it is no file, or there is none
-        return False
+        return stream.fileno() if is_text_file(stream) else None
+    except OSError:
+        return None
 
 
 def _flush(stream: TextIO | None) -> None:
@@ -136,6 +142,11 @@ def _flush(stream: TextIO | None) -> None:
 def _is_for_good(stream: TextIO) -> bool:
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return isinstance(raw, _Named) and raw.for_good
+
+
+def _kept(stream: TextIO, descriptor: int | None = None) -> TextIO:
+    """As `_losing`; what is no `is_text_file` is itself."""
+    return _losing(stream, descriptor) if is_text_file(stream) else stream
 
 
 def _losing(stream: TextIO, descriptor: int | None = None) -> TextIO:

@@ -1,6 +1,7 @@
 """What a model prints fails no request."""
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -272,6 +273,18 @@ def test_what_a_host_has_wrapped_is_not_passed_by(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(sys, "stderr", error)
         speak_here()
     assert (out.kept, error.kept) == ("a result\n", "a line\na line\ntold\n")
+
+
+def test_results_come_after_what_a_host_has_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = io.BytesIO()
+    with open(tmp_path / "out", "w") as file, io.TextIOWrapper(written) as text:
+        for out in (file, text):
+            monkeypatch.setattr(sys, "stdout", out)
+            print("before")
+            speak_here()
+            out.flush()
+        assert written.getvalue() == b"before\na result\n"
+    assert (tmp_path / "out").read_text() == "before\na result\n"
 
 
 @pytest.mark.slow

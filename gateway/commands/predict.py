@@ -100,6 +100,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 def _tell(answers: Iterable[bytes], results: TextIO | None) -> None:
     for answer in answers:
         if is_text_file(results):  # past its encoding, which may lack some character
+            results.flush()
             results.buffer.write(answer + b"\n")
             results.buffer.flush()
         else:  # of who calls a command from Python; None: it is closed

@@ -58,6 +58,7 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
     if descriptor is None:
         yield
         return
+    _flush(plain)  # what who called it has printed comes first
     with contextlib.redirect_stdout(_alike(plain, _Unbuffered(_Named(descriptor, for_good=for_good)))) as out:
         try:
             yield

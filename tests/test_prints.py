@@ -287,6 +287,12 @@ def test_results_come_after_what_a_host_has_printed(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "out").read_text() == "before\na result\n"
 
 
+def test_results_for_a_standard_output_that_a_host_has_closed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+    speak_here()
+
+
 @pytest.mark.slow
 def test_the_ready_line_begins_a_line_whatever_a_model_prints(speaking: Path) -> None:
     log = speaking / "log"

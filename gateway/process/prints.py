@@ -56,7 +56,8 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
     plain = sys.stdout
     descriptor = _descriptor(plain)
     if descriptor is None:
-        yield
+        with contextlib.redirect_stdout(None if getattr(plain, "closed", False) else plain):
+            yield
         return
     _flush(plain)  # what who called it has printed comes first
     with contextlib.redirect_stdout(_alike(plain, _Unbuffered(_Named(descriptor, for_good=for_good)))) as out:
@@ -131,7 +132,7 @@ def _descriptor(stream: TextIO | None) -> int | None:
     """None: it is no `is_text_file`, or not of an open file."""
     try:
         return stream.fileno() if is_text_file(stream) else None
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

@@ -1,6 +1,9 @@
 """What a model prints fails no request."""
 
+import contextlib
+import io
 import os
+import pty
 import re
 import select
 import subprocess
@@ -14,7 +17,10 @@ import pytest
 import tritonclient.http
 
 from backends.base import ModelSpec, SessionLost, TensorSpec
+from gateway.commands.batch import _Progress
+from gateway.commands.predict import _tell
 from gateway.engine.session_process import ProcessModel
+from gateway.process import prints
 from tests.served.gateway_process import ROOT, served
 
 SPEAKS = """
@@ -73,6 +79,21 @@ def test_what_models_make_of_their_streams_is_no_matter_of_others() -> None:
     assert [done.stderr.count(each) for each in ("told", "a line", "after it")] == [7, 14, 1]
 
 
+def test_a_log_line_goes_above_the_bar_of_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with prints.apart(), _Progress(quiet=False):
+            print("told", file=prints.log_stream(), flush=True)
+            print("a line", file=sys.stderr, flush=True)
+    shown = b""
+    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as screen:
+        while more := screen.read(4096):
+            shown += more
+    assert re.search(rb"\x1b\[2Ktold\r\n.*\x1b\[2Ka line\r\n", shown, re.DOTALL)
+
+
 @UNBUFFERED
 def test_what_can_be_printed_is(unbuffered: str) -> None:
     said = speak("print('before', end=' ')\nprints.never_raise(waits=True)\n", "", unbuffered=unbuffered)
@@ -116,9 +137,10 @@ def test_what_a_model_prints_before_it_crashes_is_told(
     tmp_path: Path, unbuffered: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     (tmp_path / "m.py").write_text(
         "import os\n\nclass Model:\n    def predict(self, inputs):\n        if inputs['x'][0] == 7:\n"
-        "            print('it is 7')\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
+        "            print('it is 7', chr(0x2603))\n            os.kill(os.getpid(), 11)\n        return {'y': inputs['x']}\n"
     )
     spec = ModelSpec("m", (TensorSpec("x", "FP32", (-1,)),), (TensorSpec("y", "FP32", (-1,)),), max_rows=1)
     with (
@@ -127,7 +149,7 @@ def test_what_a_model_prints_before_it_crashes_is_told(
         pytest.raises(SessionLost),
     ):
         session.run({"x": np.full(1, 7, np.float32)}, {})
-    assert capfd.readouterr().err == "it is 7\n"
+    assert capfd.readouterr().err == "it is 7 \\u2603\n"
 
 
 MODEL = """
@@ -218,6 +240,57 @@ def test_who_calls_a_command_from_python_prints_on(speaking: Path) -> None:
     called = "from gateway.cli import main; print('mine'); main(['check', 'x.yaml']); print('mine again')"
     done = run_gateway(speaking, "-c", called)
     assert re.fullmatch(r"mine\nm version 1: .*\nx\.yaml: valid\nmine again\nat the end\n", done.stdout), done.stdout
+
+
+class Wrapper:
+    """Stands before a file, as a host has it that keeps what is printed."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.kept = ""
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self.kept += text
+        return self._file.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def speak_here() -> None:
+    """As a command does that is called from Python."""
+    with prints.printed(), prints.apart() as results:
+        print("a line")
+        print("a line", file=sys.stderr)
+        print("told", file=prints.log_stream())
+        _tell([b"a result"], results)
+
+
+def test_what_a_host_has_wrapped_is_not_passed_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w") as file:
+        out, error = Wrapper(file), Wrapper(file)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", error)
+        speak_here()
+    assert (out.kept, error.kept) == ("a result\n", "a line\na line\ntold\n")
+
+
+def test_results_come_after_what_a_host_has_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = io.BytesIO()
+    with open(tmp_path / "out", "w") as file, io.TextIOWrapper(written) as text:
+        for out in (file, text):
+            monkeypatch.setattr(sys, "stdout", out)
+            print("before")
+            speak_here()
+            out.flush()
+        assert written.getvalue() == b"before\na result\n"
+    assert (tmp_path / "out").read_text() == "before\na result\n"
+
+
+def test_results_for_a_standard_output_that_a_host_has_closed_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+    speak_here()
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ import argparse
 import contextlib
 import hashlib
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 import uvloop
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from backends.artifacts import MODEL_FILES
@@ -17,7 +18,7 @@ from gateway.errors import ConfigError
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
 from gateway.process.console import step, words
-from gateway.process.prints import apart
+from gateway.process.prints import apart, log_stream, logged_to
 
 if TYPE_CHECKING:
     from gateway.from_python.loaded import LoadedModel
@@ -148,19 +149,22 @@ class _Progress:
     def __init__(self, *, quiet: bool) -> None:
         self._rows = self.bad = 0
         self._begun_s = self._told_s = time.monotonic()
-        console = Console(stderr=True, highlight=False)
+        self._console = console = Console(file=log_stream(), stderr=True, highlight=False)
         self._redrawn = console.is_terminal and not console.is_dumb_terminal and not quiet
         columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=not self._redrawn)
         self._share = 0.0
         self._task = self._bar.add_task("reading", total=1.0)
+        self._shown = contextlib.ExitStack()
 
     def __enter__(self) -> "_Progress":
-        self._bar.start()
+        if self._redrawn:  # a log line goes above the bar
+            self._shown.enter_context(logged_to(cast("TextIO", FileProxy(self._console, self._console.file))))
+        self._shown.enter_context(self._bar)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._shown.close()
 
     def add(self, rows: int, bad: int, share: float) -> None:
         """A chunk is done. share: of the input, that was read for it and those before it."""

@@ -26,7 +26,7 @@ from gateway.documents.reader import standard_input
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
 from gateway.process.command_line import not_empty, url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
-from gateway.process.prints import apart
+from gateway.process.prints import apart, is_text_file
 from gateway.protocols.json_data import any_value
 from gateway.protocols.smallest import WITHOUT_JSON
 from gateway.protocols.values import request_body
@@ -99,7 +99,8 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 def _tell(answers: Iterable[bytes], results: TextIO | None) -> None:
     for answer in answers:
-        if results is not None and hasattr(results, "buffer"):  # past its encoding, which may lack some character
+        if is_text_file(results):  # past its encoding, which may lack some character
+            results.flush()
             results.buffer.write(answer + b"\n")
             results.buffer.flush()
         else:  # of who calls a command from Python; None: it is closed

@@ -25,7 +25,7 @@ from gateway.engine.probes import probe
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
-from gateway.errors import BackendFailed, ConfigError, GatewayError, shortened
+from gateway.errors import BackendFailed, ConfigError, GatewayError, NotReady, shortened
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
 CallSoon = Callable[[Callable[[], None]], object]
@@ -105,12 +105,23 @@ def _without_use(model: ModelSection) -> str:
 
 
 async def close_all(lanes: Sequence[Lane]) -> str:
-    """Close lanes, at once: who breaks that off breaks off each. Gives what the first that cannot be closed said."""
+    """Close lanes one after the other: those behind take over what one loses. Gives what the first that cannot be closed said.
+
+    Broken off, it gives up what those behind run, and closes them at once.
+    """
     fault = ""
-    for lane, end in zip(lanes, await asyncio.gather(*(lane.close() for lane in lanes), return_exceptions=True), strict=True):
-        if isinstance(end, Exception):
-            log.error("%s could not be closed", lane.name, exc_info=end)
-            fault = fault or f"{lane.name}: {end}"
+    for number, lane in enumerate(lanes, 1):
+        try:
+            await lane.close()
+        except Exception as exc:
+            log.exception("%s could not be closed", lane.name)
+            fault = fault or f"{lane.name}: {exc}"
+        except BaseException:
+            for behind in lanes[number:]:
+                behind.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
+                behind.runner.abort()
+            await asyncio.gather(*(behind.close() for behind in lanes[number:]), return_exceptions=True)
+            raise
     return fault
 
 

@@ -16,7 +16,7 @@ import os
 import select
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeGuard
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -35,6 +35,17 @@ def log_stream() -> TextIO | None:
 
 
 @contextlib.contextmanager
+def logged_to(stream: TextIO) -> Iterator[None]:
+    """The gateway's log is to be written there meanwhile."""
+    global _log
+    before, _log = _log, stream
+    try:
+        yield
+    finally:
+        _log = before
+
+
+@contextlib.contextmanager
 def printed(*, for_good: bool = False) -> Iterator[None]:
     """Around a command: what it prints is written at its end, however that came, or dropped where it cannot be.
 
@@ -43,12 +54,13 @@ def printed(*, for_good: bool = False) -> Iterator[None]:
     Raises: OSError, of the file "standard output"; BrokenPipeError, where its reader has gone.
     """
     plain = sys.stdout
-    try:
-        out = _alike(plain, _Unbuffered(_Named(plain.fileno(), for_good=for_good)))
-    except (AttributeError, OSError):  # it is no file, or there is none
-        yield
+    descriptor = _descriptor(plain)
+    if descriptor is None:
+        with contextlib.redirect_stdout(None if getattr(plain, "closed", False) else plain):
+            yield
         return
-    with contextlib.redirect_stdout(out):
+    _flush(plain)  # what who called it has printed comes first
+    with contextlib.redirect_stdout(_alike(plain, _Unbuffered(_Named(descriptor, for_good=for_good)))) as out:
         try:
             yield
         finally:
@@ -63,8 +75,8 @@ def apart(*, more: bool = False) -> Iterator[TextIO]:
     """
     global _log
     plain, error = sys.stdout, sys.stderr
-    if not _is(plain, _STANDARD_OUTPUT):  # of who calls a command from Python; None: it is closed
-        sys.stdout, sys.stderr, _log = _losing(error), _losing(error), _losing(error)
+    if _descriptor(plain) != _STANDARD_OUTPUT:  # of who calls a command from Python; None: it is closed
+        sys.stdout, sys.stderr, _log = _kept(error), _kept(error), _kept(error)
         try:
             with open(os.devnull, "w") as nowhere:
                 yield plain or nowhere
@@ -77,9 +89,9 @@ def apart(*, more: bool = False) -> Iterator[TextIO]:
     results = _alike(plain, _Unbuffered(_Named(os.dup(_STANDARD_OUTPUT), closefd=True)))
     spoken = os.dup(_STANDARD_ERROR)
     os.dup2(_STANDARD_ERROR, _STANDARD_OUTPUT)
-    usual = error is None or _is(error, _STANDARD_ERROR)  # else of who calls a command from Python
-    sys.stdout = _losing(error or plain, _STANDARD_OUTPUT if usual else None)
-    sys.stderr, _log = _losing(error), _losing(error, spoken if usual else None)
+    usual = error is None or _descriptor(error) == _STANDARD_ERROR  # else of who calls a command from Python
+    sys.stdout = _kept(error or plain, _STANDARD_OUTPUT if usual else None)
+    sys.stderr, _log = _kept(error), _kept(error, spoken if usual else None)
     try:
         yield results
     finally:
@@ -101,6 +113,7 @@ def never_raise(*, waits: bool = False) -> None:
     global _log, _patience_s
     if not waits:
         _patience_s = _READER_S
+    # Also what is no `is_text_file`: Ray has wrapped those of its workers.
     sys.stdout, sys.stderr, _log = _losing(sys.stdout), _losing(sys.stderr), _losing(_log or sys.stderr)
 
 
@@ -110,11 +123,17 @@ def flush() -> None:
     _flush(sys.stderr)
 
 
-def _is(stream: TextIO, descriptor: int) -> bool:
+def is_text_file(stream: TextIO | None) -> TypeGuard[io.TextIOWrapper]:
+    """As `open` makes one, whose file or bytes may be written to instead. What a wrapper does with text would be left out."""
+    return getattr(type(stream), "write", None) is io.TextIOWrapper.write
+
+
+def _descriptor(stream: TextIO | None) -> int | None:
+    """None: it is no `is_text_file`, or not of an open file."""
     try:
-        return stream.fileno() == descriptor
-    except (AttributeError, OSError):  # it is no file, or there is none
-        return False
+        return stream.fileno() if is_text_file(stream) else None
+    except (OSError, ValueError):
+        return None
 
 
 def _flush(stream: TextIO | None) -> None:
@@ -127,17 +146,23 @@ def _is_for_good(stream: TextIO) -> bool:
     return isinstance(raw, _Named) and raw.for_good
 
 
+def _kept(stream: TextIO, descriptor: int | None = None) -> TextIO:
+    """As `_losing`; what is no `is_text_file` is itself."""
+    return _losing(stream, descriptor) if is_text_file(stream) else stream
+
+
 def _losing(stream: TextIO, descriptor: int | None = None) -> TextIO:
     """Another over its descriptor, or that one, which stays open and raises nothing; itself, if it is no open file."""
     try:
         raw = _Losing(stream.fileno() if descriptor is None else descriptor, "wb", closefd=False)
         _flush(stream)
-        return _alike(stream, _Lasting(raw), line_buffering=True)
+        errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+        return _alike(stream, _Lasting(raw), errors=errors, line_buffering=True)
     except (AttributeError, OSError, ValueError):
         return stream
 
 
-def _alike(stream: TextIO, buffer: io.BufferedWriter, **otherwise: bool) -> TextIO:
+def _alike(stream: TextIO, buffer: io.BufferedWriter, **otherwise: Any) -> TextIO:
     """Over another file, what encodes as a standard stream does. otherwise: where it differs."""
     how = {option: getattr(stream, option) for option in ("encoding", "errors", "line_buffering", "write_through")}
     return io.TextIOWrapper(buffer, **(how | otherwise))

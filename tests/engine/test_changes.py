@@ -284,6 +284,20 @@ def test_a_request_can_be_cancelled_while_its_lane_leaves(tmp_path: Path, verb: 
     simulated(tmp_path, main, ONE.replace("load_at_start: false", "load_at_start: false, batching: {probe_s: 0}"))
 
 
+def test_a_backend_answers_for_the_one_before_it_while_its_model_is_unloaded(tmp_path: Path) -> None:
+    outcomes: list[InferResponse | GatewayError | None] = []
+
+    async def main(lab: Lab) -> None:
+        await lab.load()
+        lab.runners[0].faults = ["killed"]
+        request = InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, lab.clock.now_ns())
+        lab.repository.infer(lab.repository.model("m"), request, outcomes.append)
+        await lab.unload()
+        assert [type(outcome) for outcome in outcomes] == [InferResponse]
+
+    simulated(tmp_path, main, TWO.replace("load_at_start: false", "load_at_start: false, batching: {probe_s: 0}"))
+
+
 def test_a_start_that_is_broken_off_leaves_nothing_open(tmp_path: Path) -> None:
     async def run(clock: SimulatedClock) -> None:
         lab = Lab(clock, tmp_path, TWO.replace("load_at_start: false, ", ""))

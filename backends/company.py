@@ -152,7 +152,9 @@ def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], q
         ):
             one = f", and {list(ones[0])} of {'two' if one_fails else 'one'}" if ones else ""
             return Why(f"output {name!r} is {list(answers.shape)} of four rows{one}")
-    apart = [name for name, answers in batch.items() if not _near(answers[:3], other[name][[3, 1, 0]], _SAME_SIZE)]
+    # Each answer with all of the same row, for a model may tell a row from those that repeat it.
+    of_one, of_other = [0, 1, 2, 3, 1], [3, 1, 0, 0, 2]
+    apart = [name for name, answers in batch.items() if not _near(answers[of_one], other[name][of_other], _SAME_SIZE)]
     for row, by_itself in alone.items():
         apart = apart or _apart(_row(batch, row), _row(by_itself, 0), quantises)
     if not apart:

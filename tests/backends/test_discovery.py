@@ -271,6 +271,7 @@ COUPLED = {
     "attention": lambda x: attended(x / (np.abs(x).max() + 1)),
     "attention behind a layer norm": lambda x: attended(normalised_rows(x) / 2),
     "which is largest": lambda x: x == x.max(0),
+    "which was there before": lambda x: np.array([(x[:row] == x[row]).all(1).any() for row in range(len(x))]),
 }
 
 

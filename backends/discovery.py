@@ -7,7 +7,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -115,7 +115,7 @@ def from_example(
     sizes_of: whose sizes the example has, for a note. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
-    given = normalised(example)
+    given = _as_requested(example)
     before = spent()
     once = normalised(run(given))
     inputs, outputs = _specs(given), _specs(once)
@@ -327,6 +327,18 @@ def _elements_of_row(tensor: TensorSpec, length: int) -> int:
 
 def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
     return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
+
+
+def _as_requested(example: Mapping[str, object]) -> Tensors:
+    """Its arrays with texts in UTF-8, as requests bring them."""
+    arrays = normalised(example)
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            arrays[name] = array.copy()
+            for index, text in np.ndenumerate(array):
+                if isinstance(text, str):
+                    arrays[name][index] = text.encode()
+    return arrays
 
 
 def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:

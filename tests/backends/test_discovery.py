@@ -465,8 +465,8 @@ FILE = np.array([b"\xff\xd8\xffJFIF."], object)
         (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
         (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
         (of_file, FILE, 1, UNSEEN),
-        (lambda x: np.array([{"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
-        (lambda x: np.array([{"ab": 1.0, "c": 2.0}[text] for text in x]), np.array(["ab", "c"]), 32, ""),
+        (lambda x: np.array([{b"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
+        (lambda x: np.array([{b"ab": 1.0, b"c": 2.0}[text] for text in x]), np.array(["ab", "c"]), 32, ""),
         (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]]), 1, UNSEEN),
         (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]] * 2), 0, UNSEEN),
     ],
@@ -565,8 +565,10 @@ def test_what_takes_other_numbers_of_rows_only_is_not_batched() -> None:
 
 
 def test_text_in_an_example_is_bytes() -> None:
-    found = from_example(run_of(lambda x: x), {"x": np.array(["ab"])})
-    assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
+    """In the runs that are to find what it takes as well, as in those of requests."""
+    for example in (np.array(["hé"]), np.array(["hé"], object), ["hé"], np.array(["hé".encode()], object)):
+        found = from_example(run_of(lambda x: np.array([text.decode() for text in x])), {"x": example})
+        assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
 
 
 def test_what_no_datatype_can_carry_is_named() -> None:

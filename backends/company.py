@@ -158,7 +158,7 @@ def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], q
     for row, by_itself in alone.items():
         apart = apart or _apart(_row(batch, row), _row(by_itself, 0), quantises)
     if not apart:
-        alike = not any(_differ(answers[:3]) for answers in batch.values())
+        alike = not any(differ(answers[:3]) for answers in batch.values())
         return Why(way=ONE_FAILS if one_fails else "", alike=alike)
     again = tried(run, rows, [0, 1, 2, 2]) or {}
     if not all(name in again and _near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
@@ -316,7 +316,7 @@ def rows_like(own: Tensors) -> Iterator[Tensors]:
                     rows[name] = texts(array)
                 else:
                     rows[name] = (floats if of_floats(array) else integers)(array, random)
-        if any(map(_differ, rows.values())):
+        if any(map(differ, rows.values())):
             yield rows
 
 
@@ -330,7 +330,7 @@ def show(rows: Tensors, own: Tensors) -> bool:
         return any(len(one) < len(its_own) for one, its_own in zip(rows[name][:1].flat, own[name][:1].flat, strict=True))
 
     return any(
-        _differ(own[name]) or (shorter(name) if array.dtype.kind == "O" else _differ(array)) for name, array in rows.items()
+        differ(own[name]) or (shorter(name) if array.dtype.kind == "O" else differ(array)) for name, array in rows.items()
     )
 
 
@@ -341,7 +341,7 @@ def rows_taken(run: Run, own: Tensors, kinds: Iterable[Tensors], in_time: Callab
     """
     rows = own
     for kind in kinds:
-        names = [name for name in own if rows[name] is own[name] and _differ(kind[name])]
+        names = [name for name in own if rows[name] is own[name] and differ(kind[name])]
         texts = [name for name in names if own[name].dtype.kind == "O"]
         waiting = [part for part in ([name for name in names if name not in texts], texts) if part]
         while waiting and in_time():
@@ -356,7 +356,7 @@ def rows_taken(run: Run, own: Tensors, kinds: Iterable[Tensors], in_time: Callab
     return rows
 
 
-def _differ(rows: np.ndarray) -> bool:
+def differ(rows: np.ndarray) -> bool:
     return any(not np.array_equal(rows[0], other) for other in rows[1:])
 
 
@@ -391,7 +391,7 @@ def _mixed(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
     Where there is but one number beside 0, as of a mask, a flag or a length, less of it.
     """
     numbers = np.unique(rows)
-    if np.count_nonzero(numbers) <= 1 and _differ(fewer := _fewer(rows)):
+    if np.count_nonzero(numbers) <= 1 and differ(fewer := _fewer(rows)):
         return fewer
     half = (len(numbers) + 1) // 2
     mixed = rows.copy()

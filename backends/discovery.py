@@ -21,6 +21,7 @@ from backends.company import (
     ROWS,
     Run,
     Why,
+    differ,
     drawn_rows,
     each_runs,
     has_nan,
@@ -136,13 +137,16 @@ def from_example(
         note = untried(f"as one takes {(after[0] - before[0]) / rows:.1f} s")
         return Found(_open(inputs), _open(outputs), MOST_ROWS, (note, sizes))
     trial = again if has_nan(once) else without_nan(again)
-    why = _told_of_example(trial, given, quantises, spent)
+    varied: set[str] = set()
+    why = _told_of_example(trial, given, quantises, spent, varied)
     if not why.what and rows > 3 and after[0] - before[0] <= _MOST_S / 2:
         whole = told_of_whole(trial, given, once, quantises)
         why = whole if whole.what else why
     if not why.what:
         only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
-        notes = tuple(filter(None, (why.way, "" if only_rows else sizes)))
+        same = ", ".join(repr(name) for name, array in given.items() if name not in varied and not differ(array))
+        of_same = f"all rows tried have the same {same}: if that of one row changes the answer to another, set max_rows: 0"
+        notes = tuple(filter(None, (why.way, of_same if same else "", "" if only_rows else sizes)))
         return Found(_open(inputs), _open(outputs), MOST_ROWS, notes)
     if rows == 1:
         return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone"), sizes))
@@ -156,15 +160,22 @@ def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int
 
 
 def _told_of_example(
-    run: Run, example: Tensors, quantises: Callable[[], bool], spent: Callable[[], tuple[float, float, int]]
+    run: Run,
+    example: Tensors,
+    quantises: Callable[[], bool],
+    spent: Callable[[], tuple[float, float, int]],
+    varied: set[str],
 ) -> Why:
+    """varied: gets the names of the inputs that differ between rows of a batch that ran."""
     until = spent()[0] + _MOST_S
 
     def in_time() -> bool:
         return spent()[0] <= until
 
     def told_of(rows: Tensors) -> Why | None:
-        return told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)
+        if (why := told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)) is not None:
+            varied.update(name for name, array in rows.items() if differ(array))
+        return why
 
     own, own_fails = rows_of(example), None
     kinds: list[Tensors] = []

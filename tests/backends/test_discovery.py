@@ -166,6 +166,7 @@ def test_rows_are_made_of_whatever_an_example_holds(datatype: str, shape: tuple[
         assert rows["x"].shape == (3, *shape)
 
 
+SIZES = "sizes are those of the example: write -1 for those that may differ between requests"
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
 
 
@@ -536,6 +537,21 @@ def test_what_a_model_takes_of_many_inputs_is_found_in_little_time(
     example = {f"x{index}": np.array([44.0]) for index in range(30)} | {"ragged": np.array(["red"])}
     found = from_example(run, example, spent=lambda: (run_s * len(runs), run_s * len(runs), 0))
     assert (found.max_rows, len(runs) <= most_runs) == (max_rows, True), len(runs)
+
+
+def test_an_input_that_was_the_same_in_all_rows_tried_is_named() -> None:
+    def run(arrays: Tensors) -> Tensors:
+        if not {b"fast", b"exact"}.issuperset(arrays["mode"].flat):
+            raise ExecutionFailed("mode: expected fast or exact")
+        return {"y": arrays["x"].sum(1) * (1 if arrays["mode"][0] == b"fast" else 2)}
+
+    def notes_of(*modes: str) -> str:
+        return from_example(run, {"x": np.ones((len(modes), 4)), "mode": np.array(modes)}).notes[0]
+
+    told = "all rows tried have the same 'mode': if that of one row changes the answer to another, set max_rows: 0"
+    assert notes_of("fast") == notes_of("fast", "fast") == told
+    assert notes_of("fast", "exact").startswith("the other rows of a batch change a row's answer")
+    assert from_example(run_of(lambda x: x * 2), {"x": np.ones((1, 4))}).notes == (SIZES,)
 
 
 def test_rows_are_judged_by_all_inputs_that_may_be_changed() -> None:

@@ -265,8 +265,9 @@ def drawn(datatype: str, shape: tuple[int, ...], random: np.random.Generator) ->
 def drawn_rows(inputs: Iterable[TensorSpec], sizes_of_row: Callable[[TensorSpec], tuple[int, ...]]) -> list[Tensors]:
     """Three rows each, the same at each call, the first with the smallest numbers: first those that show most.
 
-    There whole numbers of the first row are all 0 and those of the third all 1. Then each row begins with 1 and ends with 0,
-    for models to which a mask must leave something.
+    There whole numbers of the first row are all 0 and those of the third all 1, and texts are these numbers once, twice and
+    four times. Then texts have one, for models that read it. Then each row begins with 1 and ends with 0, for models to which
+    a mask must leave something.
     """
     random = np.random.default_rng(0)
     rows, masked = {}, {}
@@ -281,7 +282,14 @@ def drawn_rows(inputs: Iterable[TensorSpec], sizes_of_row: Callable[[TensorSpec]
         numbers = array.reshape(3, -1)
         numbers[:, -1:], numbers[:, :1] = 0, 1
         masked[tensor.name] = _in(tensor.datatype, array)
-    return [rows] if all(masked[name] is array for name, array in rows.items()) else [rows, masked]
+    repeated = {name: _repeated(array) if array.dtype.kind == "O" else array for name, array in rows.items()}
+    return [kind for kind in (repeated, rows, masked) if kind is rows or any(kind[name] is not rows[name] for name in rows)]
+
+
+def _repeated(texts: np.ndarray) -> np.ndarray:
+    more = np.array([0, 1, 3], object).reshape(3, *[1] * (texts.ndim - 1))
+    repeated: np.ndarray = texts + (b" " + texts) * more
+    return repeated
 
 
 def _numbers(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:

@@ -149,7 +149,7 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
         tried = [(1, 64), (4, 64), (4, 64), (1, 64), (1, 64)]
         signed = tried if datatype in ("FP16", "BF16", "FP32", "FP64") else []
-        kinds = 1 if signed or datatype == "UINT8" else 2
+        kinds = 1 if signed or datatype == "UINT8" else 3 if datatype == "BYTES" else 2
         assert (found.max_rows, seen) == (32, [(1, 8), (4, 8)] * kinds + tried + signed)
 
 
@@ -350,11 +350,19 @@ def share_of_longest(arrays: Tensors) -> np.ndarray:
         (lambda arrays: arrays["x"] + arrays["x"].max(), drawn(x=("INT64", (6,)))),
         (lambda arrays: arrays["x"] / arrays["x"].max(), drawn(x=("UINT8", (16, 16, 3)))),
         (lambda arrays: arrays["x"] - arrays["x"].min(), drawn(x=("INT32", (6,)))),
+        (lambda arrays: of_words(arrays["x"]), drawn(x=("BYTES", ()))),
+        (lambda arrays: of_words(arrays["x"][:, 0]), drawn(x=("BYTES", (1,)))),
     ],
 )  # fmt: skip
 def test_rows_are_drawn_of_which_one_is_the_longest_and_one_has_the_largest_number(function: Any, inputs: Any) -> None:
     found = from_shapes(inputs, (spec("y", -1),), lambda arrays: {"y": function(arrays)})
     assert (found.max_rows, found.notes[0][:56]) == (0, "the other rows of a batch change a row's answer in 'y', ")
+
+
+@pytest.mark.parametrize(("function", "max_rows"), [(lambda x: x * 2, 32), (lambda x: x - x.mean(), 0)])
+def test_texts_of_one_number_are_drawn_for_what_reads_it(function: Any, max_rows: int) -> None:
+    run = run_of(lambda x: function(np.array([int(text) for text in x])))
+    assert from_shapes(drawn(x=("BYTES", ())), (spec("y", -1),), run).max_rows == max_rows
 
 
 def masked_mean(arrays: Tensors) -> np.ndarray:

@@ -47,6 +47,9 @@ NOT_SEEN: Final = Why(
     "whether rows change each other's answers could not be seen",
     f"give an example of several different rows, or, if you know that they are independent, set max_rows: {MOST_ROWS}",
 )
+UNSTEADY: Final = Why(
+    "it answers otherwise each time for the same request", "if it draws for each row by itself, set max_rows: {rows}"
+)
 ONE_FAILS: Final = (
     "one row alone fails, where several run, so a request of one row fails unless it shares a batch: export it with a first "
     "dimension that may be 1"
@@ -162,10 +165,7 @@ def _told(run: Run, rows: Tensors, answer_alone: Callable[[], Tensors | None], q
         return Why(way=ONE_FAILS if one_fails else "", alike=alike)
     again = tried(run, rows, [0, 1, 2, 2]) or {}
     if not all(name in again and _near(answers, again[name], _SAME_SIZE) for name, answers in batch.items()):
-        return Why(
-            "it answers otherwise each time for the same request",
-            "if it was exported in train mode, call .eval() before; if it draws for each row by itself, set max_rows: {rows}",
-        )
+        return UNSTEADY
     return _changed(apart)
 
 

@@ -19,6 +19,7 @@ from backends.company import (
     MOST_ROWS,
     NOT_SEEN,
     ROWS,
+    UNSTEADY,
     Run,
     Why,
     differ,
@@ -44,6 +45,7 @@ _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640
 _MOST_S: Final = 2.0  # for these, and for finding rows made of an example that a model takes
 _MOST_CLOCK_S: Final = 5.0  # for the former, by the clock alone, of a model that waits for others
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
+_IN_TRAIN_MODE: Final = "if it was exported in train mode, call .eval() before"
 _OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
 
@@ -108,12 +110,13 @@ def from_example(
     example: Tensors,
     *,
     sizes_of: str = "of the example",
+    network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    sizes_of: whose sizes the example has, for a note. quantises: as of `from_shapes`.
+    sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = _as_requested(example)
@@ -149,8 +152,8 @@ def from_example(
         notes = tuple(filter(None, (why.way, of_same if same else "", "" if only_rows else sizes)))
         return Found(_open(inputs), _open(outputs), MOST_ROWS, notes)
     if rows == 1:
-        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone"), sizes))
-    return Found(inputs, outputs, 0, (_note(why), sizes))
+        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone", network=network), sizes))
+    return Found(inputs, outputs, 0, (_note(why, network=network), sizes))
 
 
 def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int], rows: int) -> bool:
@@ -206,8 +209,9 @@ def _told_of_example(
     return seen if any(show(rows, own) for rows in alike) else NOT_SEEN
 
 
-def _note(why: Why, so: str = "so each request runs alone and whole", rows: int = MOST_ROWS) -> str:
-    return "; ".join(filter(None, (f"{why.what}, {so}", why.way.format(rows=rows))))
+def _note(why: Why, so: str = "so each request runs alone and whole", *, rows: int = MOST_ROWS, network: bool) -> str:
+    in_train_mode = _IN_TRAIN_MODE if network and why == UNSTEADY else ""
+    return "; ".join(filter(None, (f"{why.what}, {so}", in_train_mode, why.way.format(rows=rows))))
 
 
 def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -319,7 +323,7 @@ def _tried_rows(
             if why is None and alone is not None and rows is kinds[-1]:
                 why = FAIL
             if why is not None:
-                return (0, _note(why, rows=most)) if why.what else (most, why.way)
+                return (0, _note(why, rows=most, network=True)) if why.what else (most, why.way)
     return most, untried("as it fails on drawn ones")
 
 

@@ -81,7 +81,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
         arrays = normalised({name: _as_weights(call, each[name]) for name in order})
         try:
             trial = watched.run if index == len(examples) else without_nan(watched.run)
-            found = from_example(trial, arrays, sizes_of=sizes_of, quantises=lambda: _quantises(call))
+            found = from_example(trial, arrays, sizes_of=sizes_of, network=True, quantises=lambda: _quantises(call))
             break
         except OutputsRefused:
             raise

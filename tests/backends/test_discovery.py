@@ -255,6 +255,14 @@ def test_an_example_is_run_alone_and_with_others_made_of_it(function: Any, max_r
     assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
 
 
+@pytest.mark.parametrize("network", [True, False])
+def test_train_mode_is_named_only_of_a_network_that_answers_otherwise_each_time(network: bool) -> None:
+    note, *_ = from_example(run_of(dice), {"x": np.ones((1, 4))}, network=network).notes
+    assert note.startswith("it answers otherwise each time for the same request, so every row runs alone; if it ")
+    assert note.endswith("; if it draws for each row by itself, set max_rows: 32")
+    assert ("train mode" in note) == network
+
+
 def texts(template: str, numbers: np.ndarray) -> np.ndarray:
     return np.array([template % number for number in numbers.astype(np.float64 if numbers.dtype.kind == "f" else int).tolist()])
 

@@ -22,14 +22,9 @@ from backends.company import (
     UNSTEADY,
     Run,
     Why,
-    differ,
-    drawn_rows,
     each_runs,
     has_nan,
-    rows_like,
-    rows_of,
     rows_taken,
-    show,
     since,
     spent,
     told,
@@ -38,6 +33,7 @@ from backends.company import (
     without_nan,
 )
 from backends.datatypes import datatype_of, normalised
+from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
-from backends.company import drawn_rows, rows_like, rows_of
 from backends.datatypes import NUMPY
 from backends.discovery import from_example, from_ones, from_shapes
+from backends.trial_rows import drawn_rows, rows_like, rows_of
 
 
 def spec(name: str, *shape: int) -> TensorSpec:

@@ -77,6 +77,8 @@ def rows_like(own: Tensors) -> Iterator[Tensors]:
         (_scaled, _mixed, _halved),
         (_grown, _lessened, _renumbered),
         (_mixed, _kept, np.copy),  # floats that are codes
+        (_blended, _rolled, _first_halved),  # shares, an order, texts that may not be longer
+        (_rolled, _kept, np.copy),  # a 1 among zeros
     ):
         random = np.random.default_rng(0)
         rows: Tensors = {}
@@ -147,6 +149,21 @@ def _kept(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return rows
 
 
+def _rolled(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The numbers of each of the first two rows in other places along the last axis."""
+    rolled = rows.copy()
+    for row in (0, 1) if rows.ndim > 1 else ():
+        rolled[row] = np.roll(rows[row], row + 1, axis=-1)
+    return rolled
+
+
+def _blended(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """As `_rolled`, with half of the first row as it was: its sum is the same, its maximum another."""
+    blended = _rolled(rows, random)
+    blended[0] = blended[0] / 2 + rows[0] / 2
+    return blended
+
+
 def _fewer(rows: np.ndarray) -> np.ndarray:
     """A quarter of what is not 0 in the first row, half in the second, as much smaller; but something. Of zeros, some are 1."""
     fewer = rows.copy()
@@ -181,6 +198,10 @@ def _lessened(rows: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def _halved(rows: np.ndarray) -> np.ndarray:
     """The first half of the first row's texts, the second's twice."""
     return _rewritten(rows, _half, _twice)
+
+
+def _first_halved(rows: np.ndarray) -> np.ndarray:
+    return _rewritten(rows, _half)
 
 
 def _renumbered(rows: np.ndarray) -> np.ndarray:

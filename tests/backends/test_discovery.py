@@ -327,6 +327,57 @@ def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(functio
     assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
 
 
+def of_sum(function: Any) -> Any:
+    def with_sum_1(x: np.ndarray) -> np.ndarray:
+        if not np.allclose(x.sum(1), 1):
+            raise ValueError("expected a sum of 1")
+        return function(x)
+
+    return with_sum_1
+
+
+def one_hot(x: np.ndarray) -> np.ndarray:
+    if not np.isin(x, [0, 1]).all():
+        raise ValueError("expected 0 and 1")
+    return x.argmax(1)
+
+
+def permuted(x: np.ndarray) -> np.ndarray:
+    if (np.sort(x) != np.arange(x.shape[1])).any():
+        raise ValueError("expected a permutation")
+    return x[:, ::-1]
+
+
+def short(x: np.ndarray) -> np.ndarray:
+    if any(len(text) > 20 for text in x):
+        raise ValueError("expected 20 bytes or less")
+    return x
+
+
+SHARES = np.array([[0.2, 0.5, 0.3]], np.float32)
+URL = np.array(["https://example.com"])
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "max_rows"),
+    [
+        (of_sum(lambda x: x * 2), SHARES, 32),
+        (of_sum(lambda x: x / x.max()), SHARES, 1),
+        (of_sum(one_hot), np.array([[0, 1, 0, 0]], np.float32), 32),
+        (of_sum(one_hot), np.array([[0, 1, 0, 0]]), 32),
+        (of_sum(lambda x: x - x.mean(0)), np.array([[0, 1, 0, 0]]), 1),
+        (permuted, np.array([[2, 0, 1, 3]]), 32),
+        (lambda x: permuted(x).cumsum(0), np.array([[2, 0, 1, 3]]), 1),
+        (lambda x: np.array([len(text) for text in short(x)]), URL, 32),
+        (lambda x: np.array([len(text) / max(map(len, x)) for text in short(x)]), URL, 1),
+    ],
+)
+def test_rows_of_what_checks_a_sum_an_order_or_a_length_are_made_of_the_same_numbers(
+    function: Any, example: np.ndarray, max_rows: int
+) -> None:
+    assert from_example(run_of(function), {"x": example}).max_rows == max_rows
+
+
 def drawn(**kinds: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, datatype, (-1, *shape)) for name, (datatype, shape) in kinds.items())
 

@@ -37,6 +37,10 @@ def datatype_of(array: np.ndarray) -> str:
     return _NAMES[array.dtype]
 
 
+def of_floats(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype == NUMPY["BF16"]
+
+
 def config_datatype(datatype: str) -> str:
     """The name Triton's model configuration uses: FP32 -> TYPE_FP32, BYTES -> TYPE_STRING."""
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -7,7 +7,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,15 +19,12 @@ from backends.company import (
     MOST_ROWS,
     NOT_SEEN,
     ROWS,
+    UNSTEADY,
     Run,
     Why,
-    drawn_rows,
     each_runs,
     has_nan,
-    rows_like,
-    rows_of,
     rows_taken,
-    show,
     since,
     spent,
     told,
@@ -36,13 +33,16 @@ from backends.company import (
     without_nan,
 )
 from backends.datatypes import datatype_of, normalised
+from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
 _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
 _MOST_S: Final = 2.0  # for these, and for finding rows made of an example that a model takes
 _MOST_CLOCK_S: Final = 5.0  # for the former, by the clock alone, of a model that waits for others
+_MOST_ALIKE: Final = 3  # kinds of rows that get one answer
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
+_IN_TRAIN_MODE: Final = "if it was exported in train mode, call .eval() before"
 _OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
 
@@ -107,15 +107,16 @@ def from_example(
     example: Tensors,
     *,
     sizes_of: str = "of the example",
+    network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
     spent: Callable[[], tuple[float, float, int]] = spent,
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    sizes_of: whose sizes the example has, for a note. quantises: as of `from_shapes`.
+    sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
-    given = normalised(example)
+    given = _as_requested(example)
     before = spent()
     once = normalised(run(given))
     inputs, outputs = _specs(given), _specs(once)
@@ -136,17 +137,20 @@ def from_example(
         note = untried(f"as one takes {(after[0] - before[0]) / rows:.1f} s")
         return Found(_open(inputs), _open(outputs), MOST_ROWS, (note, sizes))
     trial = again if has_nan(once) else without_nan(again)
-    why = _told_of_example(trial, given, quantises, spent)
+    varied: set[str] = set()
+    why = _told_of_example(trial, given, quantises, spent, varied)
     if not why.what and rows > 3 and after[0] - before[0] <= _MOST_S / 2:
         whole = told_of_whole(trial, given, once, quantises)
         why = whole if whole.what else why
     if not why.what:
         only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
-        notes = tuple(filter(None, (why.way, "" if only_rows else sizes)))
+        same = ", ".join(repr(name) for name, array in given.items() if name not in varied and not differ(array))
+        of_same = f"all rows tried have the same {same}: if that of one row changes the answer to another, set max_rows: 0"
+        notes = tuple(filter(None, (why.way, of_same if same else "", "" if only_rows else sizes)))
         return Found(_open(inputs), _open(outputs), MOST_ROWS, notes)
     if rows == 1:
-        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone"), sizes))
-    return Found(inputs, outputs, 0, (_note(why), sizes))
+        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone", network=network), sizes))
+    return Found(inputs, outputs, 0, (_note(why, network=network), sizes))
 
 
 def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int], rows: int) -> bool:
@@ -156,21 +160,28 @@ def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int
 
 
 def _told_of_example(
-    run: Run, example: Tensors, quantises: Callable[[], bool], spent: Callable[[], tuple[float, float, int]]
+    run: Run,
+    example: Tensors,
+    quantises: Callable[[], bool],
+    spent: Callable[[], tuple[float, float, int]],
+    varied: set[str],
 ) -> Why:
+    """varied: gets the names of the inputs that differ between rows of a batch that ran."""
     until = spent()[0] + _MOST_S
 
     def in_time() -> bool:
         return spent()[0] <= until
 
     def told_of(rows: Tensors) -> Why | None:
-        return told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)
+        if (why := told(run, rows, lambda: tried(run, rows, [0]), quantises, spent)) is not None:
+            varied.update(name for name, array in rows.items() if differ(array))
+        return why
 
     own, own_fails = rows_of(example), None
     kinds: list[Tensors] = []
     alike: list[Tensors] = []  # those that get one answer
     for rows in rows_like(own):
-        if not in_time():
+        if not in_time() or len(alike) == _MOST_ALIKE:
             break
         kinds.append(rows)
         if (why := told_of(rows)) is not None:
@@ -195,8 +206,9 @@ def _told_of_example(
     return seen if any(show(rows, own) for rows in alike) else NOT_SEEN
 
 
-def _note(why: Why, so: str = "so each request runs alone and whole", rows: int = MOST_ROWS) -> str:
-    return "; ".join(filter(None, (f"{why.what}, {so}", why.way.format(rows=rows))))
+def _note(why: Why, so: str = "so each request runs alone and whole", *, rows: int = MOST_ROWS, network: bool) -> str:
+    in_train_mode = _IN_TRAIN_MODE if network and why == UNSTEADY else ""
+    return "; ".join(filter(None, (f"{why.what}, {so}", in_train_mode, why.way.format(rows=rows))))
 
 
 def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -308,7 +320,7 @@ def _tried_rows(
             if why is None and alone is not None and rows is kinds[-1]:
                 why = FAIL
             if why is not None:
-                return (0, _note(why, rows=most)) if why.what else (most, why.way)
+                return (0, _note(why, rows=most, network=True)) if why.what else (most, why.way)
     return most, untried("as it fails on drawn ones")
 
 
@@ -327,6 +339,18 @@ def _elements_of_row(tensor: TensorSpec, length: int) -> int:
 
 def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
     return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
+
+
+def _as_requested(example: Mapping[str, object]) -> Tensors:
+    """Its arrays with texts in UTF-8, as requests bring them."""
+    arrays = normalised(example)
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            arrays[name] = array.copy()
+            for index, text in np.ndenumerate(array):
+                if isinstance(text, str):
+                    arrays[name][index] = text.encode()
+    return arrays
 
 
 def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:

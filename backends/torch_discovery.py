@@ -25,13 +25,14 @@ from backends.base import (
     Tensors,
     TensorSpec,
 )
-from backends.company import Run, drawn, without_nan
+from backends.company import Run, without_nan
 from backends.datatypes import NUMPY, datatype_of, normalised
 from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import CpuSession, by_name, load_callable, parameters_of, unloadable
 from backends.torch_tensors import check_tensor, fields_of, mapped, to_array, to_tensor
+from backends.trial_rows import drawn
 
 _DATATYPES = {
     "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
@@ -81,7 +82,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
         arrays = normalised({name: _as_weights(call, each[name]) for name in order})
         try:
             trial = watched.run if index == len(examples) else without_nan(watched.run)
-            found = from_example(trial, arrays, sizes_of=sizes_of, quantises=lambda: _quantises(call))
+            found = from_example(trial, arrays, sizes_of=sizes_of, network=True, quantises=lambda: _quantises(call))
             break
         except OutputsRefused:
             raise

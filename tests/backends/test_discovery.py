@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
-from backends.company import drawn_rows, rows_like, rows_of
 from backends.datatypes import NUMPY
 from backends.discovery import from_example, from_ones, from_shapes
+from backends.trial_rows import drawn_rows, rows_like, rows_of
 
 
 def spec(name: str, *shape: int) -> TensorSpec:
@@ -149,7 +149,7 @@ def test_rows_are_drawn_of_every_datatype_and_of_the_least_size_that_a_model_tak
         found = from_shapes((TensorSpec("x", datatype, (-1, -1)),), (TensorSpec("y", datatype, (-1,)),), run)
         tried = [(1, 64), (4, 64), (4, 64), (1, 64), (1, 64)]
         signed = tried if datatype in ("FP16", "BF16", "FP32", "FP64") else []
-        kinds = 1 if signed or datatype == "UINT8" else 2
+        kinds = 1 if signed or datatype == "UINT8" else 3 if datatype == "BYTES" else 2
         assert (found.max_rows, seen) == (32, [(1, 8), (4, 8)] * kinds + tried + signed)
 
 
@@ -166,6 +166,7 @@ def test_rows_are_made_of_whatever_an_example_holds(datatype: str, shape: tuple[
         assert rows["x"].shape == (3, *shape)
 
 
+SIZES = "sizes are those of the example: write -1 for those that may differ between requests"
 NOT_TRIED = "its rows are taken to be independent, and not tried, as one "
 
 
@@ -254,6 +255,14 @@ def test_an_example_is_run_alone_and_with_others_made_of_it(function: Any, max_r
     assert found.inputs[0].shape == (-1 if max_rows else 1, 4)
 
 
+@pytest.mark.parametrize("network", [True, False])
+def test_train_mode_is_named_only_of_a_network_that_answers_otherwise_each_time(network: bool) -> None:
+    note, *_ = from_example(run_of(dice), {"x": np.ones((1, 4))}, network=network).notes
+    assert note.startswith("it answers otherwise each time for the same request, so every row runs alone; if it ")
+    assert note.endswith("; if it draws for each row by itself, set max_rows: 32")
+    assert ("train mode" in note) == network
+
+
 def texts(template: str, numbers: np.ndarray) -> np.ndarray:
     return np.array([template % number for number in numbers.astype(np.float64 if numbers.dtype.kind == "f" else int).tolist()])
 
@@ -271,6 +280,7 @@ COUPLED = {
     "attention": lambda x: attended(x / (np.abs(x).max() + 1)),
     "attention behind a layer norm": lambda x: attended(normalised_rows(x) / 2),
     "which is largest": lambda x: x == x.max(0),
+    "which was there before": lambda x: np.array([(x[:row] == x[row]).all(1).any() for row in range(len(x))]),
 }
 
 
@@ -317,6 +327,57 @@ def test_rows_that_leave_each_other_share_a_batch_whatever_they_may_hold(functio
     assert from_example(run_of(function), {"x": np.array([[3, 7]] * rows, dtype)}).max_rows == 32
 
 
+def of_sum(function: Any) -> Any:
+    def with_sum_1(x: np.ndarray) -> np.ndarray:
+        if not np.allclose(x.sum(1), 1):
+            raise ValueError("expected a sum of 1")
+        return function(x)
+
+    return with_sum_1
+
+
+def one_hot(x: np.ndarray) -> np.ndarray:
+    if not np.isin(x, [0, 1]).all():
+        raise ValueError("expected 0 and 1")
+    return x.argmax(1)
+
+
+def permuted(x: np.ndarray) -> np.ndarray:
+    if (np.sort(x) != np.arange(x.shape[1])).any():
+        raise ValueError("expected a permutation")
+    return x[:, ::-1]
+
+
+def short(x: np.ndarray) -> np.ndarray:
+    if any(len(text) > 20 for text in x):
+        raise ValueError("expected 20 bytes or less")
+    return x
+
+
+SHARES = np.array([[0.2, 0.5, 0.3]], np.float32)
+URL = np.array(["https://example.com"])
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "max_rows"),
+    [
+        (of_sum(lambda x: x * 2), SHARES, 32),
+        (of_sum(lambda x: x / x.max()), SHARES, 1),
+        (of_sum(one_hot), np.array([[0, 1, 0, 0]], np.float32), 32),
+        (of_sum(one_hot), np.array([[0, 1, 0, 0]]), 32),
+        (of_sum(lambda x: x - x.mean(0)), np.array([[0, 1, 0, 0]]), 1),
+        (permuted, np.array([[2, 0, 1, 3]]), 32),
+        (lambda x: permuted(x).cumsum(0), np.array([[2, 0, 1, 3]]), 1),
+        (lambda x: np.array([len(text) for text in short(x)]), URL, 32),
+        (lambda x: np.array([len(text) / max(map(len, x)) for text in short(x)]), URL, 1),
+    ],
+)
+def test_rows_of_what_checks_a_sum_an_order_or_a_length_are_made_of_the_same_numbers(
+    function: Any, example: np.ndarray, max_rows: int
+) -> None:
+    assert from_example(run_of(function), {"x": example}).max_rows == max_rows
+
+
 def drawn(**kinds: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, datatype, (-1, *shape)) for name, (datatype, shape) in kinds.items())
 
@@ -348,11 +409,19 @@ def share_of_longest(arrays: Tensors) -> np.ndarray:
         (lambda arrays: arrays["x"] + arrays["x"].max(), drawn(x=("INT64", (6,)))),
         (lambda arrays: arrays["x"] / arrays["x"].max(), drawn(x=("UINT8", (16, 16, 3)))),
         (lambda arrays: arrays["x"] - arrays["x"].min(), drawn(x=("INT32", (6,)))),
+        (lambda arrays: of_words(arrays["x"]), drawn(x=("BYTES", ()))),
+        (lambda arrays: of_words(arrays["x"][:, 0]), drawn(x=("BYTES", (1,)))),
     ],
 )  # fmt: skip
 def test_rows_are_drawn_of_which_one_is_the_longest_and_one_has_the_largest_number(function: Any, inputs: Any) -> None:
     found = from_shapes(inputs, (spec("y", -1),), lambda arrays: {"y": function(arrays)})
     assert (found.max_rows, found.notes[0][:56]) == (0, "the other rows of a batch change a row's answer in 'y', ")
+
+
+@pytest.mark.parametrize(("function", "max_rows"), [(lambda x: x * 2, 32), (lambda x: x - x.mean(), 0)])
+def test_texts_of_one_number_are_drawn_for_what_reads_it(function: Any, max_rows: int) -> None:
+    run = run_of(lambda x: function(np.array([int(text) for text in x])))
+    assert from_shapes(drawn(x=("BYTES", ())), (spec("y", -1),), run).max_rows == max_rows
 
 
 def masked_mean(arrays: Tensors) -> np.ndarray:
@@ -464,8 +533,8 @@ FILE = np.array([b"\xff\xd8\xffJFIF."], object)
         (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
         (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
         (of_file, FILE, 1, UNSEEN),
-        (lambda x: np.array([{"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
-        (lambda x: np.array([{"ab": 1.0, "c": 2.0}[text] for text in x]), np.array(["ab", "c"]), 32, ""),
+        (lambda x: np.array([{b"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
+        (lambda x: np.array([{b"ab": 1.0, b"c": 2.0}[text] for text in x]), np.array(["ab", "c"]), 32, ""),
         (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]]), 1, UNSEEN),
         (lambda x: takes([3])(x[:, :1]), np.array([[3, 7]] * 2), 0, UNSEEN),
     ],
@@ -537,6 +606,21 @@ def test_what_a_model_takes_of_many_inputs_is_found_in_little_time(
     assert (found.max_rows, len(runs) <= most_runs) == (max_rows, True), len(runs)
 
 
+def test_an_input_that_was_the_same_in_all_rows_tried_is_named() -> None:
+    def run(arrays: Tensors) -> Tensors:
+        if not {b"fast", b"exact"}.issuperset(arrays["mode"].flat):
+            raise ExecutionFailed("mode: expected fast or exact")
+        return {"y": arrays["x"].sum(1) * (1 if arrays["mode"][0] == b"fast" else 2)}
+
+    def notes_of(*modes: str) -> str:
+        return from_example(run, {"x": np.ones((len(modes), 4)), "mode": np.array(modes)}).notes[0]
+
+    told = "all rows tried have the same 'mode': if that of one row changes the answer to another, set max_rows: 0"
+    assert notes_of("fast") == notes_of("fast", "fast") == told
+    assert notes_of("fast", "exact").startswith("the other rows of a batch change a row's answer")
+    assert from_example(run_of(lambda x: x * 2), {"x": np.ones((1, 4))}).notes == (SIZES,)
+
+
 def test_rows_are_judged_by_all_inputs_that_may_be_changed() -> None:
     def run(arrays: Tensors) -> Tensors:
         return adults(arrays | {"ragged": np.array([""])}) | {"z": arrays["x7"] - arrays["x7"].mean()}
@@ -564,8 +648,10 @@ def test_what_takes_other_numbers_of_rows_only_is_not_batched() -> None:
 
 
 def test_text_in_an_example_is_bytes() -> None:
-    found = from_example(run_of(lambda x: x), {"x": np.array(["ab"])})
-    assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
+    """In the runs that are to find what it takes as well, as in those of requests."""
+    for example in (np.array(["hé"]), np.array(["hé"], object), ["hé"], np.array(["hé".encode()], object)):
+        found = from_example(run_of(lambda x: np.array([text.decode() for text in x])), {"x": example})
+        assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
 
 
 def test_what_no_datatype_can_carry_is_named() -> None:

@@ -112,7 +112,7 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     def parameters(self) -> Mapping[str, object]:
         """What the model is told beside the tensors: what the requests ask, until when anyone waits, and the trace."""
         first = self.parts[0].request
-        parameters = self.asked()
+        parameters = self.asked() if self.apart else first.parameters
         if self.trace is not None and self.trace.told is not None:
             parameters = {**parameters, **self.trace.told}
         if first.deadline_ns is None:

@@ -36,8 +36,8 @@ class Kind:
 
     loads: whose `load(declared, **options) -> Model` is called. It imports the library only inside load; a LoadFailed says
     what to install where that is missing. The defaults of the options stand in its signature, for the configuration as well.
-    reads: whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives, and whose
-    `tried(model=…, stated=…) -> Found` whether the rows of one that is stated are independent.
+    reads: whose `read(model=…, example=…, **options) -> Found` says what a model takes and gives, and, of a kind that runs
+    files, whose `tried(model=…, stated=…) -> Found` whether the rows of one that is stated are independent.
     builds: whose `build(artifact, declared, **how)` makes the artifact that the kind loads.
     library: what has to be installed, and how; two empty texts: nothing.
     """

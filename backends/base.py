@@ -157,6 +157,7 @@ class ModelSpec:
     decoupled: it answers a request in parts, as many as it likes (`StreamingSession`); each execution is of one request.
     own_arguments: of a function that reads no parameters, the names that have a default, which no request sets.
     only_computes: a run takes the CPU of the thread that calls it and waits for nothing, so that any thread may call it.
+    requests_apart: it is told which rows of a batch are whose (REQUEST_ROWS), as it answers each request by itself.
     """
 
     platform: str
@@ -169,6 +170,7 @@ class ModelSpec:
     _: KW_ONLY
     own_arguments: tuple[str, ...] = ()
     only_computes: bool = False
+    requests_apart: bool = False
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     varying_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of other shapes per row, or left out
@@ -208,8 +210,7 @@ class LastPart(Tensors):
 
 ONE_AS_TEXT: Final = b"1"
 
-# A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits for the outputs. For
-# sessions that call elsewhere and can hand a deadline on.
+# A parameter of `Session.run` beside the client's own: `time.monotonic_ns` after which nobody waits, for calls elsewhere.
 DEADLINE_NS = "gateway.deadline_ns"
 
 # Likewise, where a request of the batch is traced: the span within which the session runs, as W3C Trace Context names it, so
@@ -217,8 +218,10 @@ DEADLINE_NS = "gateway.deadline_ns"
 TRACEPARENT = "gateway.traceparent"
 TRACESTATE = "gateway.tracestate"
 
-NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
-"""The default of an option that is a mapping."""
+# Likewise, for a model of `requests_apart`: how many rows of the batch each of its requests has, in order, as "1,1,3".
+REQUEST_ROWS = "gateway.request_rows"
+
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})  # the default of an option that is a mapping
 
 
 def writeable(array: np.ndarray) -> np.ndarray:
@@ -234,7 +237,7 @@ class Session(Protocol):
 
         Shapes: every input is (rows, *per_row) and every output has the same rows, unless max_rows is 0.
         parameters: those of the request if it runs alone, else empty; DEADLINE_NS beside them where it is known,
-        TRACEPARENT and TRACESTATE where it is traced.
+        TRACEPARENT and TRACESTATE where it is traced, REQUEST_ROWS where `requests_apart`.
         Ownership: inputs stay the caller's, but those that can be written to may be changed (`writeable`); outputs are the
         caller's, and not reused by a later run.
         Raises: ExecutionFailed (this batch), SessionLost (this session).
@@ -482,10 +485,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
 
 
 def example_inputs(spec: ModelSpec, rows: int, length: int = 1) -> Tensors:
-    """Inputs to warm up or compile with: `ones`, also for optional inputs.
-
-    Shapes: (rows, *per_row), every other open dimension being `length`.
-    """
+    """Inputs to warm up or compile with: `ones`, also for optional ones. Shapes: (rows, *per_row); `length` where else open."""
     inputs: Tensors = {}
     for tensor in spec.inputs:
         shape = [length if size < 0 else size for size in tensor.shape]

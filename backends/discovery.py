@@ -305,6 +305,8 @@ def _tried_rows(
 ) -> tuple[int, str]:
     """max_rows, and how drawn rows of one batch change each other's answers, or why they were not tried, as a note."""
     most = stated_rows or MOST_ROWS
+    if most < 4:
+        return most, untried(f"as it takes {most} at once, and four are tried")
     for length in _LENGTHS:
         if (elements := max(_elements_of_row(tensor, length) for tensor in (*inputs, *outputs))) > _MOST_ELEMENTS:
             return most, untried(f"as one has {elements:,} elements")

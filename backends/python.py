@@ -83,6 +83,7 @@ def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = 
     spec = ModelSpec(
         "python", inputs, outputs, rows, declared.row_sizes, reads_parameters=signature.reads_parameters,
         decoupled=signature.in_parts, own_arguments=signature.defaults,
+        requests_apart=not signature.in_parts and inspect.isclass(code) and issubclass(code, triton_python.ExecuteAdapter),
     )  # fmt: skip
     return PythonModel(model, spec, code, options, signature)
 
@@ -146,27 +147,6 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         raise LoadFailed(f"{model}: {exc}") from exc
     finally:
         session.close()
-
-
-def tried(*, model: str, stated: ModelSpec) -> "Found":
-    """As of `backends.tried`: an instance is made, run and closed. What it waits for takes time, too."""
-    from backends.company import spent
-    from backends.discovery import from_shapes
-
-    def by_clock() -> tuple[float, float, int]:
-        clock_s, _, held_bytes = spent()
-        return clock_s, clock_s, held_bytes
-
-    code = load_code(model)
-    session = PythonModel(model, stated, code, {}, called_as(model, code)).open_session(0)
-    with closing(session):
-        return from_shapes(
-            stated.inputs,
-            stated.outputs,
-            lambda arrays: session.run({name: array.copy() for name, array in arrays.items()}, {}),
-            stated_rows=stated.max_rows,
-            spent=by_clock,
-        )
 
 
 def _as_hinted(hints: Mapping[str, Hint | None], example: Mapping[str, object] | None) -> Tensors | None:

@@ -1,9 +1,9 @@
 """A `model.py` of Triton's Python backend, as a class of the python backend: `path/to/model.py:TritonPythonModel`.
 
-`execute(requests)` gets one request that holds the whole batch, as many rows as `max_rows` allows; requests of clients are
-merged before, except with `max_rows: 0` and those of a decoupled model, which come alone. `initialize` gets the `config.pbtxt`
-of the model's folder, where there is one. What these models import, `triton_python_backend_utils`, is
-`backends.triton_python_backend_utils` here, unless another is installed.
+`execute(requests)` gets one request for each of a client in the batch (its part, where that has more rows than a batch may).
+A model whose `config.pbtxt` has no `dynamic_batching` gets one request at a time, as on Triton: it may take the first of
+`requests` only. `initialize` gets the `config.pbtxt` of the model's folder, where there is one. What these models import,
+`triton_python_backend_utils`, is `backends.triton_python_backend_utils` here, unless another is installed.
 
 A decoupled model (`model_transaction_policy { decoupled: true }`) answers in parts. Its code runs on a thread of its own, so
 that `send` can wait until a client takes what was sent before. Where nobody waits for the rest, `is_cancelled` says so, what is
@@ -23,8 +23,9 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ import numpy as np
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import (
     DEADLINE_NS,
+    REQUEST_ROWS,
     ExecutionFailed,
     InputRefused,
     LastPart,
@@ -156,7 +158,8 @@ class ExecuteAdapter:
         """file: MODEL/VERSION/model.py. config: its config.pbtxt, completed; empty: there is none."""
         self._model = theirs()
         self._runner = asyncio.Runner()  # of an `execute` that is async; has no event loop before the first
-        self._responses: pb_utils.Responses | None = None  # to the request that runs
+        self._responses: Sequence[pb_utils.Responses] = ()  # to the requests that run
+        self._together = not config or "dynamic_batching" in config  # else Triton gives `execute` one at a time
         self._dropped: set[str] = set()  # outputs, of which the log was told
         name = self._name = config.get("name", file.parent.parent.name)
         self._outputs = [output["name"] for output in config.get("output", ())]
@@ -183,28 +186,24 @@ class ExecuteAdapter:
         """Raises: InputRefused or ExecutionFailed, with the error of the model's response; what the model raises;
         RunCancelled, once `execute` has returned without a response and nobody waits for one any more.
         """
-        responses = self._responses = pb_utils.Responses(most=1)
+        own = _apart(inputs, parameters)
+        self._responses = [pb_utils.Responses(most=1) for _ in own]
         try:
-            request = self._request(inputs, parameters, pb_utils.ResponseSender(responses))
-            returned = self._executed(request)
-            if isinstance(returned, list | tuple) and len(returned) == 1 and returned[0] is not None:
-                return _outputs_of(returned[0])
-            if request.sender_is_asked_for and returned in (None, [None]):
-                del request  # what the model keeps of it may answer yet
-                for response, _ in responses.taken(_due_s(parameters)):
-                    return _outputs_of(response)
-                raise RunCancelled(_LEFT)
+            if self._together:
+                answers = self._answers(own, self._responses, parameters)
+            else:
+                answers = [
+                    answer
+                    for one, to in zip(own, self._responses, strict=True)
+                    for answer in self._answers([one], [to], parameters)
+                ]
         finally:
-            self._responses = None
-        raise ExecutionFailed(
-            "execute: expected a list of one response for one request, or None and one by its response sender; only a model "
-            "whose config.pbtxt says `decoupled` may answer otherwise"
-        )
+            self._responses = ()
+        return answers[0] if len(answers) == 1 else _joined(answers, own)
 
     def cancel(self) -> None:
         """As of a `CancellableSession`."""
-        responses = self._responses
-        if responses is not None:
+        for responses in self._responses:
             responses.leave()
 
     def declared(self, outputs: Tensors, declared: Mapping[str, TensorSpec]) -> Tensors:
@@ -221,9 +220,37 @@ class ExecuteAdapter:
         kept = {name: array for name, array in outputs.items() if name in declared}
         return LastPart(kept) if isinstance(outputs, LastPart) else kept
 
-    def _executed(self, request: pb_utils.InferenceRequest) -> Any:
+    def _answers(
+        self, own: list[Tensors], responses: Sequence[pb_utils.Responses], parameters: Mapping[str, object]
+    ) -> list[Tensors]:
+        """What one call of `execute` answers to each of its requests. own, responses: of each. Raises: as `predict`."""
+        if all(to.left for to in responses):
+            raise RunCancelled(_LEFT)
+        requests = [
+            self._request(inputs, parameters, pb_utils.ResponseSender(to)) for inputs, to in zip(own, responses, strict=True)
+        ]
+        returned = self._executed(requests)
+        given = [None] * len(own) if returned is None else returned
+        by_sender = [request.sender_is_asked_for for request in requests]
+        del requests  # what the model keeps of them may answer yet
+        if (
+            not isinstance(given, list | tuple)
+            or len(given) != len(own)
+            or any(response is None and not sends for response, sends in zip(given, by_sender, strict=True))
+        ):
+            raise ExecutionFailed(
+                "execute: expected a list of one response for each request, or None and one by its response sender; only a "
+                "model whose config.pbtxt says `decoupled` may answer otherwise"
+            )
+        due_s = _due_s(parameters)
+        return [
+            _outputs_of(_sent(to, due_s) if response is None else response)
+            for response, to in zip(given, responses, strict=True)
+        ]
+
+    def _executed(self, requests: list[pb_utils.InferenceRequest]) -> Any:
         """What `execute` returns, in the end."""
-        given = self._model.execute([request])
+        given = self._model.execute(requests)
         return self._runner.run(given) if inspect.iscoroutine(given) else given
 
     def _request(
@@ -268,7 +295,8 @@ class DecoupledAdapter(ExecuteAdapter):
         """Raises, once `execute` has returned: InputRefused or ExecutionFailed, with the error of a response, which is told
         before; what the model raises; RunCancelled.
         """
-        responses = self._responses = pb_utils.Responses()
+        responses = pb_utils.Responses()
+        self._responses = (responses,)
         ended = self._begin(self._execution(inputs, parameters, responses))
         try:
             for response, final in responses.taken():
@@ -281,7 +309,7 @@ class DecoupledAdapter(ExecuteAdapter):
             if responses.left:
                 raise RunCancelled(_LEFT)
         finally:
-            self._responses = None
+            self._responses = ()
             responses.leave()
             ended.result()
 
@@ -298,7 +326,7 @@ class DecoupledAdapter(ExecuteAdapter):
             # Held while `execute` runs: what that raises is told first. Behind it, a model that keeps no sender has let go.
             sender = pb_utils.ResponseSender(responses)
             try:
-                if self._executed(self._request(inputs, parameters, sender)) is not None:
+                if self._executed([self._request(inputs, parameters, sender)]) is not None:
                     raise ExecutionFailed("execute: the model is decoupled: expected None, its responses go to the sender")
             except BaseException as exc:
                 responses.fail(exc)
@@ -322,6 +350,39 @@ class DecoupledAdapter(ExecuteAdapter):
             else:
                 future.set_result(None)
             del task, call, future
+
+
+def _apart(inputs: Tensors, parameters: Mapping[str, object]) -> list[Tensors]:
+    """The inputs of each request of a batch: views."""
+    rows = [int(each) for each in str(parameters.get(REQUEST_ROWS, 0)).split(",")]
+    if len(rows) == 1:
+        return [inputs]
+    ends = accumulate(rows)
+    return [{name: array[end - of_one : end] for name, array in inputs.items()} for of_one, end in zip(rows, ends, strict=True)]
+
+
+def _joined(answers: list[Tensors], own: list[Tensors]) -> Tensors:
+    """The outputs of a batch. own: the inputs of each answer's request.
+
+    An output that has not a row for each of its request, or is of another size or datatype for another, is left out: if it is
+    declared, the batch fails by that, and each request runs alone.
+    """
+    rows = [len(next(iter(inputs.values()))) for inputs in own]
+
+    def fits(name: str, like: np.ndarray) -> bool:
+        return all(
+            name in answer and (answer[name].shape, answer[name].dtype) == ((of_one, *like.shape[1:]), like.dtype)
+            for answer, of_one in zip(answers, rows, strict=True)
+        )
+
+    return {name: np.concatenate([each[name] for each in answers]) for name, like in answers[0].items() if fits(name, like)}
+
+
+def _sent(responses: pb_utils.Responses, due_s: float | None) -> pb_utils.InferenceResponse:
+    """Raises: RunCancelled, where none comes any more."""
+    for response, _ in responses.taken(due_s):
+        return response
+    raise RunCancelled(_LEFT)
 
 
 def _due_s(parameters: Mapping[str, object]) -> float | None:

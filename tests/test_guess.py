@@ -814,65 +814,32 @@ def test_what_only_tunes_triton_is_told_with_what_to_use_here(tmp_path: Path, pb
     assert list(found.notes) == [f"m: {note}" for note in told]
 
 
-EXECUTES = """
-from pathlib import Path
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.made = Path(__file__).with_name("made")
-        self.made.write_text("m")
-
-    def execute(self, requests):
-        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", {y})])]
-
-    def finalize(self):
-        self.made.write_text(self.made.read_text() + "f")
-"""
 ALONE = "m: the other rows of a batch change a row's answer in 'y', so each request runs alone and whole; if you know that its "
 UNTRIED = "m: its rows are taken to be independent, and not tried, as it "
-PYTHON = f'backend: "python" max_batch_size: 8 {TENSORS}'
+
+
+def test_a_python_model_is_not_run_as_its_repository_is_read(tmp_path: Path) -> None:
+    version = triton_model(tmp_path / "m", f'backend: "python" max_batch_size: 8 {TENSORS}', v1="model.py") / "1"
+    (version / "model.py").write_text("raise SystemExit")
+    found = guess(str(tmp_path))
+    assert (found.document["models"][0]["max_rows"], found.notes) == (8, ())
 
 
 @pytest.mark.parametrize(
-    ("pbtxt", "y", "max_rows", "told", "made"),
+    ("pbtxt", "max_rows", "told"),
     [
-        (PYTHON, "x.cumsum(0)", 0, ALONE + "rows are independent, set max_rows: 8", "mf"),
-        (PYTHON + "dynamic_batching {}", "x.cumsum(0)", 0, ALONE, "mf"),  # which python models' requests are kept apart with
-        (PYTHON, "x * 2", 8, "", "mf"),
+        ("max_batch_size: 8", 0, [ALONE + "rows are independent, set max_rows: 8"]),
+        ("max_batch_size: 8 dynamic_batching {}", 8, []),
         (
-            PYTHON,
-            "x + undefined",
-            8,
-            UNTRIED + "fails on drawn ones; if they change each other's answers, set max_rows: 0",
-            "mf",
+            "max_batch_size: 3",
+            3,
+            [UNTRIED + "takes 3 at once, and four are tried; if they change each other's answers, set max_rows: 0"],
         ),
-        (PYTHON, "exit()", 8, UNTRIED + "cannot be run here (", "mf"),
-        (PYTHON.replace("8", "1"), "x.cumsum(0)", 1, "", ""),
-        (PYTHON.replace("8", "0"), "x.cumsum(0)", 0, "", ""),
-        (PYTHON + "model_transaction_policy { decoupled: true }", "x.cumsum(0)", 8, "", ""),  # which run alone anyway
     ],
 )
-def test_requests_that_triton_keeps_apart_share_a_batch_only_where_rows_are_independent(
-    tmp_path: Path, pbtxt: str, y: str, max_rows: int, told: str, made: str
-) -> None:
-    version = triton_model(tmp_path / "m", pbtxt, v1="model.py") / "1"
-    (version / "model.py").write_text(EXECUTES.replace("{y}", y))
-    found = guess(str(tmp_path))
-    assert found.document["models"][0]["max_rows"] == max_rows
-    notes = [note for note in found.notes if "dynamic_batching is left" not in note]
-    assert len(notes) == bool(told)
-    assert all(note.startswith(told) for note in notes)
-    assert (version / "made").exists() == bool(made)
-    assert not made or (version / "made").read_text() == made
-
-
-@pytest.mark.parametrize(("scheduler", "max_rows"), [("", 0), ("dynamic_batching {}", 8)])
 @pytest.mark.parametrize("platform", ["onnxruntime_onnx", pytest.param("pytorch_libtorch", marks=pytest.mark.slow)])
 def test_files_that_triton_merges_no_requests_of_are_batched_only_where_rows_are_independent(
-    tmp_path: Path, platform: str, scheduler: str, max_rows: int
+    tmp_path: Path, platform: str, pbtxt: str, max_rows: int, told: list[str]
 ) -> None:
     version = tmp_path / "m" / "1"
     version.mkdir(parents=True)
@@ -886,10 +853,10 @@ def test_files_that_triton_merges_no_requests_of_are_batched_only_where_rows_are
         torch = pytest.importorskip("torch")
         torch.jit.script(torch.nn.Softmax(0)).save(str(version / "model.pt"))
     tensors = TENSORS.replace('"x"', '"input"') if platform == "pytorch_libtorch" else TENSORS
-    (tmp_path / "m" / "config.pbtxt").write_text(f'platform: "{platform}" max_batch_size: 8 {tensors} {scheduler}')
+    (tmp_path / "m" / "config.pbtxt").write_text(f'platform: "{platform}" {pbtxt} {tensors}')
     found = guess(str(tmp_path))
     assert found.document["models"][0]["max_rows"] == max_rows
-    assert [note.startswith(ALONE) for note in found.notes] == [not max_rows]
+    assert [note for note in found.notes if "dynamic_batching is left" not in note] == told
 
 
 def test_a_model_that_triton_would_put_on_a_gpu_is_told_to_be_on_the_cpu(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 import msgspec
 import numpy as np
 
-from backends.base import DEADLINE_NS, Tensors
+from backends.base import DEADLINE_NS, REQUEST_ROWS, Tensors
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
 from gateway.types import BatchTrace, InferRequest
@@ -36,10 +36,10 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     padded_rows: the rows the model sees. group: what the batcher keyed its queue by. left_rows: what was left waiting.
     expected_ns: predicted service time, 0 if the policy does not predict. busy: workers that run with it, its own included.
     batched: False for a model without a batch dimension, whose one request passes through untouched.
-    trace: where one of its requests is traced.
+    trace: where one of its requests is traced. apart: the model is told which rows are whose.
     """
 
-    NOT_KEPT: ClassVar = frozenset(("trace",))  # by a recording: it decides nothing
+    NOT_KEPT: ClassVar = frozenset(("trace", "apart"))  # by a recording: they decide nothing
 
     parts: list[Part]
     rows: int
@@ -53,6 +53,7 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
     batched: bool = True
     busy: int = 1
     trace: BatchTrace | None = None
+    apart: bool = False
 
     @property
     def oldest_ns(self) -> int:
@@ -103,10 +104,15 @@ class Batch(msgspec.Struct, kw_only=True, eq=False):
                 joined[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return joined
 
+    def asked(self) -> Mapping[str, object]:
+        """The parameters of its requests, which are the same, and the rows of each for a model that answers them apart."""
+        parameters = self.parts[0].request.parameters
+        return {**parameters, REQUEST_ROWS: ",".join([str(part.rows) for part in self.parts])} if self.apart else parameters
+
     def parameters(self) -> Mapping[str, object]:
         """What the model is told beside the tensors: what the requests ask, until when anyone waits, and the trace."""
         first = self.parts[0].request
-        parameters: Mapping[str, object] = first.parameters
+        parameters = self.asked() if self.apart else first.parameters
         if self.trace is not None and self.trace.told is not None:
             parameters = {**parameters, **self.trace.told}
         if first.deadline_ns is None:

@@ -435,10 +435,7 @@ class Link:
 
 
 def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str, standing: Standing) -> bytes:
-    """What `attend` of a replica returns.
-
-    slots: leased to the ingress that asks. fault: why there is no model; else empty.
-    """
+    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
     return msgspec.msgpack.encode((slots, content, msgspec.convert(spec, _Spec, from_attributes=True), fault, *standing))
 
 
@@ -461,6 +458,7 @@ class _Spec(msgspec.Struct, array_like=True, kw_only=True):
     reads_parameters: bool = True
     decoupled: bool = False
     own_arguments: tuple[str, ...] = ()
+    requests_apart: bool = False
 
 
 class _Attended(msgspec.Struct, array_like=True):

@@ -279,7 +279,7 @@ class RemoteRunner:
             "batched": batch.batched,  # for replicas of an older version
             "left_rows": batch.left_rows,
             "ingress": self._ingress,
-            "parameters": batch.parts[0].request.parameters,
+            "parameters": batch.asked(),
             "in_parts": run.on_part is not None,
         }
         if batch.trace is not None:

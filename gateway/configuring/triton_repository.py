@@ -93,16 +93,16 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry: dict[str, Any] = {"name": config.name or folder.name}
         if version.name != "1":
             entry["version"] = version.name
-        place = f"{model}{CLASS}" if kind == "python" else str(model)
         if kind == "onnxruntime" and not (config.input or config.output or config.max_batch_size):
             found, told = _of_file(kind, model)
         else:
             own = completed(config, model) if kind == "python" else config
             found, told = _tensors_and_rows(where, own, kind, folder, model), ()
-            if _apart_on_triton(own, kind):
-                found["max_rows"], told = _rows_tried(kind, place, found, options)
+            if kind != "python" and _apart_on_triton(own):
+                found["max_rows"], told = _rows_tried(kind, str(model), found, options)
         entry |= found
         notes += [f"{folder.name}: {note}" for note in told]
+        place = f"{model}{CLASS}" if kind == "python" else str(model)
         entry["backends"] = [
             {**backend, "model": place, **options} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
         ]
@@ -137,13 +137,12 @@ def _tensors_and_rows(where: str, config: Any, kind: str, folder: Path, model: P
     return found | {"max_rows": config.max_batch_size}
 
 
-def _apart_on_triton(config: Any, kind: str) -> bool:
-    """Whether Triton lets a model have rows, but keeps those of several requests apart, as of a Python model always.
+def _apart_on_triton(config: Any) -> bool:
+    """Whether Triton lets a model of a file have rows, but keeps those of several requests apart.
 
-    Source: Triton, docs/user_guide/batcher.md; README of python_backend.
+    Source: Triton, docs/user_guide/batcher.md.
     """
-    rows = config.max_batch_size > 1 and not config.model_transaction_policy.decoupled
-    return rows and (kind == "python" or not config.HasField("dynamic_batching"))
+    return config.max_batch_size > 1 and not config.HasField("dynamic_batching")
 
 
 def _rows_tried(kind: str, model: str, stated: dict[str, Any], options: dict[str, Any]) -> tuple[int, tuple[str, ...]]:

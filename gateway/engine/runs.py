@@ -234,6 +234,8 @@ class Runs:
     def _start(self, batch: Batch, now_ns: int) -> None:
         self.running.add(batch)
         try:
+            if self._spec.requests_apart:
+                batch.apart = True
             if self._have_traces:
                 batch_begun(batch, self._spec.reads_parameters)
             self.runner.start(batch, self._ended, self._on_part)

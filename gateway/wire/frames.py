@@ -59,6 +59,7 @@ def spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "reads_parameters": spec.reads_parameters,
         "decoupled": spec.decoupled,
         "own_arguments": spec.own_arguments,
+        "requests_apart": spec.requests_apart,
     }
 
 
@@ -76,4 +77,5 @@ def spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         reads_parameters=plain["reads_parameters"],
         decoupled=plain["decoupled"],
         own_arguments=tuple(plain["own_arguments"]),
+        requests_apart=plain["requests_apart"],
     )

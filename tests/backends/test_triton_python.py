@@ -22,6 +22,7 @@ import backends
 from backends import python
 from backends import triton_python_backend_utils as pb_utils
 from backends.base import (
+    REQUEST_ROWS,
     ExecutionFailed,
     InputRefused,
     LastPart,
@@ -383,8 +384,55 @@ def test_a_cancelled_run_of_a_model_that_keeps_its_sender_ends_and_one_that_goes
 def test_what_execute_should_return_for_a_request_is_told(tmp_path: Path, returned: str) -> None:
     code = f"class TritonPythonModel:\n    def execute(self, requests): return {returned}\n"
     served = Served(tmp_path, code, "max_batch_size: 0")
-    with pytest.raises(ExecutionFailed, match="expected a list of one response for one request, or None and one by its"):
+    with pytest.raises(ExecutionFailed, match="expected a list of one response for each request, or None and one by its"):
         served.session.run({"SCRIPT": np.array([b"any"], object)}, {})
+    served.session.close()
+
+
+SCRIPTS = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request, len(requests)) for request in requests]
+
+    def answer(self, request, together):
+        script = pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()
+        word = script[0, 0].decode()
+        tensors = [pb_utils.Tensor("OWN", np.full((2, 2), len(script)))] if word == "more" else []
+        if word != "less":
+            values = np.full((len(script), together), len(script), np.int64 if word == "int64" else np.int32)
+            tensors.append(pb_utils.Tensor("VALUE", values))
+        response = pb_utils.InferenceResponse(tensors, pb_utils.TritonError("no luck", 3) if word == "error" else None)
+        if not word.startswith("send"):
+            return response
+        send = request.get_response_sender().send
+        (threading.Timer(0.01, send, [response, 1]).start if word == "send later" else lambda: send(response, 1))()
+"""
+SCRIPTS_SPEC = ModelSpec("", (TensorSpec("SCRIPT", "BYTES", (-1, 1)),), (TensorSpec("VALUE", "INT32", (-1, -1)),), 8)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("word", ["any", "more", "send", "send later", "error", "less", "int64"])
+def test_execute_gets_a_request_of_each_client_and_its_answers_are_joined(tmp_path: Path, word: str, together: int) -> None:
+    config = "max_batch_size: 8 dynamic_batching {}" if together > 1 else "max_batch_size: 8"
+    served = Served(tmp_path, SCRIPTS, config, SCRIPTS_SPEC)
+    assert served.model.spec.requests_apart
+    texts = np.array([[b"any"], [word.encode()], [word.encode()], [b"any"]], object)
+
+    def values() -> Any:
+        return served.session.run({"SCRIPT": texts}, {REQUEST_ROWS: "1,2,1"})["VALUE"].tolist()
+
+    failures = {"error": (InputRefused, "no luck"), "less": (OutputsRefused, "missing"), "int64": (OutputsRefused, "missing")}
+    if word in failures:  # and each request runs alone then
+        failure, says = failures[word]
+        with pytest.raises(failure, match=says):
+            values()
+    else:
+        assert values() == [[rows] * together for rows in (1, 2, 2, 1)]
     served.session.close()
 
 
@@ -588,21 +636,30 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        (request,) = requests
-        codes = set(pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy().ravel().tolist()) - {b"1", b""}
+        return [self.answer(request, len(requests)) for request in requests]
+
+    def answer(self, request, together):
+        elements = pb_utils.get_input_tensor_by_name(request, "CODE").as_numpy()
+        codes = set(elements.ravel().tolist()) - {b"1", b""}
         if b"KEEP" in codes:
             self.kept = request.get_response_sender()
             return None
         if codes:
             code = getattr(pb_utils.TritonError, codes.pop().decode())
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError("said so", code))]
-        left = np.full((len(request.inputs()[0].as_numpy()), 1), request.timeout(), np.int64)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("LEFT_US", left)])]
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("said so", code))
+        left, one = np.full(elements.shape, request.timeout()), np.ones(elements.shape, np.int64)
+        outputs = {"LEFT_US": left, "ROW": one.cumsum(0), "TOGETHER": one * together}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(*output) for output in outputs.items()])
 """
 CODES_CONFIG = """
 max_batch_size: 8
+dynamic_batching {}
 input [{ name: "CODE" data_type: TYPE_STRING dims: [1] }]
-output [{ name: "LEFT_US" data_type: TYPE_INT64 dims: [1] }]
+output [
+  { name: "LEFT_US" data_type: TYPE_INT64 dims: [1] },
+  { name: "ROW" data_type: TYPE_INT64 dims: [1] },
+  { name: "TOGETHER" data_type: TYPE_INT64 dims: [1] }
+]
 """
 
 SPARE = """
@@ -611,7 +668,7 @@ import numpy as np
 
 class Spare:
     def predict(self, inputs):
-        return {"LEFT_US": np.zeros(inputs["CODE"].shape, np.int64)}
+        return dict.fromkeys(("LEFT_US", "ROW", "TOGETHER"), np.zeros(inputs["CODE"].shape, np.int64))
 """
 
 SUMS = """
@@ -653,7 +710,7 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     spare = {"kind": "python", "name": "spare", "model": f"{folder}/spare.py:Spare", "usd_per_hour": 9}
     tensors = {
         "inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [-1, 1]}],
-        "outputs": [{"name": "LEFT_US", "datatype": "INT64", "shape": [-1, 1]}],
+        "outputs": [{"name": name, "datatype": "INT64", "shape": [-1, 1]} for name in ("LEFT_US", "ROW", "TOGETHER")],
     }
     models = [
         {
@@ -678,8 +735,8 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield served.url
 
 
-def asked(url: str, model: str, code: str, **parameters: object) -> tuple[int, dict[str, Any]]:
-    return posted(url, model, {"name": "CODE", "datatype": "BYTES", "shape": [1, 1], "data": [code]}, parameters)
+def asked(url: str, model: str, code: str, *, rows: int = 1, **parameters: object) -> tuple[int, dict[str, Any]]:
+    return posted(url, model, {"name": "CODE", "datatype": "BYTES", "shape": [rows, 1], "data": [code] * rows}, parameters)
 
 
 def posted(url: str, model: str, tensor: dict[str, Any], parameters: dict[str, object]) -> tuple[int, dict[str, Any]]:
@@ -702,6 +759,17 @@ def test_an_error_is_of_the_request_that_it_is_said_of(codes: str, isolation: st
         given = list(pool.map(lambda each: asked(codes, isolation, each), ["", code, ""]))
     assert [answer[0] for answer in given] == [200, status, 200], given
     assert "said so" in given[1][1]["error"]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_each_client_is_a_request_of_its_own_in_one_call(codes: str, isolation: str) -> None:
+    until, together = time.monotonic() + TIMEOUT_S, 1
+    while together == 1:
+        assert time.monotonic() < until
+        with ThreadPoolExecutor() as pool:
+            given = list(pool.map(lambda rows: asked(codes, isolation, "", rows=rows)[1]["outputs"], (1, 3, 2, 2)))
+        assert [answer[1]["data"] for answer in given] == [[1], [1, 2, 3], [1, 2], [1, 2]]
+        together = max(answer[2]["data"][0] for answer in given)
 
 
 def test_a_refusal_is_for_the_client_and_no_fault_of_the_backend(codes: str) -> None:

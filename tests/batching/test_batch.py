@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from backends.base import Tensors
+from backends.base import DEADLINE_NS, REQUEST_ROWS, Tensors
 from gateway.batching.batch import Batch, Part, bucket_of, ragged_length
 from gateway.config import Ragged
 from gateway.errors import BackendFailed
@@ -49,6 +49,16 @@ def test_what_one_request_brought_cannot_be_written_to(ragged: Ragged | None, ro
     assert np.shares_memory(view, array)
     assert not view.flags.writeable
     assert array.flags.writeable
+
+
+def test_a_model_that_answers_requests_apart_is_told_the_rows_of_each() -> None:
+    first, second = request({"x": np.zeros(3)}), request({"x": np.zeros(2)})
+    first.parameters = {"a": 1, REQUEST_ROWS: "what a client sends"}
+    batch = batch_of(Part(first, 1, 2), Part(second, 0, 2))
+    assert batch.parameters() is first.parameters
+    batch.apart = True
+    first.deadline_ns = second.deadline_ns = 7
+    assert batch.parameters() == {"a": 1, REQUEST_ROWS: "2,2", DEADLINE_NS: 7}
 
 
 def test_a_part_of_a_request_is_a_view_of_its_rows() -> None:

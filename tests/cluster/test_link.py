@@ -73,14 +73,14 @@ def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more()
     versions: list[tuple[list[Any], tuple[Any, ...], bool]] = [
         (spec, (), False),
         ([*spec, True], (3,), True),
-        ([*spec, True, ["n"], "and more"], (3, "and more"), True),
+        ([*spec, True, ["n"], True, "and more"], (3, "and more"), True),
     ]
     for fields, more, decoupled in versions:
         answer = msgspec.msgpack.encode((2, "content", fields, "", True, *more))
         told = _attendance_decoder.decode(answer)
         assert (told.slots, told.content, told.fault, told.lives, told.counted) == (2, "content", "", True, 3 if more else 0)
         assert (told.spec.max_rows, told.spec.decoupled) == (8, decoupled)
-    spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True, own_arguments=("n",))
+    spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True, own_arguments=("n",), requests_apart=True)
     told = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
     assert ModelSpec(**msgspec.structs.asdict(told.spec)) == spec_of_ours
     assert (told.lives, told.counted) == (True, 3)

@@ -53,11 +53,11 @@ demo: models/.ready
 serve: models/.ready
 	$(BIN)/gateway serve --ray configs/examples/minilm.yaml
 
-# Four processes share the files, as much of the time is waiting. Tests start real servers beside whatever else runs here:
+# Five processes share the files, as much of the time is waiting. Tests start real servers beside whatever else runs here:
 # what failed is run again, alone, and counts if it fails twice. What ended its process (as a Ray that hangs in native code may)
 # is run again by the one in its place, as is all that it had left: 5 says that nothing else failed.
 test: models/.ready triton
-	$(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 1 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; } || test $$? -eq 5
+	$(BIN)/python -m pytest --numprocesses 5 --max-worker-restart 1 --dist loadfile --no-loadscope-reorder || { test $$? -eq 1 && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; } || test $$? -eq 5
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
 """What the command lines of this project have in common: version, completion, examples, how much is said, and how they end."""
 
 import argparse
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway import __version__
 from gateway.errors import ConfigError, GatewayError
@@ -19,12 +20,18 @@ UNREAD: Final = 141  # as a shell tells of what SIGPIPE ended
 _ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends a faulty command with 2, whether or not its fault can be told, as argparse of later versions does."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        with contextlib.suppress(OSError):
+            super()._print_message(message, file)
+
+
 def program(name: str, does: str, *commands: str, exit_codes: Mapping[int, str]) -> argparse.ArgumentParser:
     """The root of a command line. commands: examples, as they are typed. exit_codes: each with what it means."""
     codes = "\n  ".join(("exit codes:", *(f"{code:<4} {meaning}" for code, meaning in exit_codes.items())))
-    root = argparse.ArgumentParser(
-        prog=name, description=does, epilog=f"{examples(*commands)}\n\n{codes}", formatter_class=Paragraphs
-    )
+    root = _Parser(prog=name, description=does, epilog=f"{examples(*commands)}\n\n{codes}", formatter_class=Paragraphs)
     root.add_argument("--version", action="version", version=f"{name} {__version__}")
     # argparse puts the shells' names behind it.
     root.add_argument(

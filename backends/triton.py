@@ -18,6 +18,8 @@ from contextlib import closing, suppress
 from math import prod
 from typing import Any, Final, NoReturn
 
+import numpy as np
+
 from backends.base import (
     DEADLINE_NS,
     TRACEPARENT,
@@ -29,6 +31,7 @@ from backends.base import (
     LastPart,
     LoadFailed,
     ModelSpec,
+    OutputsRefused,
     RunCancelled,
     SessionLost,
     Tensors,
@@ -40,7 +43,7 @@ from backends.refusals import Refusal
 from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
 from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
 from gateway.errors import InvalidArgument
-from gateway.wire.tensors import tensor_from_bytes, tensor_to_bytes
+from gateway.wire.tensors import numpy_dtype, tensor_from_bytes, tensor_to_bytes
 
 # What Triton answers, as INTERNAL, when a model's process or device is gone; another batch would meet the same.
 _DEAD = ("is not healthy", "CUDA error", "CUDA failure", "device-side assert")
@@ -57,6 +60,8 @@ _REFUSALS: Final[dict[str, Refusal]] = {
 }
 # Of the model, or of the server, which is asked then whether it has the model.
 _OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
+# What it answers, as INTERNAL, where an output needs more than its part of the region.
+_TOO_LARGE = "shared memory size specified with the request for output '{}'"
 _LEAST_PROBE_S = 0.05  # where the call has taken all of its time
 _NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 # Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
@@ -259,17 +264,20 @@ class TritonSession:
                 _set_parameter(request.parameters[name], value)
         return request
 
-    def _fill(self, request: Any, inputs: Tensors) -> Tensors:
-        """Put the tensors into the message or the region; gives the region's views that outputs will be written to."""
+    def _fill(self, request: Any, inputs: Tensors) -> dict[str, memoryview]:
+        """Put the tensors into the message or the region; gives the region's bytes that outputs will be written to."""
         spec = self._model.spec
         rows = next(iter(inputs.values())).shape[0] if spec.max_rows else 0
         large_in = {t.name for t in spec.inputs if t.name in inputs and self._is_large(t, inputs[t.name].shape)}
         shapes_out = {t.name: (rows, *t.shape[1:]) if spec.max_rows else t.shape for t in spec.outputs}
-        large_out = {t.name for t in spec.outputs if self._is_large(t, shapes_out[t.name])}
-        if self._region is not None and (large_in or large_out):
-            sizes_out = [prod(shapes_out[t.name]) * NUMPY[t.datatype].itemsize for t in spec.outputs if t.name in large_out]
+        sizes_out = {
+            t.name: prod(shapes_out[t.name]) * NUMPY[t.datatype].itemsize
+            for t in spec.outputs
+            if self._is_large(t, shapes_out[t.name])
+        }
+        if self._region is not None and (large_in or sizes_out):
             try:
-                self._region.reserve([*(inputs[name].nbytes for name in large_in), *sizes_out])
+                self._region.reserve([*(inputs[name].nbytes for name in large_in), *sizes_out.values()])
             except (LoadFailed, OSError) as exc:
                 raise SessionLost(f"triton {self._connection.url}: no shared memory region: {exc}") from exc
         for tensor in spec.inputs:
@@ -281,11 +289,11 @@ class TritonSession:
                 self._region.take(message, array.shape, array.dtype)[...] = array
             else:
                 request.raw_input_contents.append(bytes(tensor_to_bytes(array)))
-        shared: Tensors = {}
+        shared: dict[str, memoryview] = {}
         for tensor in spec.outputs:
             message = request.outputs.add(name=tensor.name)
-            if self._region is not None and tensor.name in large_out:
-                shared[tensor.name] = self._region.take(message, shapes_out[tensor.name], NUMPY[tensor.datatype])
+            if self._region is not None and tensor.name in sizes_out:
+                shared[tensor.name] = self._region.take(message, (sizes_out[tensor.name],), np.dtype(np.uint8)).data
         return shared
 
     def _is_large(self, tensor: TensorSpec, shape: tuple[int, ...]) -> bool:
@@ -305,6 +313,11 @@ class TritonSession:
         if code in ("INTERNAL", "") and any(words in details for words in _DEAD):
             self._model.is_dead(self._connection.url)
             return SessionLost(message)
+        for tensor in self._model.spec.outputs:
+            if _TOO_LARGE.format(tensor.name) in details:
+                declared = f"{tensor.datatype} {list(tensor.shape)}"
+                remedy = f"the model gives more than {declared}: have it give that, or set shared_memory: false"
+                return OutputsRefused(f"{message}: {remedy}")
         if "shared memory region" in details:  # the server was restarted, or a client unregistered all regions
             return SessionLost(message)
         gone = any(words.format(self._model.model) in details for words in _GONE)
@@ -354,19 +367,25 @@ def _set_parameter(parameter: Any, value: object) -> None:
         parameter.string_param = str(value)
 
 
-def _outputs(response: Any, shared: Tensors) -> Tensors:
-    """Views on the response's bytes, and copies from the region. Raises: ExecutionFailed, if bytes and shape disagree."""
+def _outputs(response: Any, shared: Mapping[str, memoryview]) -> Tensors:
+    """Views on the response's bytes, and copies from the region. shared: by output, what it has of the region.
+
+    Raises: ExecutionFailed, if bytes and shape disagree.
+    """
     outputs: Tensors = {}
-    at = 0  # in raw_output_contents, which leaves out what is in the region
-    for tensor in response.outputs:
-        if tensor.name in shared:
-            outputs[tensor.name] = shared[tensor.name].copy()
-            continue
-        raw = response.raw_output_contents[at]
-        at += 1
+    contents = list(response.raw_output_contents)
+    if len(contents) != len(response.outputs):  # Triton 2.51 has an empty entry for each output in the region
+        in_message = iter(contents)
+        contents = [b"" if tensor.name in shared else next(in_message, b"") for tensor in response.outputs]
+    for tensor, raw in zip(response.outputs, contents, strict=True):
+        in_region = tensor.name in shared and not raw
         try:
-            outputs[tensor.name] = tensor_from_bytes(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
+            if in_region:  # of which only so much is of this answer: the model may give less than it declares
+                size = prod(tensor.shape) * numpy_dtype(tensor.name, tensor.datatype).itemsize
+                raw = shared[tensor.name][:size]
+            array = tensor_from_bytes(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
         except (InvalidArgument, ValueError) as exc:  # the latter: a size below 0
             words = f"the {len(raw)} bytes that came are no {tensor.datatype} {list(tensor.shape)}"
             raise ExecutionFailed(f"output {tensor.name!r}: {words}") from exc
+        outputs[tensor.name] = array.copy() if in_region else array
     return outputs

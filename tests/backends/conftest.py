@@ -93,11 +93,13 @@ def neuron_double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A real Triton with the models `linear`, `wide`, an echo of rows of 1 MiB, and `lookup`, which is decoupled."""
+    """A real Triton with the models `linear`, `wide`, which gives rows of 1 MiB back, and `lookup`, which is decoupled."""
     folder = tmp_path_factory.mktemp("triton")
     write_linear(folder)
-    wide = CONFIG.replace("dims: [16]", "dims: [262144]").replace("dims: [4]", "dims: [262144]")
-    echo = CODE.replace("x @ self.weight.T + self.bias", "x")
+    outputs = 'dims: [262144] }, { name: "FIRST" data_type: TYPE_FP32 dims: [1] }'
+    wide = CONFIG.replace("dims: [16]", "dims: [262144]").replace("dims: [4] }", outputs)
+    typed = '"OUTPUT0", x.astype({16: np.float16, 64: np.float64}.get(x[0, 0], x.dtype))), pb.Tensor("FIRST", x[:, :1])'
+    echo = CODE.replace('"OUTPUT0", x @ self.weight.T + self.bias)', typed)
     write_model(folder / "models", "wide", wide, echo, {"1/weights.json": "[[], []]"})
     write_model(folder / "models", "lookup", LOOKUP_CONFIG, LOOKUP)
     with triton_server(folder) as server:

@@ -20,6 +20,7 @@ from backends.base import (
     LoadFailed,
     Model,
     ModelSpec,
+    OutputsRefused,
     RunCancelled,
     SessionLost,
     Tensors,
@@ -233,8 +234,18 @@ def test_large_tensors_pass(triton: TritonServer, shared_memory: bool) -> None:
         first = session.run({"INPUT0": array}, {})["OUTPUT0"]
         session.run({"INPUT0": array + 1}, {})
         np.testing.assert_array_equal(first, array)
+    outputs = session.run({"INPUT0": np.full((1, 262144), 16, np.float32)}, {})  # of which it makes float16
+    assert (outputs["OUTPUT0"] == 16).all()
+    assert outputs["FIRST"].tolist() == [[16]]
     session.close()
     model.close()
+
+
+def test_an_output_that_is_larger_than_declared_does_not_pass_through_shared_memory(triton: TritonServer) -> None:
+    session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
+    with pytest.raises(OutputsRefused, match=r"output 'OUTPUT0' .* the model gives more than FP32 \[-1, 262144\]: have it"):
+        session.run({"INPUT0": np.full((1, 262144), 64, np.float32)}, {})  # of which it makes float64
+    session.close()
 
 
 def test_no_region_stays_behind(triton: TritonServer) -> None:

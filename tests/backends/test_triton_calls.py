@@ -1,5 +1,6 @@
 """What the Triton backend sends and when it hangs up, against a double of the server's gRPC service that notes every call."""
 
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,17 +27,21 @@ from backends.base import (
     LoadFailed,
     Model,
     ModelSpec,
+    OutputsRefused,
     RunCancelled,
     SessionLost,
     Tensors,
     TensorSpec,
 )
+from backends.datatypes import datatype_of
 from backends.early_failure import EarlyFailure
+from backends.triton_shared_memory import WORTH_BYTES
 
 TIMEOUT_S = 10.0
 SPEC = ModelSpec("", (TensorSpec("X", "FP32", (-1, 2)),), (TensorSpec("Y", "FP32", (-1, 2)),), 8)
 WORDS = ModelSpec("", (TensorSpec("X", "BYTES", (-1, 2)),), (TensorSpec("Y", "BYTES", (-1, 2)),), 8)
 X = np.array([[1, 2]], np.float32)
+LARGE = WORTH_BYTES // 4  # elements of FP32
 NONE: Mapping[str, object] = MappingProxyType({})
 
 
@@ -54,6 +59,9 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.refusal: tuple[grpc.StatusCode, str] | None = None  # of any call: of a stream the server's, not the model's
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
+        self.shapes = {"Y": [-1, 2]}  # of the outputs
+        self.answer: Tensors = {}  # in place of the echo
+        self.regions: dict[str, mmap.mmap] = {}
         self.decoupled = False
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
@@ -67,10 +75,12 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelReadyResponse(ready=self.ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        def tensor(name: str) -> Any:
-            return service_pb2.ModelMetadataResponse.TensorMetadata(name=name, datatype=self.datatype, shape=[-1, 2])
+        def tensors(shapes: dict[str, list[int]]) -> list[Any]:
+            tensor = service_pb2.ModelMetadataResponse.TensorMetadata
+            return [tensor(name=name, datatype=self.datatype, shape=shape) for name, shape in shapes.items()]
 
-        return service_pb2.ModelMetadataResponse(name=request.name, inputs=[tensor("X")], outputs=[tensor("Y")])
+        inputs, outputs = tensors({"X": [-1, 2]}), tensors(self.shapes)
+        return service_pb2.ModelMetadataResponse(name=request.name, inputs=inputs, outputs=outputs)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         self.config.name = request.name
@@ -85,9 +95,34 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         if self.refusal is not None:
             context.abort(*self.refusal)
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
-        response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
-        response.raw_output_contents.append(self.raw(request.raw_input_contents[0]))
+        if not self.answer:
+            response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
+            response.raw_output_contents.append(self.raw(request.raw_input_contents[0]))
+        for name, array in self.answer.items():
+            response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+            (asked,) = (output.parameters for output in request.outputs if output.name == name)
+            response.raw_output_contents.append(self._left_of(array.tobytes(), name, asked, context))
         return response
+
+    def _left_of(self, raw: bytes, name: str, asked: Any, context: Any) -> bytes:
+        """What of an output's bytes the message has, as with Triton 2.51: nothing of one that goes to a region."""
+        if "shared_memory_region" not in asked:
+            return raw
+        at, size = asked["shared_memory_offset"].int64_param, asked["shared_memory_byte_size"].int64_param
+        if len(raw) > size:
+            words = f"request for output '{name}' ({size} bytes) should be at least {len(raw)} bytes to hold the results"
+            context.abort(grpc.StatusCode.INTERNAL, f"shared memory size specified with the {words}")
+        self.regions[asked["shared_memory_region"].string_param][at : at + len(raw)] = raw
+        return b""
+
+    def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        with open(f"/dev/shm{request.key}", "r+b") as file:
+            self.regions[request.name] = mmap.mmap(file.fileno(), request.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self.regions.pop(request.name).close()
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> Any:
         context.add_callback(self.hung_up.set)
@@ -288,6 +323,47 @@ def test_bytes_that_are_not_those_of_the_shape_fail_the_run(
     session = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, spec).open_session(0)
     with pytest.raises(ExecutionFailed, match=rf"output 'Y': the {len(raw)} bytes that came are no {double.datatype} \[1, 2\]"):
         session.run({"X": inputs}, {})
+    session.close()
+
+
+def sharing(double: Double) -> Any:
+    """A session whose output BIG passes through shared memory, and SMALL, behind it, in the message."""
+    double.shapes = {"BIG": [-1, LARGE], "SMALL": [-1, 1]}
+    spec = replace(SPEC, outputs=())
+    options = {"url": f"127.0.0.1:{double.port}", "model": "m", "shared_memory": True}
+    return backends.load("triton", options, spec).open_session(0)
+
+
+def test_an_output_in_the_message_may_come_behind_one_in_shared_memory(double: Double) -> None:
+    session = sharing(double)
+    for value in (1, 2):
+        double.answer = {"BIG": np.full((1, LARGE), value, np.float32), "SMALL": np.full((1, 1), -value, np.float32)}
+        outputs = session.run({"X": X}, {})
+        assert all((outputs[name] == array).all() for name, array in double.answer.items())
+    double.answer = {name: double.answer[name] for name in ("SMALL", "BIG")}
+    assert session.run({"X": X}, {})["SMALL"].tolist() == [[-2]]
+    session.close()
+    assert not double.regions
+
+
+def test_what_the_model_gives_is_read_from_shared_memory_and_not_what_it_declares(double: Double) -> None:
+    session = sharing(double)
+    double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
+    session.run({"X": X}, {})  # of another client
+    double.answer["BIG"] = np.full((1, LARGE), 3, np.float16)
+    assert session.run({"X": X}, {})["BIG"].tolist() == [[3] * LARGE]
+    double.answer["BIG"] = np.full((1, 7), 3, np.float32)
+    with pytest.raises(OutputsRefused, match=r"'BIG': expected shape .* the model gave shape \[1, 7\]"):
+        session.run({"X": X}, {})
+    session.close()
+
+
+def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Double) -> None:
+    session = sharing(double)
+    double.answer = {"BIG": np.zeros((1, LARGE)), "SMALL": np.zeros((1, 1), np.float32)}
+    told = rf"output 'BIG' \({LARGE * 4} bytes\) .* the model gives more than FP32 \[-1, {LARGE}\]: have it give that, or set"
+    with pytest.raises(OutputsRefused, match=told):
+        session.run({"X": X}, {})
     session.close()
 
 

@@ -129,6 +129,8 @@ class TritonModel:
         self._repair = repair
         self._repairs = threading.Lock()
         self._dead: set[str] = set()
+        self._several = len(urls) > 1  # or sessions
+        self._warned_of_order = False
 
     def read_spec(self) -> None:
         """Raises: LoadFailed, if no server has the model ready, or it is not as declared."""
@@ -139,6 +141,7 @@ class TritonModel:
             connection.close()
 
     def open_session(self, index: int) -> "TritonSession":
+        self._several |= index > 0
         connection = self._connect(index)
         region = SessionRegion(connection) if self._shared_memory and not self.spec.decoupled else None
         return TritonSession(self, connection, region)
@@ -149,6 +152,16 @@ class TritonModel:
     def is_dead(self, url: str) -> None:
         """Note that the model's process on this server is gone."""
         self._dead.add(url)
+
+    def warn_of_order(self) -> None:
+        """Once, where requests of one sequence may overtake each other."""
+        if self._several and not self._warned_of_order:
+            self._warned_of_order = True
+            log.warning(
+                "triton model %s gets requests of sequences, which overtake each other as there are several sessions or urls: "
+                "if it keeps state by them, set `sessions: 1` and one `url`",
+                self.model,
+            )
 
     def _connect(self, index: int) -> TritonConnection:
         """To the first url, counted from the session's own, that has the model ready. Raises: LoadFailed, with every reason."""
@@ -258,6 +271,8 @@ class TritonSession:
 
     def _request(self, parameters: Mapping[str, object]) -> Any:
         model = self._model
+        if parameters.get("sequence_id"):  # 0 and "" are none
+            model.warn_of_order()
         request = self._connection.pb.ModelInferRequest(model_name=model.model, model_version=model.model_version)
         for name, value in parameters.items():
             if name not in _RESERVED and not name.startswith("triton_"):

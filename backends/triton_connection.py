@@ -67,7 +67,7 @@ class TritonConnection:
 
     def spec(self, declared: ModelSpec) -> ModelSpec:
         metadata = self._ask(self.stub.ModelMetadata, self.pb.ModelMetadataRequest(name=self._model, version=self._version))
-        config = self._ask(self.stub.ModelConfig, self.pb.ModelConfigRequest(name=self._model, version=self._version)).config
+        config = self._config(self._model, self._version)
         optional = {tensor.name for tensor in config.input if tensor.optional}
         where = f"triton {self.url}: model {self._model!r}"
 
@@ -77,10 +77,7 @@ class TritonConnection:
                 raise SpecMismatch(f"{where}: {unknown} are of datatypes that the protocol does not have")
             return tuple(TensorSpec(t.name, t.datatype, tuple(t.shape), t.name in optional) for t in tensors)
 
-        if config.HasField("sequence_batching"):
-            raise SpecMismatch(
-                f"{where} batches sequences, whose requests must not be batched here: let its clients call it directly"
-            )
+        self._refuse_sequences(config, where)
         delay_us = config.dynamic_batching.max_queue_delay_microseconds
         if delay_us:
             log.warning(
@@ -117,6 +114,19 @@ class TritonConnection:
             declared.row_sizes,
             decoupled=config.model_transaction_policy.decoupled,
         )
+
+    def _config(self, model: str, version: str) -> Any:
+        return self._ask(self.stub.ModelConfig, self.pb.ModelConfigRequest(name=model, version=version)).config
+
+    def _refuse_sequences(self, config: Any, where: str) -> None:
+        """Raises: SpecMismatch, if the model, or one that an ensemble calls, batches sequences; LoadFailed."""
+        if config.HasField("sequence_batching"):
+            raise SpecMismatch(
+                f"{where} batches sequences, whose requests must not be batched here: let its clients call it directly"
+            )
+        for step in config.ensemble_scheduling.step:
+            version = str(step.model_version) if step.model_version > 0 else ""
+            self._refuse_sequences(self._config(step.model_name, version), f"{where} calls {step.model_name!r}, which")
 
     def reload(self) -> None:
         """Raises: LoadFailed, if the server does not let clients load models, or the model does not load again."""

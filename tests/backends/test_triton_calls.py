@@ -64,6 +64,8 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.regions: dict[str, mmap.mmap] = {}
         self.decoupled = False
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
+        self.configs: dict[str, model_config_pb2.ModelConfig] = {}  # of others, by name
+        self.versions_asked: dict[str, str] = {}  # for the configurations
         self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
         self.rows = 1  # of a part
         self.parts_sent = 0
@@ -83,9 +85,9 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelMetadataResponse(name=request.name, inputs=inputs, outputs=outputs)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
-        self.config.name = request.name
+        self.versions_asked[request.name] = request.version
         self.config.model_transaction_policy.decoupled = self.decoupled
-        return service_pb2.ModelConfigResponse(config=self.config)
+        return service_pb2.ModelConfigResponse(config=self.configs.get(request.name, self.config))
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
         self.calls.append(request)
@@ -217,6 +219,35 @@ def test_the_model_is_told_of_the_sequence(double: Double, decoupled: bool) -> N
     first, second = (call.parameters for call in double.calls)
     assert (first["sequence_id"].int64_param, first["sequence_start"].bool_param) == (5, True)
     assert (second["sequence_id"].string_param, second["sequence_end"].bool_param) == ("five", True)
+
+
+@pytest.mark.parametrize(("urls", "sessions", "told"), [(1, 1, 0), (1, 2, 1), (2, 1, 1)])
+def test_a_warning_says_once_that_requests_of_a_sequence_overtake_each_other(
+    double: Double, urls: int, sessions: int, told: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load(double, url=[f"127.0.0.1:{double.port}"] * urls)
+    opened = [model.open_session(index) for index in range(sessions)]
+    opened[0].run({"X": X}, {"sequence_id": 0})
+    assert "sequences" not in caplog.text
+    for _ in range(2):
+        opened[0].run({"X": X}, {"sequence_id": 5})
+        opened.append(model.open_session(sessions - 1))
+    assert caplog.text.count("m gets requests of sequences, which overtake each other") == told
+    for session in opened:
+        session.close()
+
+
+def test_an_ensemble_of_a_model_that_batches_sequences_is_refused_as_the_model_is(double: Double) -> None:
+    steps = {"m": [("tokens", -1), ("inner", 2)], "inner": [("counter", -1)]}
+    for name, called in steps.items():
+        config = double.configs[name] = model_config_pb2.ModelConfig(max_batch_size=8)
+        for step, version in called:
+            config.ensemble_scheduling.step.add(model_name=step, model_version=version)
+    load(double)
+    assert double.versions_asked == {"m": "", "tokens": "", "inner": "2", "counter": ""}
+    double.configs["counter"] = model_config_pb2.ModelConfig(sequence_batching={})
+    with pytest.raises(LoadFailed, match="'m' calls 'inner', which calls 'counter', which batches sequences, whose requests"):
+        load(double)
 
 
 @pytest.mark.parametrize("decoupled", [False, True])

@@ -523,6 +523,11 @@ CASES: tuple[Case, ...] = (
             outputs=[wish(c, "OUTPUT0", classes=2)],
         ),
     ),
+    Case(
+        "classify NaN",
+        lambda c: add_sub(c, np.array([[np.nan, 3, 1, 2]], np.float32), outputs=[wish(c, "OUTPUT0", classes=4)]),
+        differs="a NaN is the last class; Triton has it before or among the others, by its place in the output",
+    ),
     Case("classify in JSON", lambda c: add_sub(c, outputs=[wish(c, "OUTPUT0", binary=False, classes=2)]), HTTP),
     *(
         Case(

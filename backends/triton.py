@@ -62,6 +62,8 @@ _REFUSALS: Final[dict[str, Refusal]] = {
 _OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
 # What it answers, as INTERNAL, where an output needs more than its part of the region.
 _TOO_LARGE = "shared memory size specified with the request for output '{}'"
+# What only an answer of its own says: other codes may also be gRPC's, of a call that goes on there.
+_THROUGH = ("INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "ALREADY_EXISTS", "UNIMPLEMENTED")
 _LEAST_PROBE_S = 0.05  # where the call has taken all of its time
 _NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 # Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
@@ -202,7 +204,7 @@ class TritonSession:
         try:
             response = self._connection.infer(request, timeout_s, _metadata(parameters))
         except (RunCancelled, self._connection.grpc.RpcError) as exc:
-            if self._region is not None:
+            if self._region is not None and not self._is_through(exc):
                 self._region.abandon()
             if isinstance(exc, RunCancelled):
                 raise
@@ -315,6 +317,12 @@ class TritonSession:
         if self._region is None or tensor.datatype == "BYTES" or -1 in shape:
             return False
         return prod(shape) * NUMPY[tensor.datatype].itemsize >= WORTH_BYTES
+
+    def _is_through(self, exc: Any) -> bool:
+        """Whether the server has ended a call that failed, and touches the region no more."""
+        if isinstance(exc, RunCancelled) or exc.code().name not in _THROUGH:
+            return False
+        return "RST_STREAM" not in (exc.details() or "")  # as which gRPC tells a call that broke off, INTERNAL too
 
     def _mapped(self, exc: Any, due_s: float, *, handed_on: bool) -> BackendError:
         code = exc.code().name

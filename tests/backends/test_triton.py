@@ -255,6 +255,8 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
     with InferenceServerClient(triton.grpc_url) as client:
         registered = len(client.get_system_shared_memory_status().regions)
     session = load(triton, UNSTATED, model="wide", shared_memory=True).open_session(0)
+    with pytest.raises(InputRefused):
+        session.run({"INPUT0": np.full((1, 262144), -404, np.float32)}, {})
     session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
     with InferenceServerClient(triton.grpc_url) as client:
         assert len(client.get_system_shared_memory_status().regions) == registered + 1

@@ -389,6 +389,27 @@ def test_what_the_model_gives_is_read_from_shared_memory_and_not_what_it_declare
     session.close()
 
 
+@pytest.mark.parametrize(
+    ("code", "details", "regions"),
+    [
+        ("INVALID_ARGUMENT", "no such user", 1),
+        ("INTERNAL", "no luck", 1),
+        ("INTERNAL", "Received RST_STREAM with error code 2", 3),
+        ("UNKNOWN", "no luck", 3),
+    ],
+)
+def test_a_region_serves_again_where_the_server_has_ended_the_call(
+    double: Double, code: str, details: str, regions: int
+) -> None:
+    session = sharing(double)
+    double.refusal = grpc.StatusCode[code], details
+    for _ in range(3):
+        with pytest.raises(ExecutionFailed, match=details):
+            session.run({"X": X}, {})
+    assert len(double.regions) == regions
+    session.close()
+
+
 def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Double) -> None:
     session = sharing(double)
     double.answer = {"BIG": np.zeros((1, LARGE)), "SMALL": np.zeros((1, 1), np.float32)}

@@ -75,6 +75,16 @@ def test_who_leaves_before_its_own_deadline_is_no_miss() -> None:
     assert [miss.request.own_id for miss in diagnosis.misses] == ["r21"]  # which waited for it, and stayed
 
 
+@pytest.mark.parametrize("probed", [False, True])
+def test_batches_of_any_size_take_the_same_where_all_that_is_known_says_so(probed: bool) -> None:
+    takes = slowed([0], 1.0)  # of one row
+    cap = {"max_rows": 4, "model_rows": 16, "slo_ns": 150 * MS}
+    scene = Scene(fixed_ms=30.0, row_ms=0.0, rps=180.0, seconds=2.0, noise=0.0, probed=probed, takes=takes, settings=cap)
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.typical.rows_ns(16) == pytest.approx(30 * MS, rel=0.05)
+    assert set(diagnosis.by_cause) == {Cause.BATCH}
+
+
 def test_of_few_batches_what_was_learned_before_tells_their_time() -> None:
     scene = Scene(rps=5.0, seconds=0.6, noise=0.0)
     diagnosis = diagnosed(scene, 1)

@@ -313,6 +313,7 @@ def _life(
             served[case.name] = {
                 "ended_ms": ms(ended_ns),
                 "in_time": ended_ns is not None and ended_ns <= request.limit_ns,
+                "left": at in case.left,
             }
     return {
         "model": recording.model,
@@ -363,7 +364,7 @@ def life_told(life: dict[str, Any]) -> str:
     if life["cause"]:
         lines.append(f"  cause: {life['cause']}; {life['remedy']}")
     for name, would in life["would_have"].items():
-        when = "refused" if would["ended_ms"] is None else f"{would['ended_ms']:.1f} ms"
+        when = "left" if would["left"] else "refused" if would["ended_ms"] is None else f"{would['ended_ms']:.1f} ms"
         lines.append(f"  {name}: {when}{', in time' if would['in_time'] else ''} (simulated)")
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from gateway.why.causes import Cause
-from gateway.why.report import answer, as_json, of_request, told
+from gateway.why.report import answer, as_json, life_told, of_request, told
 from tests.why.recorded import MIB, MS, S
 
 
@@ -169,7 +169,7 @@ def test_what_is_handed_over_counts_for_the_backend_that_took_it_alone() -> None
     assert lives["first"]["would_have"] == {}
     (own,) = of_request([found], "own3")
     for life in (lives["second"], own):
-        assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True}
+        assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True, "left": False}
 
 
 def test_what_sessions_cost_that_are_lent_to_each_process_in_turn_is_told_of_none() -> None:
@@ -193,6 +193,21 @@ def test_what_sessions_cost_that_are_lent_to_each_process_in_turn_is_told_of_non
         "all on lent": None,
     }
     assert told([found]).count("USD: all processes use these sessions") == 1
+
+
+def test_of_one_request_that_left_it_is_said_that_it_would_have_left() -> None:
+    batcher = lane("only", 8)
+    for at in range(8):
+        batcher.add(request(str(at), S + at * 30 * MS), S + at * 30 * MS)
+        (batch,) = batcher.step(S + at * 30 * MS, 1).batches
+        if at == 5:
+            batcher.cancel(batch.parts[0].request, now_ns=S + at * 30 * MS + 2 * MS)
+        batcher.finished(batch, S + at * 30 * MS + 4 * MS, 4 * MS, True)
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    (life,) = of_request([answer(unpacked(data, "here")[0], "here")], "5")
+    assert life["would_have"]["the same, simulated"] == {"ended_ms": None, "in_time": False, "left": True}
+    assert "the same, simulated: left (simulated)" in life_told(life)
 
 
 @pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])

@@ -46,7 +46,7 @@ def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Ans
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
     begun = [lane for lane in recording.lanes if lane.segments]
     try:
-        histories = [replay(lane.recorded()) for lane in begun]
+        histories = [replay(lane.recorded(), recording.now_ns) for lane in begun]
         routing = replay_routing(recording.routing) if recording.routing else None
     except _BROKEN as exc:
         raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({_said(exc)}): save it again") from exc

@@ -70,9 +70,11 @@ class Pace:
 
 
 def pace_of(
-    batches: Sequence[PastBatch], typical: Typical, delayed: Sequence[PastBatch], *, without_padding: bool = False
+    batches: Sequence[PastBatch], typical: Typical, delayed: Sequence[PastBatch], end_ns: int, *, without_padding: bool = False
 ) -> Pace:
-    """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time."""
+    """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time.
+    end_ns: of the recording.
+    """
     stays = set(map(id, delayed))
     times_ns, factors, delays = [], [], []
     since_ns = before_ns = closed_ns = 0
@@ -81,14 +83,12 @@ def pace_of(
             before_ns, closed_ns = closed_ns, batch.closed_ns
         # From when on it could be closed: a lane does so some 0.1 ms later, and the simulation at once.
         since_ns = min(closed_ns, max(since_ns, before_ns + 1, *map(_here, batch.requests)))
-        if batch.ended_ns is None or not batch.ok:
-            continue
         usual_ns = typical.batch_ns(batch)
-        taken_ns = batch.ended_ns - batch.closed_ns
-        if has_stalled(batch, typical):
+        taken_ns = _taken_ns(batch, end_ns)
+        if has_stalled(batch, typical, end_ns):
             if id(batch) in stays:
                 delays.append((since_ns, round(taken_ns - usual_ns)))
-        elif usual_ns > 0:
+        elif usual_ns > 0 and batch.ok and batch.ended_ns is not None:
             times_ns.append(since_ns)
             factors.append(taken_ns / usual_ns)
     return Pace(typical, times_ns, factors, delays, without_padding)
@@ -102,12 +102,10 @@ def left(request: PastRequest) -> bool:
     return (request.ended_ns or 0) < request.limit_ns or (begun_ns is not None and begun_ns <= request.limit_ns)
 
 
-def has_stalled(batch: PastBatch, typical: Typical) -> bool:
-    """Whether a batch took far longer than is usual for its size."""
-    if batch.answered_ns is None:
-        return False
+def has_stalled(batch: PastBatch, typical: Typical, end_ns: int) -> bool:
+    """Whether a batch took far longer than is usual for its size, or has by the end of the recording."""
     usual_ns = typical.batch_ns(batch)
-    return usual_ns > 0 and batch.answered_ns - batch.closed_ns > STALLED * usual_ns
+    return usual_ns > 0 and _taken_ns(batch, end_ns) > STALLED * usual_ns
 
 
 def simulate(
@@ -192,6 +190,11 @@ def simulate(
             started += 1
             heapq.heappush(running, (now_ns + taken_ns, started, batch, taken_ns))
     return SimulatedEnds(tuple(ended), frozenset(have_left), busy_ns, max(1, until_ns - begin_ns))
+
+
+def _taken_ns(batch: PastBatch, end_ns: int) -> int:
+    """How long it took, or at least takes: end_ns is when it had not ended yet."""
+    return (batch.answered_ns or end_ns) - batch.closed_ns
 
 
 def _here(request: PastRequest) -> int:

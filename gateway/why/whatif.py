@@ -86,8 +86,9 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
         knows = learned() if source is diagnosis else _final(source.history)
         if knows is None:
             continue
-        slow = [batch for batch in source.history.batches if has_stalled(batch, source.typical)]
-        pace = pace_of(source.history.batches, source.typical, slow if source is diagnosis else ())
+        past, typical = source.history, source.typical
+        slow = [batch for batch in past.batches if source is diagnosis and has_stalled(batch, typical, past.end_ns)]
+        pace = pace_of(past.batches, typical, slow, past.end_ns)
         outcome = simulate(batcher_like(changed, knows), kept, pace, live, history.end_ns)
         found.append(_of(name, outcome, kept, usd_per_hour))
     return found
@@ -121,7 +122,7 @@ def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)
-        if ended_ns is not None and request.fate != "failed" and not left(request)
+        if ended_ns is not None and request.fate != "failed" and not (request.pending or left(request))
     ]
     good = outcome.in_time(requests)
     found = _told(name, good, len(_stayed(requests)), latencies_ns, outcome.span_ns / 1e9, usd_per_hour)

@@ -92,6 +92,15 @@ def test_who_leaves_before_it_is_late_is_no_miss(leave_ms: float, timeout_share:
     assert same.p99_ms == pytest.approx(was.p99_ms)  # of those that were answered
 
 
+def test_a_stall_that_ends_in_an_error_stays_where_it_was() -> None:
+    scene = Scene(noise=0.0, takes=slowed([200, 400], 700.0), fails=(200, 400))
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.failed
+    assert set(diagnosis.by_cause) == {Cause.STALL}
+    same = what_ifs(diagnosis, partial(learned_of, scene.recorded(1)))[0]
+    assert same.in_time == pytest.approx(as_it_was(diagnosis).in_time, abs=0.005)
+
+
 @pytest.mark.parametrize("probed", [False, True])
 def test_batches_of_any_size_take_the_same_where_all_that_is_known_says_so(probed: bool) -> None:
     takes = slowed([0], 1.0)  # of one row

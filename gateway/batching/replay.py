@@ -86,6 +86,11 @@ class PastRequest:
         """When its last batch was closed; None: it was in none."""
         return self.batches[-1].closed_ns if self.batches else None
 
+    @property
+    def pending(self) -> bool:
+        """Whether it is neither answered nor given up yet."""
+        return self.fate in ("waiting", "running")
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -108,7 +113,8 @@ class History:
 
     requests: in order of arrival here. workers: (from when, how many could be used), as seen. absent: (from when, whether there
     was no session at all, also not lent to another process), whenever that changed. from_start: nothing was dropped before.
-    batcher: as it was in the end; None, if nothing was recorded.
+    end_ns: of the last event, or when it was told, if something waited or ran then. batcher: as it was in the end; None, if
+    nothing was recorded.
     """
 
     decisions: int = 0
@@ -128,14 +134,16 @@ class History:
         return [request for request in self.requests if request.fate != "handed over"]
 
 
-def replay(recorded: dict[str, Any]) -> History:
-    """recorded: what `Ring.dump` gave, packed and read again. Raises: ValueError, if it is something else."""
+def replay(recorded: dict[str, Any], now_ns: int = 0) -> History:
+    """recorded: what `Ring.dump` gave, packed and read again. now_ns: when it did. Raises: ValueError, if it is no dump."""
     history = History(from_start=not recorded.get("dropped"))
     replayer = _Replayer(history)
     for index, segment in enumerate(recorded["segments"]):
         replayer.segment(index, segment)
         if history.difference is not None:
-            break
+            return history
+    if any(request.pending for request in history.requests) or any(batch.ended_ns is None for batch in history.batches):
+        history.end_ns = max(history.end_ns, now_ns)
     return history
 
 

@@ -1,6 +1,6 @@
 """Why each request was late: one cause for each miss, by a rule (docs/why.md).
 
-A miss is a request that was refused or shed for the load, or answered after its limit: arrival + SLO, or its own deadline.
+A miss is a request that was refused or shed for the load, or not answered by its limit: arrival + SLO, or its own deadline.
 First its own times are looked at: what it was given, the batch it was in. What remains waited for others. Misses that belong
 together are then run again without the fault that is near them: without the stall, with the session there, without padding, or
 with the batches that the adaptive policy would have made. What takes at least half of the misses away is their cause; if
@@ -88,7 +88,7 @@ def missed(request: PastRequest, end_ns: int) -> bool:
     if request.fate == "cancelled":
         return not left(request)
     begun_ns = request.batches[-1].begun_ns if request.batches else None
-    return request.fate in ("waiting", "running") and request.limit_ns < (begun_ns or end_ns)
+    return request.pending and request.limit_ns < (begun_ns or end_ns)
 
 
 def diagnose(history: History, settings: LaneSettings, learned: Callable[[], ServiceModel]) -> Diagnosis:
@@ -138,7 +138,7 @@ class _Faults:
         self._settings = settings
         self._typical = typical
         self._learned = learned
-        stalled = [batch for batch in history.batches if has_stalled(batch, typical)]
+        stalled = [batch for batch in history.batches if has_stalled(batch, typical, history.end_ns)]
         self._absences, self._losses = _absences(history)
         first = _first_batches(history, self._absences)
         self._cold = [batch for batch in stalled if id(batch) in first]
@@ -160,12 +160,14 @@ class _Faults:
         alone_ns = typical.rows_ns(request.rows, batch.group if batch is not None else request.shape_key)
         if limit_ns != NEVER and limit_ns - request.arrival_ns < alone_ns:
             return Cause.CUT_OFF
-        if batch is None or batch.answered_ns is None:
+        if batch is None:
             return None
         usual_ns = typical.batch_ns(batch)
         if id(batch) in self._slow:
             return self._slow[id(batch)] if batch.closed_ns + usual_ns <= limit_ns else None
-        padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group) if batch.padded_rows > batch.rows else 0
+        if batch.answered_ns is None or batch.padded_rows == batch.rows:
+            return None
+        padding_ns = usual_ns - typical.rows_ns(batch.rows, batch.group)
         return Cause.PADDING if padding_ns and batch.answered_ns - padding_ns <= limit_ns else None
 
     def too_large(self, request: PastRequest) -> bool:
@@ -232,7 +234,7 @@ class _Faults:
                 workers = without_starts(history)
         elif without is Cause.BATCH:
             settings = replace(settings, policy="adaptive", max_rows=settings.model_rows)
-        pace = pace_of(history.batches, self._typical, delayed, without_padding=without is Cause.PADDING)
+        pace = pace_of(history.batches, self._typical, delayed, history.end_ns, without_padding=without is Cause.PADDING)
         batcher = batcher_like(settings, self._learned())
         outcome = simulate(batcher, self._requests, pace, workers, history.end_ns)
         found = {

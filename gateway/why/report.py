@@ -18,7 +18,7 @@ from gateway.why.causes import REMEDIES, Cause, Diagnosis, Miss, diagnose
 from gateway.why.unserved import cause_of, limit_of
 from gateway.why.whatif import WhatIf, as_it_was, what_ifs
 
-_BROKEN: Final = (  # what a file that is damaged may raise wherever it is looked into
+_BROKEN: Final = (  # what a file that is damaged may raise wherever it is looked into; and, after the replay, a fault of ours
     ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
 _SERVED: Final = ("answered", "waiting", "running")
@@ -44,22 +44,38 @@ class Answer:
 
 def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
     """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
-    try:
-        return _answer(recording, cases)
-    except _BROKEN as exc:
-        reason = str(exc).partition("\n")[0] or type(exc).__name__
-        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({reason}): save it again") from exc
-
-
-def _answer(recording: ModelRecording, cases: bool) -> Answer:
     begun = [lane for lane in recording.lanes if lane.segments]
-    histories = [replay(lane.recorded()) for lane in begun]
+    try:
+        histories = [replay(lane.recorded(), recording.now_ns) for lane in begun]
+        routing = replay_routing(recording.routing) if recording.routing else None
+    except _BROKEN as exc:
+        raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({_said(exc)}): save it again") from exc
+    try:
+        return _answer(recording, begun, histories, routing, cases)
+    except _BROKEN as exc:
+        raise InvalidArgument(
+            f"{source}: {recording.model}: replayed, but not understood ({_said(exc)}): save it again; if that changes "
+            "nothing, it is a fault of ours"
+        ) from exc
+
+
+def _said(exc: Exception) -> str:
+    words, kind = str(exc).partition("\n")[0], type(exc).__name__
+    return words if isinstance(exc, ValueError) else f"{kind}: {words}".removesuffix(": ")
+
+
+def _answer(
+    recording: ModelRecording,
+    begun: Sequence[LaneRecording],
+    histories: Sequence[History],
+    routing: RoutingHistory | None,
+    cases: bool,
+) -> Answer:
     _follow(histories)
     learned = [partial(_learned, lane) for lane in begun]
     diagnosed = [
         (diagnose(history, lane.settings, knew), knew) for history, lane, knew in zip(histories, begun, learned, strict=True)
     ]
-    routing = replay_routing(recording.routing) if recording.routing else None
     lanes = []
     for diagnosis, knew in diagnosed:
         if not diagnosis.history.requests:
@@ -297,6 +313,7 @@ def _life(
             served[case.name] = {
                 "ended_ms": ms(ended_ns),
                 "in_time": ended_ns is not None and ended_ns <= request.limit_ns,
+                "left": at in case.left,
             }
     return {
         "model": recording.model,
@@ -347,7 +364,7 @@ def life_told(life: dict[str, Any]) -> str:
     if life["cause"]:
         lines.append(f"  cause: {life['cause']}; {life['remedy']}")
     for name, would in life["would_have"].items():
-        when = "refused" if would["ended_ms"] is None else f"{would['ended_ms']:.1f} ms"
+        when = "left" if would["left"] else "refused" if would["ended_ms"] is None else f"{would['ended_ms']:.1f} ms"
         lines.append(f"  {name}: {when}{', in time' if would['in_time'] else ''} (simulated)")
     return "\n".join(lines)
 

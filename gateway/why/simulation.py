@@ -24,9 +24,13 @@ _MOST_IDLE_TURNS: Final = 1_000  # in a row: a policy that waits sets one timer,
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEnds:
-    """What would have become of the requests, in their order. ended_ns: None for what would have been refused."""
+    """What would have become of the requests, in their order. ended_ns: None for what would not have been answered.
+
+    left: the places of those whose clients would have left.
+    """
 
     ended_ns: tuple[int | None, ...]
+    left: frozenset[int]
     busy_ns: int
     span_ns: int
 
@@ -66,9 +70,11 @@ class Pace:
 
 
 def pace_of(
-    batches: Sequence[PastBatch], typical: Typical, delayed: Sequence[PastBatch], *, without_padding: bool = False
+    batches: Sequence[PastBatch], typical: Typical, delayed: Sequence[PastBatch], end_ns: int, *, without_padding: bool = False
 ) -> Pace:
-    """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time."""
+    """delayed: batches whose delay stays; what took as long as one that stalled and is not among them takes the usual time.
+    end_ns: of the recording.
+    """
     stays = set(map(id, delayed))
     times_ns, factors, delays = [], [], []
     since_ns = before_ns = closed_ns = 0
@@ -77,35 +83,29 @@ def pace_of(
             before_ns, closed_ns = closed_ns, batch.closed_ns
         # From when on it could be closed: a lane does so some 0.1 ms later, and the simulation at once.
         since_ns = min(closed_ns, max(since_ns, before_ns + 1, *map(_here, batch.requests)))
-        if batch.ended_ns is None or not batch.ok:
-            continue
         usual_ns = typical.batch_ns(batch)
-        taken_ns = batch.ended_ns - batch.closed_ns
-        if has_stalled(batch, typical):
+        taken_ns = _taken_ns(batch, end_ns)
+        if has_stalled(batch, typical, end_ns):
             if id(batch) in stays:
                 delays.append((since_ns, round(taken_ns - usual_ns)))
-        elif usual_ns > 0:
+        elif usual_ns > 0 and batch.ok and batch.ended_ns is not None:
             times_ns.append(since_ns)
             factors.append(taken_ns / usual_ns)
     return Pace(typical, times_ns, factors, delays, without_padding)
 
 
 def left(request: PastRequest) -> bool:
-    """Whether its client left it. What has passed its own deadline without a first part is given up by the lane: a miss."""
+    """Whether its client left it before it was late. What is given up later, as by the lane at its own deadline, is a miss."""
     if request.fate != "cancelled":
         return False
-    own_ns, begun_ns = request.own_deadline_ns, request.batches[-1].begun_ns if request.batches else None
-    if own_ns is None or request.ended_ns is None or request.ended_ns < own_ns:
-        return True
-    return begun_ns is not None and begun_ns <= own_ns
+    begun_ns = request.batches[-1].begun_ns if request.batches else None
+    return (request.ended_ns or 0) < request.limit_ns or (begun_ns is not None and begun_ns <= request.limit_ns)
 
 
-def has_stalled(batch: PastBatch, typical: Typical) -> bool:
-    """Whether a batch took far longer than is usual for its size."""
-    if batch.answered_ns is None:
-        return False
+def has_stalled(batch: PastBatch, typical: Typical, end_ns: int) -> bool:
+    """Whether a batch took far longer than is usual for its size, or has by the end of the recording."""
     usual_ns = typical.batch_ns(batch)
-    return usual_ns > 0 and batch.answered_ns - batch.closed_ns > STALLED * usual_ns
+    return usual_ns > 0 and _taken_ns(batch, end_ns) > STALLED * usual_ns
 
 
 def simulate(
@@ -120,8 +120,11 @@ def simulate(
     index: dict[InferRequest, int] = {}
     rows_left: dict[InferRequest, int] = {}
     running: list[tuple[int, int, Batch, int]] = []
-    leavers = [(past.ended_ns, at) for at, past in enumerate(requests) if left(past) and past.ended_ns is not None]
+    leavers = [
+        (past.ended_ns, at) for at, past in enumerate(requests) if past.fate == "cancelled" and past.ended_ns is not None
+    ]
     leavers.sort()
+    have_left: set[int] = set()
     here: dict[int, InferRequest] = {}
     changes = list(workers)
     live = changes[0][1] if changes else 1
@@ -170,9 +173,10 @@ def simulate(
             upcoming += 1
         while gone < len(leavers) and leavers[gone][0] <= now_ns:
             at = leavers[gone][1]
-            request = here[at]
-            if index.pop(request, None) is not None:
-                batcher.cancel(request, requests[at].reserved_ns)
+            leaver = here.get(at)  # None: it was refused
+            if leaver is not None and index.pop(leaver, None) is not None:
+                batcher.cancel(leaver, requests[at].reserved_ns)
+                have_left.add(at)
             gone += 1
         free = max(0, live - len(running))
         batcher.workers = max(1, live)
@@ -185,7 +189,12 @@ def simulate(
             busy_ns += taken_ns
             started += 1
             heapq.heappush(running, (now_ns + taken_ns, started, batch, taken_ns))
-    return SimulatedEnds(tuple(ended), busy_ns, max(1, until_ns - begin_ns))
+    return SimulatedEnds(tuple(ended), frozenset(have_left), busy_ns, max(1, until_ns - begin_ns))
+
+
+def _taken_ns(batch: PastBatch, end_ns: int) -> int:
+    """How long it took, or at least takes: end_ns is when it had not ended yet."""
+    return (batch.answered_ns or end_ns) - batch.closed_ns
 
 
 def _here(request: PastRequest) -> int:

@@ -52,7 +52,8 @@ class Typical:
 
 class _Sizes:
     """Of one group. Sizes seen often have their own time; between them it is linear; beyond them it follows the line through
-    all batches that are not far above it, or what the service model had learned.
+    all batches that are not far above it. Where that does not rise, or one size alone was seen, it follows what the service
+    model had learned; where that is nothing, it stays, or is in proportion.
     """
 
     def __init__(self, times: Mapping[int, Sequence[float]], learned: ServiceCurve | None) -> None:
@@ -78,9 +79,9 @@ class _Sizes:
             fixed, slope = self._line
             return near_ns * (fixed + slope * rows) / (fixed + slope * near)
         here, there = self._learned_ns(rows), self._learned_ns(near)
-        if here and there and here != there:
+        if here and there:
             return near_ns * here / there
-        return near_ns * max(1.0, rows / near)
+        return near_ns if self._line is not None else near_ns * max(1.0, rows / near)
 
     def _learned_ns(self, rows: int) -> float:
         curve = self._learned

@@ -18,7 +18,7 @@ def cause_of(refused: Unserved, lanes: Sequence[Diagnosis]) -> Cause:
         return Cause.COLD_START
     for lane in lanes:
         for batch in lane.stalled:
-            if batch.closed_ns <= refused.now_ns <= (batch.ended_ns or refused.now_ns):
+            if batch.closed_ns <= refused.now_ns <= (batch.answered_ns or refused.now_ns):
                 return Cause.STALL
     return Cause.QUEUE
 

@@ -3,6 +3,7 @@
 Simulated: the same arrivals, the gateway's own batching, and the times that batches were seen to take.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,14 +20,14 @@ from gateway.why.simulation import SimulatedEnds, has_stalled, left, pace_of, si
 _SECONDS_PER_HOUR = 3600
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """What became, or would have become, of the requests.
 
     in_time: share of them. goodput_rps: answered in time, per second. p99_ms: of the answered; None: none was. usd_per_hour: of
     all sessions; usd_per_million: the same, for a million answers in time; None: no price is known, or other processes have the
-    sessions too, or none was in time. ended_ns: of each request; empty for what was not simulated. Of requests that another
-    backend has taken over nothing counts.
+    sessions too, or none was in time. ended_ns, left: as of `SimulatedEnds`; empty for what was not simulated. Of requests that
+    another backend has taken over nothing counts.
     """
 
     name: str
@@ -36,6 +37,7 @@ class WhatIf:
     usd_per_hour: float | None
     usd_per_million: float | None
     ended_ns: tuple[int | None, ...] = ()
+    left: frozenset[int] = frozenset()
 
 
 def as_it_was(diagnosis: Diagnosis) -> WhatIf:
@@ -84,8 +86,9 @@ def what_ifs(diagnosis: Diagnosis, learned: Callable[[], ServiceModel], others: 
         knows = learned() if source is diagnosis else _final(source.history)
         if knows is None:
             continue
-        slow = [batch for batch in source.history.batches if has_stalled(batch, source.typical)]
-        pace = pace_of(source.history.batches, source.typical, slow if source is diagnosis else ())
+        past, typical = source.history, source.typical
+        slow = [batch for batch in past.batches if source is diagnosis and has_stalled(batch, typical, past.end_ns)]
+        pace = pace_of(past.batches, typical, slow, past.end_ns)
         outcome = simulate(batcher_like(changed, knows), kept, pace, live, history.end_ns)
         found.append(_of(name, outcome, kept, usd_per_hour))
     return found
@@ -119,10 +122,11 @@ def _of(name: str, outcome: SimulatedEnds, requests: Sequence[PastRequest], usd_
     latencies_ns = [
         ended_ns - request.arrival_ns
         for request, ended_ns in zip(requests, outcome.ended_ns, strict=True)
-        if ended_ns is not None and request.fate != "failed" and not left(request)
+        if ended_ns is not None and request.fate != "failed" and not (request.pending or left(request))
     ]
     good = outcome.in_time(requests)
-    return _told(name, good, len(_stayed(requests)), latencies_ns, outcome.span_ns / 1e9, usd_per_hour, outcome.ended_ns)
+    found = _told(name, good, len(_stayed(requests)), latencies_ns, outcome.span_ns / 1e9, usd_per_hour)
+    return dataclasses.replace(found, ended_ns=outcome.ended_ns, left=outcome.left)
 
 
 def _told(
@@ -132,15 +136,13 @@ def _told(
     latencies_ns: Sequence[int],
     seconds: float,
     usd_per_hour: float,
-    ended_ns: tuple[int | None, ...] = (),
 ) -> WhatIf:
     usd = usd_per_hour * seconds / _SECONDS_PER_HOUR
     return WhatIf(
-        name,
-        good / max(1, count),
-        good / seconds,
-        float(np.percentile(latencies_ns, 99)) / 1e6 if latencies_ns else None,
-        usd_per_hour or None,
-        usd / good * 1e6 if usd_per_hour and good else None,
-        ended_ns,
+        name=name,
+        in_time=good / max(1, count),
+        goodput_rps=good / seconds,
+        p99_ms=float(np.percentile(latencies_ns, 99)) / 1e6 if latencies_ns else None,
+        usd_per_hour=usd_per_hour or None,
+        usd_per_million=usd / good * 1e6 if usd_per_hour and good else None,
     )

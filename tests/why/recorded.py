@@ -38,8 +38,8 @@ class Scene:
     """A backend of fixed_ms + row_ms · rows, spread log-normally by noise, and Poisson arrivals at rps.
 
     lengths: that requests have by chance; row_ms is for a length of 64, and in proportion. takes: what goes wrong with batches.
-    lag_ms: after what it is closed for, a batch is. leave_ms: after which every other client leaves. away: (from, to) when no
-    session is there. settings: of the lane.
+    fails: batches that end in an error. lag_ms: after what it is closed for, a batch is. leave_ms: after which every other
+    client leaves. away: (from, to) when no session is there. settings: of the lane.
     """
 
     fixed_ms: float = 4.0
@@ -52,6 +52,7 @@ class Scene:
     leave_ms: float | None = None
     probed: bool = True
     takes: Time = usual
+    fails: tuple[int, ...] = ()
     away_s: tuple[float, float] | None = None
     timeout_ms: float | None = None
     timeout_share: float = 0.0
@@ -96,8 +97,8 @@ class Scene:
             leave_ns = leaving[0][0] if leaving else NEVER
             now_ns = min(come_ns, running[0][0] if running else NEVER, leave_ns, wake_ns, back_ns)
             while running and running[0][0] <= now_ns:
-                _, _, batch = heapq.heappop(running)
-                batcher.finished(batch, now_ns, now_ns - batch.closed_ns, True)
+                _, index, batch = heapq.heappop(running)
+                batcher.finished(batch, now_ns, now_ns - batch.closed_ns, index not in self.fails)
                 answered.update(part.request for part in batch.parts)
             while leaving and leaving[0][0] <= now_ns:
                 if (gone := leaving.popleft()[1]) not in answered:
@@ -122,8 +123,8 @@ class Scene:
                 length = batch.group.length if isinstance(batch.group, LengthGroup) else 64
                 usual_ns = self.rows_ns(batch.padded_rows, length) * float(np.exp(rng.normal(0, self.noise)))
                 taken_ns = round(self.takes(batch, started, usual_ns))
-                started += 1
                 heapq.heappush(running, (batch.closed_ns + taken_ns, started, batch))
+                started += 1
 
 
 def learned_of(lane: LaneRecording) -> ServiceModel:

@@ -68,11 +68,47 @@ def test_clients_that_leave_count_for_nobody_and_take_no_more_time_than_they_too
     assert same.in_time == pytest.approx(was.in_time, abs=0.01)
 
 
-def test_who_leaves_before_its_own_deadline_is_no_miss() -> None:
-    scene = Scene(rps=5.0, seconds=8.0, noise=0.0, leave_ms=20.0, timeout_ms=60.0, timeout_share=1.0, takes=slowed([20], 400.0))
+def test_who_left_may_be_refused_in_what_would_have_been() -> None:
+    scene = Scene(rps=400.0, seconds=1.0, leave_ms=60.0, settings={"max_rows": 8})
     diagnosis = diagnosed(scene, 1)
-    assert diagnosis.history.requests[20].fate == "cancelled"  # of whom the run ended long after that
-    assert [miss.request.own_id for miss in diagnosis.misses] == ["r21"]  # which waited for it, and stayed
+    cases = what_ifs(diagnosis, partial(learned_of, scene.recorded(1)))
+    gone = [at for at, request in enumerate(diagnosis.history.requests) if request.fate == "cancelled"]
+    half = next(case for case in cases if case.name == "max_rows 4")
+    assert 0 < len(half.left) < len([at for at in gone if half.ended_ns[at] is None])
+
+
+@pytest.mark.parametrize(
+    ("leave_ms", "timeout_share", "late"), [(20.0, 1.0, ["r21"]), (80.0, 1.0, ["r20", "r21"]), (150.0, 0.0, ["r20", "r21"])]
+)
+def test_who_leaves_before_it_is_late_is_no_miss(leave_ms: float, timeout_share: float, late: list[str]) -> None:
+    takes = slowed([20], 400.0)  # r20 is alone in it, and r21 waits for it
+    scene = Scene(rps=5.0, seconds=8.0, noise=0.0, leave_ms=leave_ms, timeout_ms=60.0, timeout_share=timeout_share, takes=takes)
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.history.requests[20].fate == "cancelled"  # its run ended long after that
+    assert [miss.request.own_id for miss in diagnosis.misses] == late
+    assert set(diagnosis.by_cause) == {Cause.STALL}
+    was, same = as_it_was(diagnosis), what_ifs(diagnosis, partial(learned_of, scene.recorded(1)))[0]
+    assert same.in_time == was.in_time
+    assert same.p99_ms == pytest.approx(was.p99_ms)  # of those that were answered
+
+
+def test_a_stall_that_ends_in_an_error_stays_where_it_was() -> None:
+    scene = Scene(noise=0.0, takes=slowed([200, 400], 700.0), fails=(200, 400))
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.failed
+    assert set(diagnosis.by_cause) == {Cause.STALL}
+    same = what_ifs(diagnosis, partial(learned_of, scene.recorded(1)))[0]
+    assert same.in_time == pytest.approx(as_it_was(diagnosis).in_time, abs=0.005)
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_batches_of_any_size_take_the_same_where_all_that_is_known_says_so(probed: bool) -> None:
+    takes = slowed([0], 1.0)  # of one row
+    cap = {"max_rows": 4, "model_rows": 16, "slo_ns": 150 * MS}
+    scene = Scene(fixed_ms=30.0, row_ms=0.0, rps=180.0, seconds=2.0, noise=0.0, probed=probed, takes=takes, settings=cap)
+    diagnosis = diagnosed(scene, 1)
+    assert diagnosis.typical.rows_ns(16) == pytest.approx(30 * MS, rel=0.05)
+    assert set(diagnosis.by_cause) == {Cause.BATCH}
 
 
 def test_of_few_batches_what_was_learned_before_tells_their_time() -> None:

@@ -175,11 +175,11 @@ def called_by_a_number(lane: Lane) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (of_no_rows, "StopIteration"),
-        (of_speed_unknown, "has no attribute 'items'"),
-        (delayed_backwards, "1 validation error for Batching"),
-        (of_no_policy, "'adaptife'"),
-        (called_by_a_number, "a request whose own id is 0, expected text"),
+        (of_no_rows, "a recording that is broken (StopIteration): save it again"),
+        (of_speed_unknown, "not understood (AttributeError: 'float' object has no attribute 'items'): save it again; if that"),
+        (delayed_backwards, "not understood (1 validation error for Batching): save it again; if that changes nothing"),
+        (of_no_policy, "not understood (KeyError: 'adaptife'): save it again; if that changes nothing, it is a fault of ours"),
+        (called_by_a_number, "a recording that is broken (a request whose own id is 0, expected text): save it again"),
     ],
 )
 def test_a_recording_that_is_damaged_inside_says_so_in_a_line(
@@ -191,7 +191,7 @@ def test_a_recording_that_is_damaged_inside_says_so_in_a_line(
     assert main(["why", str(tmp_path / "damaged"), "--request", "r1"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"m: a recording that is broken ({says}" in said or f"{says}): save it again" in said
+    assert says in said
 
 
 def test_a_recording_with_a_time_that_is_years_off_is_damaged_as_well(
@@ -201,7 +201,7 @@ def test_a_recording_with_a_time_that_is_years_off_is_damaged_as_well(
     told["recordings"][0]["lanes"][0]["segments"][0]["chunks"][0][0][2] = 1 << 62  # when the first came
     (tmp_path / "damaged").write_bytes(msgspec.msgpack.encode(told))
     assert main(["why", str(tmp_path / "damaged")]) == 1
-    assert "m: a recording that is broken (nothing comes to pass at 46116860" in capsys.readouterr().err
+    assert "m: replayed, but not understood (nothing comes to pass at 46116860" in capsys.readouterr().err
 
 
 def test_no_name_in_a_recording_moves_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

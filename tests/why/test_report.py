@@ -5,9 +5,11 @@ import pytest
 from gateway.batching.recorded_file import packed, unpacked
 from gateway.batching.recording import LaneSettings, RecordedBatcher, Ring
 from gateway.errors import Overloaded
+from gateway.routing.replay import Unserved
 from gateway.types import InferRequest
 from gateway.why.causes import Cause
-from gateway.why.report import answer, as_json, of_request, told
+from gateway.why.report import Answer, answer, as_json, life_told, of_request, told
+from gateway.why.unserved import cause_of
 from tests.why.recorded import MIB, MS, S
 
 
@@ -43,7 +45,7 @@ def test_what_another_backend_takes_over_is_no_miss_of_the_first() -> None:
     with pytest.raises(Overloaded):
         first.add(lost, S + 2)
     rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
-    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=S + 20 * MS, unix_s=0.0)
     found = answer(unpacked(data, "here")[0], "here")
     missed = {miss.request.own_id for each in found.lanes for miss in each.diagnosis.misses}
     assert missed == {"lost"}
@@ -73,7 +75,7 @@ def test_what_two_backends_did_not_serve_is_a_miss_of_the_last() -> None:
     with pytest.raises(Overloaded):
         second.add(given_up, S + 20 * MS)
     rings = [batcher.ring for batcher in (third, first, second) if batcher.ring is not None]
-    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=S + 20 * MS, unix_s=0.0)
     found = answer(unpacked(data, "here")[0], "here")
     missed = [(each.diagnosis.settings.label, miss.request.own_id) for each in found.lanes for miss in each.diagnosis.misses]
     assert missed == [("second", "given up")]
@@ -129,7 +131,7 @@ def test_a_stream_that_runs_is_late_if_its_first_part_was() -> None:
     batcher.add(request("waits", arrival_ns + S), arrival_ns + S)
     batcher.cancel(asked["left"], now_ns=asked["left"].arrival_ns + 95 * MS)
     assert batcher.ring is not None
-    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=4 * S, unix_s=0.0)
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=arrival_ns + S, unix_s=0.0)
     (streams,) = answer(unpacked(data, "here")[0], "here").lanes
     assert [(miss.request.own_id, miss.cause) for miss in streams.diagnosis.misses] == [("late", Cause.STALL)]
 
@@ -142,7 +144,7 @@ def test_two_requests_of_one_moment_are_both_misses() -> None:
         with pytest.raises(Overloaded):
             second.add(request("", S + 1), S + 1)
     rings = [batcher.ring for batcher in (first, second) if batcher.ring is not None]
-    data = packed("m", "1", rings, process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    data = packed("m", "1", rings, process="p", processes=1, now_ns=S + 20 * MS, unix_s=0.0)
     found = answer(unpacked(data, "here")[0], "here")
     assert sum(len(each.diagnosis.misses) for each in found.lanes) == 2
 
@@ -169,7 +171,7 @@ def test_what_is_handed_over_counts_for_the_backend_that_took_it_alone() -> None
     assert lives["first"]["would_have"] == {}
     (own,) = of_request([found], "own3")
     for life in (lives["second"], own):
-        assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True}
+        assert life["would_have"]["the same, simulated"] == {"ended_ms": 4.0, "in_time": True, "left": False}
 
 
 def test_what_sessions_cost_that_are_lent_to_each_process_in_turn_is_told_of_none() -> None:
@@ -193,6 +195,55 @@ def test_what_sessions_cost_that_are_lent_to_each_process_in_turn_is_told_of_non
         "all on lent": None,
     }
     assert told([found]).count("USD: all processes use these sessions") == 1
+
+
+def test_what_still_hangs_and_what_is_shed_behind_it_are_late_by_a_stall() -> None:
+    batcher = lane("only", 8)
+    for at in range(10):
+        batcher.add(request(str(at), S + at * 10 * MS), S + at * 10 * MS)
+        (batch,) = batcher.step(S + at * 10 * MS, 1).batches
+        batcher.finished(batch, S + at * 10 * MS + 4 * MS, 4 * MS, True)
+    begin_ns = S + 100 * MS
+    batcher.add(request("hangs", begin_ns), begin_ns)
+    batcher.step(begin_ns, 1)
+    assert batcher.ring is not None
+
+    def found(now_ns: int) -> Answer:
+        assert batcher.ring is not None
+        data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=now_ns, unix_s=0.0)
+        return answer(unpacked(data, "here")[0], "here")
+
+    def named(told: Answer) -> list[tuple[str, Cause]]:
+        return [(miss.request.own_id, miss.cause) for miss in told.lanes[0].diagnosis.misses]
+
+    assert named(found(begin_ns + 40 * MS)) == []  # in time so far
+    first = found(begin_ns + S)
+    assert named(first) == [("hangs", Cause.STALL)]
+    for own_id, at_ns in (("first", begin_ns + S), ("second", begin_ns + 2 * S)):
+        batcher.add(request(own_id, at_ns), at_ns)
+        batcher.step(at_ns + 51 * MS, 0)
+    last = found(begin_ns + 3 * S)
+    assert named(last) == [("hangs", Cause.STALL), ("first", Cause.STALL), ("second", Cause.STALL)]
+    for each in (first, last):
+        was, same = each.lanes[0].cases[:2]
+        assert (same.in_time, same.p99_ms) == (was.in_time, was.p99_ms)
+    refused = Unserved("", begin_ns + 2 * S, begin_ns + 2 * S, None, 1, "late", ())
+    assert cause_of(refused, [last.lanes[0].diagnosis]) is Cause.STALL
+
+
+def test_of_one_request_that_left_it_is_said_that_it_would_have_left() -> None:
+    batcher = lane("only", 8)
+    for at in range(8):
+        batcher.add(request(str(at), S + at * 30 * MS), S + at * 30 * MS)
+        (batch,) = batcher.step(S + at * 30 * MS, 1).batches
+        if at == 5:
+            batcher.cancel(batch.parts[0].request, now_ns=S + at * 30 * MS + 2 * MS)
+        batcher.finished(batch, S + at * 30 * MS + 4 * MS, 4 * MS, True)
+    assert batcher.ring is not None
+    data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
+    (life,) = of_request([answer(unpacked(data, "here")[0], "here")], "5")
+    assert life["would_have"]["the same, simulated"] == {"ended_ms": None, "in_time": False, "left": True}
+    assert "the same, simulated: left (simulated)" in life_told(life)
 
 
 @pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])

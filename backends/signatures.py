@@ -17,6 +17,7 @@ import reprlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from types import UnionType
 from typing import (
     Annotated,
@@ -126,7 +127,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         return Signature("dict", {}, None)
     untold = ""
     try:
-        hints = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(_hinted(function), include_extras=True)
     except Exception as exc:  # an annotation may name what only a type checker imports
         hints = {}
         if inspect.isroutine(function):  # other callables have none
@@ -171,6 +172,14 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
     style: Literal["rows", "names"] = "rows" if scalars else "names"
     return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, defaults=defaults, untold=untold)
+
+
+def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the type hints of a callable stand."""
+    while isinstance(function, partial):
+        function = function.func
+    call = type(function).__call__  # of an object of the user's; one around a function has the hints of that
+    return call if inspect.isfunction(call) and not hasattr(function, "__wrapped__") else function
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
@@ -377,7 +386,7 @@ def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "re
     if outputs is not None and len(parts) != len(outputs):
         raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
-    names = list(outputs) if outputs is not None else unnamed
+    names = unnamed if outputs is None or outputs.keys() == set(unnamed) else list(outputs)
     return dict(zip(names, parts, strict=True))
 
 

@@ -48,7 +48,17 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
-from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
+from backends.signatures import (
+    FORM,
+    Hint,
+    Signature,
+    call_by_name,
+    parts_of,
+    refuse_nothing,
+    signature_of,
+    single_value,
+    stream_by_name,
+)
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_parameters
 
 if TYPE_CHECKING:
@@ -203,7 +213,9 @@ def said_of(signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> lis
     for tensor in ours:
         theirs: TensorSpec | None = None
         hint = hints.get(tensor.name)
-        if hint is not None and hint.scalar is None:  # a number of Python's has no width of its own
+        if hint is not None and hint.scalar is not None:
+            theirs = single_value(hint, tensor, key)
+        elif hint is not None:
             shape = tensor.shape if hint.shape is None else hint.shape
             theirs = replace(tensor, datatype=hint.datatype or tensor.datatype, shape=shape)
             if key == "outputs" and _kind(theirs) == _kind(tensor):

@@ -16,7 +16,7 @@ import inspect
 import reprlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from types import UnionType
 from typing import (
@@ -51,6 +51,7 @@ from backends.source import takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
+_TAKES: Final = {float: "iufV", int: "iu", bool: "b"}  # the kinds of inputs whose every value one of Python's can be
 _MARKS: Final = (Required, NotRequired)  # of keys of a TypedDict
 _ROW: Final = (-1,)
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
@@ -74,6 +75,26 @@ class Hint:
     def spec(self, name: str) -> TensorSpec | None:
         """None, if the type leaves something open."""
         return TensorSpec(name, self.datatype, self.shape) if self.datatype and self.shape is not None else None
+
+
+def single_value(hint: Hint, tensor: TensorSpec, key: str) -> TensorSpec:
+    """What the type of one row's value says of a declared tensor, in its own words where they go together.
+
+    A number of Python's has no width of its own. key: `inputs` or `outputs`.
+    """
+    assert hint.datatype is not None  # as there is a scalar
+    kind, of_hint = NUMPY[tensor.datatype].kind, NUMPY[hint.datatype].kind
+    if key == "outputs":
+        fits = of_hint in _kinds_into(kind)
+    else:
+        fits = tensor.datatype == hint.datatype or kind in _TAKES.get(hint.scalar or object, "")
+    one_a_row = key == "inputs" and tensor.shape and all(size in (1, -1) for size in tensor.shape[1:])
+    return replace(tensor, datatype=tensor.datatype if fits else hint.datatype, shape=tensor.shape if one_a_row else _ROW)
+
+
+def _kinds_into(kind: str) -> str:
+    """The kinds of values that an output of a kind takes."""
+    return "O" if kind == "O" else _GOES_INTO.get(kind, "buifV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +336,7 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
         if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts
-    array, kinds = np.asarray(values), _GOES_INTO.get(dtype.kind, "buifV")
+    array, kinds = np.asarray(values), _kinds_into(dtype.kind)
     if array.dtype.kind not in kinds:
         for value in values:
             if np.asarray(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):

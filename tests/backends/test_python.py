@@ -22,6 +22,7 @@ from backends.base import (
     StreamingSession,
     Tensors,
     TensorSpec,
+    example_inputs,
     trace_of,
     words_of,
 )
@@ -178,6 +179,53 @@ def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, sha
     declared = ModelSpec("", (TensorSpec("x", datatype, shape),), (TensorSpec("output", "FP32", (-1,)),), 8)
     with pytest.raises(SpecMismatch, match=f"input 'x': .*{says}"):
         load("Hinted", declared)
+
+
+def single(n: int, x: float, sure: bool, name: str, half: np.float16) -> tuple[float, int, bool, str]:
+    return x, n, sure, name
+
+
+SINGLE_IN = {"n": "INT32", "x": "FP32", "sure": "BOOL", "name": "BYTES", "half": "FP16"}
+SINGLE_OUT = {"output_3": "BYTES", "output_0": "FP32", "output_1": "INT8", "output_2": "UINT8"}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (TensorSpec("n", "FP64", (-1,)), "INT64 [-1]"),
+        (TensorSpec("x", "BYTES", (-1,)), "FP64 [-1]"),
+        (TensorSpec("x", "FP64", (-1, 3)), "FP64 [-1]"),
+        (TensorSpec("sure", "BYTES", (-1,)), "BOOL [-1]"),
+        (TensorSpec("name", "FP32", (-1,)), "BYTES [-1]"),
+        (TensorSpec("half", "FP32", (-1,)), "FP16 [-1]"),
+        (TensorSpec("output_0", "INT32", (-1,)), "FP64 [-1]"),
+        (TensorSpec("output_0", "FP64", (-1, 3)), "FP64 [-1]"),
+        (TensorSpec("output_1", "BOOL", (-1,)), "INT64 [-1]"),
+        (TensorSpec("output_1", "BYTES", (-1,)), "INT64 [-1]"),
+        (TensorSpec("output_3", "INT64", (-1,)), "BYTES [-1]"),
+    ],
+)
+def test_tensors_that_contradict_the_type_of_a_single_value_fail_the_load(tensor: TensorSpec, says: str) -> None:
+    inputs, outputs = (
+        tuple(tensor if tensor.name == name else TensorSpec(name, datatype, (-1,)) for name, datatype in of.items())
+        for of in (SINGLE_IN, SINGLE_OUT)
+    )
+    said = f"the code says {says}, the configuration says {tensor.datatype} {[*tensor.shape]}"
+    with pytest.raises(SpecMismatch, match=f"put {tensor.name!r}: {re.escape(said)}$"):
+        load("single", ModelSpec("", inputs, outputs, 8))
+
+
+def test_single_values_take_the_width_and_numbered_outputs_the_order_that_are_declared() -> None:
+    inputs = tuple(TensorSpec(name, datatype, (-1, 1)) for name, datatype in {**SINGLE_IN, "x": "INT32"}.items())
+    outputs = tuple(TensorSpec(name, datatype, (-1,)) for name, datatype in SINGLE_OUT.items())
+    spec = ModelSpec("", inputs, outputs, 8)
+    given = load("single", spec).open_session(0).run(example_inputs(spec, 2) | {"x": np.full((2, 1), 5, np.int32)}, {})
+    assert {name: array.tolist() for name, array in given.items()} == {
+        "output_3": ["1", "1"],
+        "output_0": [5, 5],
+        "output_1": [1, 1],
+        "output_2": [1, 1],
+    }
 
 
 class Answer(TypedDict):

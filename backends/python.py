@@ -54,6 +54,7 @@ from backends.signatures import (
     Signature,
     call_by_name,
     parts_of,
+    refuse_masked,
     refuse_nothing,
     signature_of,
     single_value,
@@ -406,4 +407,4 @@ def _checked(outputs: Any, did: str = "returned") -> Tensors:
     if not isinstance(outputs, dict):
         refuse_nothing(outputs, did)
         raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
-    return outputs
+    return refuse_masked(outputs)

@@ -402,13 +402,21 @@ def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
     refuse_nothing(result, did)
     if isinstance(result, Mapping):
-        return {str(name): value for name, value in result.items()}
+        return refuse_masked({str(name): value for name, value in result.items()})
     parts = result if isinstance(result, tuple) else (result,)
     if outputs is not None and len(parts) != len(outputs):
         raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
     names = unnamed if outputs is None or outputs.keys() == set(unnamed) else list(outputs)
-    return dict(zip(names, parts, strict=True))
+    return refuse_masked(dict(zip(names, parts, strict=True)))
+
+
+def refuse_masked(outputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs. Raises: ExecutionFailed, where elements of one are masked: numpy would give what lies behind the mask."""
+    for name, value in outputs.items():
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray) and value.mask.any():
+            raise ExecutionFailed(f"output {name!r}: elements are masked, expected values in their place, as by `.filled(0)`")
+    return outputs
 
 
 @contextmanager

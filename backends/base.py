@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from backends.datatypes import NUMPY
+from backends.no_array import remedy_for
 from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
@@ -321,8 +322,7 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         if not isinstance(array, np.ndarray):
             if expected.name in outputs:
                 raise OutputsRefused(
-                    f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}: "
-                    "return it as numpy.asarray(…)"
+                    f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}: {remedy_for(array)}"
                 )
             raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
@@ -392,7 +392,7 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:
         return integers_as_declared(expected, array)
-    way = f'return it with .astype("{dtype.name}")'
+    way = f'return it with .astype("{dtype.name}")' if given.kind != "c" else "return `.real` and `.imag` as two outputs"
     if given in _DATATYPES:
         way += f", or declare {_DATATYPES[given]}"
     raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {way}")

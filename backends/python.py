@@ -48,7 +48,18 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
-from backends.signatures import FORM, Hint, Signature, call_by_name, parts_of, refuse_nothing, signature_of, stream_by_name
+from backends.signatures import (
+    FORM,
+    Hint,
+    Signature,
+    call_by_name,
+    parts_of,
+    refuse_masked,
+    refuse_nothing,
+    signature_of,
+    single_value,
+    stream_by_name,
+)
 from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_parameters
 
 if TYPE_CHECKING:
@@ -203,7 +214,9 @@ def said_of(signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> lis
     for tensor in ours:
         theirs: TensorSpec | None = None
         hint = hints.get(tensor.name)
-        if hint is not None and hint.scalar is None:  # a number of Python's has no width of its own
+        if hint is not None and hint.scalar is not None:
+            theirs = single_value(hint, tensor, key)
+        elif hint is not None:
             shape = tensor.shape if hint.shape is None else hint.shape
             theirs = replace(tensor, datatype=hint.datatype or tensor.datatype, shape=shape)
             if key == "outputs" and _kind(theirs) == _kind(tensor):
@@ -394,4 +407,4 @@ def _checked(outputs: Any, did: str = "returned") -> Tensors:
     if not isinstance(outputs, dict):
         refuse_nothing(outputs, did)
         raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
-    return outputs
+    return refuse_masked(outputs)

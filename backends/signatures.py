@@ -16,7 +16,8 @@ import inspect
 import reprlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from types import UnionType
 from typing import (
     Annotated,
@@ -50,6 +51,7 @@ from backends.source import takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
+_TAKES: Final = {float: "iufV", int: "iu", bool: "b"}  # the kinds of inputs whose every value one of Python's can be
 _MARKS: Final = (Required, NotRequired)  # of keys of a TypedDict
 _ROW: Final = (-1,)
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
@@ -73,6 +75,26 @@ class Hint:
     def spec(self, name: str) -> TensorSpec | None:
         """None, if the type leaves something open."""
         return TensorSpec(name, self.datatype, self.shape) if self.datatype and self.shape is not None else None
+
+
+def single_value(hint: Hint, tensor: TensorSpec, key: str) -> TensorSpec:
+    """What the type of one row's value says of a declared tensor, in its own words where they go together.
+
+    A number of Python's has no width of its own. key: `inputs` or `outputs`.
+    """
+    assert hint.datatype is not None  # as there is a scalar
+    kind, of_hint = NUMPY[tensor.datatype].kind, NUMPY[hint.datatype].kind
+    if key == "outputs":
+        fits = of_hint in _kinds_into(kind)
+    else:
+        fits = tensor.datatype == hint.datatype or kind in _TAKES.get(hint.scalar or object, "")
+    one_a_row = key == "inputs" and tensor.shape and all(size in (1, -1) for size in tensor.shape[1:])
+    return replace(tensor, datatype=tensor.datatype if fits else hint.datatype, shape=tensor.shape if one_a_row else _ROW)
+
+
+def _kinds_into(kind: str) -> str:
+    """The kinds of values that an output of a kind takes."""
+    return "O" if kind == "O" else _GOES_INTO.get(kind, "buifV")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +148,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
         return Signature("dict", {}, None)
     untold = ""
     try:
-        hints = get_type_hints(function, include_extras=True)
+        hints = get_type_hints(_hinted(function), include_extras=True)
     except Exception as exc:  # an annotation may name what only a type checker imports
         hints = {}
         if inspect.isroutine(function):  # other callables have none
@@ -171,6 +193,14 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
     style: Literal["rows", "names"] = "rows" if scalars else "names"
     return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, defaults=defaults, untold=untold)
+
+
+def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the type hints of a callable stand."""
+    while isinstance(function, partial):
+        function = function.func
+    call = type(function).__call__  # of an object of the user's; one around a function has the hints of that
+    return call if inspect.isfunction(call) and not hasattr(function, "__wrapped__") else function
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
@@ -306,7 +336,7 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
         if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts
-    array, kinds = np.asarray(values), _GOES_INTO.get(dtype.kind, "buifV")
+    array, kinds = np.asarray(values), _kinds_into(dtype.kind)
     if array.dtype.kind not in kinds:
         for value in values:
             if np.asarray(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
@@ -372,13 +402,21 @@ def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
     refuse_nothing(result, did)
     if isinstance(result, Mapping):
-        return {str(name): value for name, value in result.items()}
+        return refuse_masked({str(name): value for name, value in result.items()})
     parts = result if isinstance(result, tuple) else (result,)
     if outputs is not None and len(parts) != len(outputs):
         raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
-    names = list(outputs) if outputs is not None else unnamed
-    return dict(zip(names, parts, strict=True))
+    names = unnamed if outputs is None or outputs.keys() == set(unnamed) else list(outputs)
+    return refuse_masked(dict(zip(names, parts, strict=True)))
+
+
+def refuse_masked(outputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs. Raises: ExecutionFailed, where elements of one are masked: numpy would give what lies behind the mask."""
+    for name, value in outputs.items():
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray) and value.mask.any():
+            raise ExecutionFailed(f"output {name!r}: elements are masked, expected values in their place, as by `.filled(0)`")
+    return outputs
 
 
 @contextmanager

@@ -270,13 +270,14 @@ class _FromSource(SourceFileLoader):
 
 
 def example_of(model: str, code: Any) -> Mapping[str, object] | None:
-    """The attribute `example` of a class or function, else of its module; a function that makes one is called.
+    """The attribute `example` of a class or function, else of what `model` names it in, else of the module that it is from.
 
-    model: for messages. Raises: LoadFailed, if it is no dict.
+    A function that makes one is called. Raises: LoadFailed, if it is no dict.
     """
-    found = getattr(code, "example", None)
-    if found is None:
-        found = getattr(sys.modules.get(code.__module__), "example", None)
+    place = model.rpartition(":")[0]
+    beside = _module_name(Path(place).resolve()) if place.endswith(".py") else place
+    owners = (code, sys.modules.get(beside), sys.modules.get(code.__module__))
+    found = next((own for owner in owners if (own := getattr(owner, "example", None)) is not None), None)
     if inspect.isroutine(found):
         found = found()
     if found is not None and not isinstance(found, Mapping):

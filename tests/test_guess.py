@@ -109,10 +109,55 @@ def test_a_class_or_a_function_says_its_tensors(code: Path, name: str, inputs: A
 def test_the_only_function_of_a_file_is_its_model(tmp_path: Path) -> None:
     path = tmp_path / "one.py"
     path.write_text("def area(width: float, height: float) -> float:\n    return width * height\n\n\ndef _unit() -> str: ...\n")
-    (model,) = guess(str(path)).document["models"]
-    assert (model["name"], model["backends"][0]["model"]) == ("one", f"{path}:area")
+    served = model(str(path))
+    assert (served["name"], served["backends"][0]["model"]) == ("one", f"{path}:area")
+    path.write_text(path.read_text() + "\n\nclass _Scale:\n    def predict(self): ...\n")
+    assert model(str(path))["backends"][0]["model"] == f"{path}:area"
     path.write_text(path.read_text() + "\n\ndef girth(width: float) -> float:\n    return 4 * width\n")
-    assert fault(str(path)).endswith("which of area, girth? Name it: one.py:area")
+    assert fault(str(path)).endswith("which of one.py:area, one.py:girth? Name one, or mark one alone with `@gateway.model`")
+
+
+HELPER = "def helper(x: float) -> float: return x\n"
+PREDICT = "def predict(x: float) -> float: return 3 * x\n"
+TREE = "class Tree:\n    def predict(self, x: float) -> float: return x\n"
+SCALE = "class Scale:\n    def by(self, x: float) -> float: return 3 * x\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    import absent_of_guess\nexcept ImportError:\n    " + PREDICT,
+        "if True:\n    " + PREDICT,
+        PREDICT + "before = predict\n" + PREDICT,
+        SCALE + "predict = Scale().by\n",
+        "from neighbour_of_predict import tripled as predict\n",
+        "predict = lambda x: 3 * x\nexample = {'x': [1.0]}\n",
+        "from functools import partial\npredict = partial(lambda by, x: by * x, 3)\nexample = {'x': [1.0]}\n",
+        "from functools import partial\ndef _by(n: float, x: float) -> float: return n * x\npredict = partial(_by, 3)\n",
+        "class Scale:\n    def __call__(self, x: float) -> float: return 3 * x\npredict = Scale()\n",
+        PREDICT + "if __name__ == '__main__':\n    " + TREE.replace("\n", "\n    ").rstrip(" "),
+        PREDICT + "from typing import Protocol\nclass Predicts(Protocol):\n    predict: object\n",
+    ],
+)
+def test_what_a_file_calls_predict_is_its_model_however_it_comes_about(tmp_path: Path, text: str) -> None:
+    (tmp_path / "neighbour_of_predict.py").write_text("def tripled(x: float) -> float: return 3 * x\n")
+    (tmp_path / "m.py").write_text(text + HELPER)
+    with gateway.load(tmp_path / "m.py") as model:
+        assert model.predict({"x": [2]})["output"].tolist() == [6]
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        (TREE + PREDICT, "m.py:Tree, m.py:predict"),
+        (TREE + "class Tuned(Tree): ...\n", "m.py:Tree, m.py:Tuned"),
+        (TREE + "class _Own(Tree): ...\nclass Tuned(_Own): ...\n", "m.py:Tree, m.py:Tuned"),
+        (TREE + "if True:\n    class Model:\n        def run(self): ...\n        predict = run\n", "m.py:Tree, m.py:Model"),
+    ],
+)
+def test_a_file_that_may_mean_one_or_the_other_asks_which(tmp_path: Path, text: str, choice: str) -> None:
+    (tmp_path / "m.py").write_text(text + HELPER)
+    assert fault(str(tmp_path / "m.py")).endswith(f"which of {choice}? Name one, or mark one alone with `@gateway.model`")
 
 
 def test_a_tokeniser_of_its_natural_form_gives_as_many_numbers_as_its_text_has(tmp_path: Path) -> None:
@@ -217,7 +262,7 @@ def test_code_that_does_not_say_enough_is_told_what_to_write(code: Path) -> None
     assert "has no 'nothing'; it has Scaled, ByHints, ByExample, Unsaid, area, lengths, " in fault(f"{code}:nothing")
     assert "has no 'scaled'; did you mean `Scaled`?" in fault(f"{code}:scaled")
     assert fault(f"{code}:Exits") == f"{code}:Exits: raised SystemExit: no licence ({code}:35)"
-    assert fault(str(code)).endswith("which of Scaled, ByHints, ByExample, Unsaid, Exits? Name it: mine.py:Scaled")
+    assert ": which of mine.py:Scaled, mine.py:ByHints, mine.py:ByExample, mine.py:Unsaid, mine.py:Exits? " in fault(str(code))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +393,7 @@ def test_what_is_written_repeats_what_is_alike(code: Path, tmp_path: Path) -> No
 def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
     (tmp_path / "scale.py").write_text("class Scale:\n    def predict(self, x: float) -> float:\n        return x\n")
-    (tmp_path / "shared.py").write_text("def other():\n    pass\n")
+    (tmp_path / "shared.py").write_text("from area import predict\ndef other():\n    pass\n")
     (tmp_path / "data.pkl").write_bytes(b"\x80\x04.")
     (tmp_path / "scale.pkl").write_bytes(b"\x80\x04.")  # which scale.py loads
     (tmp_path / "README.md").write_text("these are my models")
@@ -358,7 +403,7 @@ def test_a_folder_is_its_models_and_what_is_none_is_told(tmp_path: Path) -> None
     assert [entry["name"] for entry in found.document["models"]] == ["area", "scale"]
     assert [note.partition(":")[0] for note in found.notes] == [
         "data.pkl is left aside, it is a pickle",
-        "left aside, without a class with `predict` or a function `predict`",
+        "left aside, without a class with `predict` or a `predict` of their own",
         "left aside, folders",
     ]
     assert "shared.py;" in found.notes[1]

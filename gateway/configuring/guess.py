@@ -8,7 +8,7 @@ import ast
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -38,6 +38,8 @@ EXAMPLES: Final = (".example.json", ".example.npz")  # beside a model's file, in
 # Beside models in a folder, and not worth a word.
 _BESIDE: Final = (".md", ".txt", ".json", ".npz", ".npy", ".csv", ".data", ".onnx_data", ".log", *CONFIGURATIONS)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)  # the latter is refused in words when it is loaded
+_DEFINITIONS: Final = (*_FUNCTIONS, ast.ClassDef)
+_NOT_IMPORTED: Final = ("__name__ == '__main__'", "TYPE_CHECKING", "typing.TYPE_CHECKING")  # what such a branch holds
 _FORMS: Final = (
     "an .onnx, .pt or .pt2 file, FILE.py:Class, FILE.py:function, a folder of these, a Triton model repository, a package as "
     "made for SageMaker, or a .yaml"
@@ -243,41 +245,89 @@ def _beside(path: Path) -> Mapping[str, object] | None:
 
 def _the_model_in(path: Path) -> str:
     """The one model of a Python file, which is read and not run. Raises: ConfigError."""
-    models, functions = _candidates(path)
-    names = models or functions
+    names = _models_of(path)
     if len(names) == 1:
         return names[0]
     if not names:
         raise ConfigError(f"{path}: no model in it: expected a class with a method `predict`, or a function `predict`")
-    raise ConfigError(f"{path}: which of {', '.join(names)}? Name it: {path.name}:{names[0]}")
+    choice = ", ".join(f"{path.name}:{name}" for name in names)
+    raise ConfigError(f"{path}: which of {choice}? Name one, or mark one alone with `@gateway.model`")
 
 
-def _candidates(path: Path) -> tuple[list[str], list[str]]:
-    """The models of a file: what is marked `@gateway.model`, else classes with a method `predict`, else the function `predict`.
+def _models_of(path: Path, *, in_folder: bool = False) -> list[str]:
+    """The models of a file: what is marked `@gateway.model`; else what it calls `predict`, and its classes that have one.
 
-    And its functions. None is private.
+    Else its functions. None of these is private. in_folder: functions of other names, and a `predict` that is another file's,
+    are none.
     """
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError) as exc:
         raise ConfigError(f"{path}: not Python: {exc}") from exc
-    methods = {
-        node.name: {part.name for part in node.body if isinstance(part, _FUNCTIONS)}
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
-    marked = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, *_FUNCTIONS)) and _is_marked(node)]
-    classes = [name for name, own in methods.items() if "predict" in own and not name.startswith("_")]
-    functions = [node.name for node in tree.body if isinstance(node, _FUNCTIONS) and not node.name.startswith("_")]
-    return marked or classes or [name for name in functions if name == "predict"], functions
+    nodes = list(_of_scope(tree))
+    defined = [node for node in nodes if isinstance(node, _DEFINITIONS)]
+    marks = {name for node in nodes for name in _marks(node)}
+    if marked := [node.name for node in defined if not marks.isdisjoint(map(_called_by, node.decorator_list))]:
+        return [*dict.fromkeys(marked)]
+    models: list[str] = []
+    with_predict: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            inherits = any(isinstance(base, ast.Name) and base.id in with_predict for base in node.bases)
+            if inherits or any("predict" in _bound(part) for part in _of_scope(node)):
+                with_predict.add(node.name)
+                models.append(node.name)
+        elif "predict" in _bound(node) and not (in_folder and isinstance(node, ast.ImportFrom)):
+            models.append("predict")
+    functions = [] if in_folder else [node.name for node in defined if isinstance(node, _FUNCTIONS)]
+    return _public(models) or _public(functions)
 
 
-def _is_marked(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    for decorator in node.decorator_list:
-        match decorator.func if isinstance(decorator, ast.Call) else decorator:
-            case ast.Attribute(value=ast.Name(id="gateway"), attr="model") | ast.Name(id="model"):
-                return True
-    return False
+def _public(names: list[str]) -> list[str]:
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def _of_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs where a module or the body of a class runs, in order: that of branches, but not of functions and classes.
+
+    Of expressions, what they are assigned to.
+    """
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and ast.unparse(node.test) in _NOT_IMPORTED:
+        children = iter(node.orelse)
+    for child in children:
+        read = isinstance(child, ast.expr) and not isinstance(getattr(child, "ctx", None), ast.Store)
+        if read or (isinstance(child, ast.AnnAssign) and child.value is None):
+            continue  # neither binds a name
+        yield child
+        if not isinstance(child, _DEFINITIONS):
+            yield from _of_scope(child)
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The names that a part of a scope binds. `import x` is left out, which binds no model but a module."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Name(id=name, ctx=ast.Store()):
+            return [name]
+        case ast.ImportFrom(names=names):
+            return [alias.asname or alias.name for alias in names]
+    return []
+
+
+def _marks(node: ast.AST) -> list[str]:
+    """What `gateway.model` is called once an import has run."""
+    match node:
+        case ast.Import(names=names):
+            return [f"{alias.asname or alias.name}.model" for alias in names if alias.name == "gateway"]
+        case ast.ImportFrom(module="gateway", names=names):
+            return [alias.asname or "model" for alias in names if alias.name in ("model", "*")]
+    return []
+
+
+def _called_by(decorator: ast.expr) -> str:
+    return ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
 
 
 def _of_triton(folders: list[Path]) -> Guess:
@@ -328,7 +378,7 @@ def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
     for path in (entry for entry in entries if entry.is_file() and not entry.name.lower().endswith(_BESIDE)):
         try:
             if path.suffix == ".py":
-                if not _candidates(path)[0]:
+                if not _models_of(path, in_folder=True):
                     without.append(path.name)
                     continue
             else:
@@ -351,7 +401,7 @@ def _models_in(folder: Path) -> tuple[list[Path], list[str], list[str]]:
             )
     if without:
         notes.append(
-            f"left aside, without a class with `predict` or a function `predict`: {named(without)}; "
+            f"left aside, without a class with `predict` or a `predict` of their own: {named(without)}; "
             "to serve another function, name it: FILE.py:function"
         )
     if no_files := [entry.name for entry in entries if special(entry)]:

@@ -192,14 +192,15 @@ class GenerateCodec:
         for name, value in response.parameters.items():
             fields.setdefault(name, orjson.dumps(value))
         pieces = [b",%b:%b" % (orjson.dumps(name), text) for name, text in fields.items()]
+        way = f"ask {self._elsewhere}"
         for name, array in response.outputs.items():
             if name in fields:
                 continue
             datatype = self.spec.output_by_name[name].datatype
             if in_haste:
-                made = [to_json(name, datatype, array, in_haste=True)]
+                made = [to_json(name, datatype, array, in_haste=True, way=way)]
             else:
-                made = texts_to_json(name, array) if datatype == "BYTES" else list(slices_to_json(array))
+                made = texts_to_json(name, array, way=way) if datatype == "BYTES" else list(slices_to_json(array))
             if array.size == 1:  # without the brackets
                 made[0] = made[0][1:]
                 made[-1] = made[-1][:-1]

@@ -49,6 +49,7 @@ _LONG_TEXT: Final = 1 << 20  # bytes, or characters; a text is read and written 
 _LONG_B64: Final = 3 << 18  # bytes of it that are encoded at once; a multiple of three, so that no padding is between
 _MANY_NESTED: Final = 1 << 16  # numbers of an answer: some milliseconds
 _PIECE_BYTES: Final = 128 << 10
+_WAY: Final = "ask for it as binary data"
 _LONG_WORDS_BYTES: Final = 64 << 10  # of JSON with NaN, or half a character: Python's reader takes up to 25 ms for so many
 
 # datatype -> struct format, and what its JSON elements are
@@ -318,20 +319,23 @@ def _nested(kind: type, depth: int) -> Any:
     return nested
 
 
-def to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False) -> bytes:
+def to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: bool = False, way: str = _WAY) -> bytes:
     """A flat JSON list, as Triton writes it. Floats: the shortest digits that give the same value of that datatype.
 
-    Raises: InvalidArgument, for bytes that are no text; TakesLong, for much text, in haste.
+    way: as of `texts_to_json`. Raises: InvalidArgument, for bytes that are no text; TakesLong, for much text, in haste.
     """
     if datatype == "BYTES":
         if in_haste and (array.size > _MANY_TEXTS or sum(map(len, array.flat)) > _LONG_TEXT):
             raise TakesLong
-        return b"".join(texts_to_json(name, array))
+        return b"".join(texts_to_json(name, array, way=way))
     return numbers_to_json(array)
 
 
-def texts_to_json(name: str, array: np.ndarray) -> list[bytes]:
-    """The pieces of a JSON list: to join long ones holds the interpreter. Raises: InvalidArgument, for what is no text."""
+def texts_to_json(name: str, array: np.ndarray, *, way: str = _WAY) -> list[bytes]:
+    """The pieces of a JSON list: to join long ones holds the interpreter.
+
+    way: to bytes that are no text, in words. Raises: InvalidArgument, for such.
+    """
     flat = array.reshape(-1)
     pieces = [b"["]
     try:
@@ -349,7 +353,7 @@ def texts_to_json(name: str, array: np.ndarray) -> list[bytes]:
                     pieces += _text_to_json(element)
                     pieces.append(b'"')
     except (UnicodeDecodeError, TypeError) as exc:  # a TypeError of orjson: a str that is no text either
-        raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})") from exc
+        raise InvalidArgument(f"output '{name}' holds bytes that are no UTF-8 text: {way} ({exc})") from exc
     return [*pieces, b"]"]
 
 
@@ -400,7 +404,7 @@ def nested_to_json(name: str, datatype: str, array: np.ndarray, *, in_haste: boo
             return gathered(_list(array, write, partial(_long_text_to_json, encoded=encoded)))
         except (UnicodeDecodeError, TypeError) as exc:
             raise InvalidArgument(
-                f"output '{name}' holds bytes that are no UTF-8 text: ask for it as binary data ({exc})"
+                f"output '{name}' holds bytes that are no UTF-8 text: {_WAY}, by a v2 request ({exc})"
             ) from exc
     if in_haste and array.size > _MANY_NESTED:
         raise TakesLong

@@ -277,6 +277,14 @@ def test_a_number_goes_into_a_wider_kind(values: list[Any], datatype: str) -> No
     assert given.tolist() == values
 
 
+def test_masked_elements_are_refused_as_in_a_request() -> None:
+    words = r"output 'y': elements are masked, expected values in their place, as by `.filled\(0\)`"
+    row = np.ma.masked_array([1.0, 2.0], mask=[False, True])
+    assert given_by_rows([row[0], row[:1][0]], "FP64").tolist() == [1, 1]
+    with pytest.raises(ExecutionFailed, match=words):
+        given_by_rows([row[0], row[1]], "FP64")
+
+
 @pytest.mark.parametrize("values", [[["a", "b"], ["c"]], ["a", ["b"]], [np.array(["a", "b"]), np.array(["c"])]])
 def test_texts_of_rows_of_other_sizes_are_refused_as_numbers_are(values: list[Any]) -> None:
     numbers = [[1] * np.size(row) if np.ndim(row) else 1 for row in values]

@@ -26,8 +26,9 @@ def test_name_and_rows_are_as_it_says() -> None:
 
 def test_the_marked_one_of_a_file_needs_no_name(tmp_path: Path) -> None:
     code = """
-from gateway import model
+from gateway import model, model as marked
 import gateway
+import gateway as gw
 
 def helper(x: float) -> float:
     return x
@@ -36,22 +37,26 @@ class Unmarked:
     def predict(self, x: float) -> float:
         return x
 
+def predict(x: float) -> float:
+    return x
+
 @{decorator}
 def {name}(x: float) -> float:
     return helper(x)
 """
-    for decorator, name in (("gateway.model", "one"), ("model", "two"), ('gateway.model(name="three")', "any")):
+    named = 'gateway.model(name="three")'
+    for name, decorator in {"one": "gateway.model", "two": "model", "any": named, "four": "gw.model", "six": "marked"}.items():
         (tmp_path / f"{name}.py").write_text(code.format(decorator=decorator, name=name))
         (found,) = guess(str(tmp_path / f"{name}.py")).document["models"]
         assert found["backends"][0]["model"] == f"{tmp_path}/{name}.py:{name}"
         assert found["name"] == ("three" if name == "any" else name)
-    assert [found["name"] for found in guess(str(tmp_path)).document["models"]] == ["three", "one", "two"]
+    assert [found["name"] for found in guess(str(tmp_path)).document["models"]] == ["three", "four", "one", "six", "two"]
 
 
 def test_of_several_marked_ones_one_is_to_be_named(tmp_path: Path) -> None:
     marked = "import gateway\n" + "".join(f"@gateway.model\ndef {name}(x: float) -> float: return x\n" for name in "ab")
     (tmp_path / "both.py").write_text(marked)
-    with pytest.raises(gateway.ConfigError, match=r"both.py: which of a, b\? Name it: both.py:a"):
+    with pytest.raises(gateway.ConfigError, match=r"which of both.py:a, both.py:b\? Name one, or mark one alone with"):
         gateway.load(tmp_path / "both.py")
 
 

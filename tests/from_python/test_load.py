@@ -131,6 +131,8 @@ def test_elements_of_numpys_that_python_has_are_taken(model: gateway.LoadedModel
         ({"x": np.ones((1, 2), np.complex64)}, r"expected FP32 \[-1, 2\], got complex64 \[1, 2\]"),
         ({"x": 3.0}, r"expected FP32 \[-1, 2\], got FP32 \[\]"),
         ({"x": [["a", "b"]]}, r"input 'x': data: expected FP32 elements, got text at data\[0\]\[0\]"),
+        ({"x": "2"}, r"input 'x': data: expected FP32 elements, got text at data\[0\]$"),
+        ({"x": ["[1, 2]"]}, r"input 'x': data: expected FP32 elements, got text at data\[0\]$"),
         ({"x": {"a": 1}}, "input 'x': got dict, expected an array, or lists of numbers"),
         ({"x": [[1, 10**5000]]}, "input 'x': element 1 is an integer of 16610 bits, expected FP32"),
         ({"x": [[1, b"2"]]}, "input 'x': element 1 is bytes, expected FP32"),

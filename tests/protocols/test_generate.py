@@ -171,24 +171,24 @@ def test_the_words_that_json_lacks_are_read_and_written() -> None:
 
 
 def test_an_answer_is_a_flat_object() -> None:
-    codec = model(
-        TensorSpec("x", "FP32", (-1,)),
-        outputs=(TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("many", "FP32", (-1, 2)), TensorSpec("ok", "BOOL", (-1,))),
-    )
-    outputs = {
+    outputs = TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("many", "FP32", (-1, 2)), TensorSpec("ok", "BOOL", (-1,))
+    codec, decoupled = (model(TensorSpec("x", "FP32", (-1,)), outputs=outputs, decoupled=parts) for parts in (False, True))
+    answer = {
         "text": np.array([[b'line\n"two"']], object),
         "many": np.array([[0.1, 2], [3, 4]], np.float32),
         "ok": np.zeros(0, bool),
     }
     request = decode(codec, x=1, id="7")
-    (written,) = codec.encode(request, InferResponse("m", "1", "7", outputs, {"n": 1, "model_name": "not"}), no_region)
+    (written,) = codec.encode(request, InferResponse("m", "1", "7", answer, {"n": 1, "model_name": "not"}), no_region)
     assert json.loads(written) == {
         "id": "7", "model_name": "m", "model_version": "1", "n": 1,
         "text": 'line\n"two"', "many": [0.1, 2.0, 3.0, 4.0], "ok": [],
     }  # fmt: skip
     assert b"\n" not in written  # an event ends at one
-    with pytest.raises(InvalidArgument, match="UTF-8"):
-        codec.encode(request, InferResponse("m", "1", "", {"text": np.array([[b"\xff"]], object)}), no_region)
+    way = "UTF-8 text: ask by infer with binary data, or over gRPC"
+    for each, words in ((codec, way), (codec.at_leisure(), way), (decoupled, "UTF-8 text: ask by ModelStreamInfer over gRPC")):
+        with pytest.raises(InvalidArgument, match=words):
+            each.encode(request, InferResponse("m", "1", "", {"text": np.array([[b"\xff"]], object)}), no_region)
 
 
 def test_what_json_cannot_hold_is_asked_for_elsewhere() -> None:

@@ -1,0 +1,15 @@
+"""What a model may write where it gave no array. Knows PyTorch's tensors without PyTorch."""
+
+
+def remedy_for(value: object) -> str:
+    """Whatever may be in the way of `numpy.asarray`, which raises then."""
+    if not hasattr(value, "requires_grad"):
+        return "return it as numpy.asarray(…)"
+    device, dtype, layout = (str(getattr(value, name, "")) for name in ("device", "dtype", "layout"))
+    if device == "meta":
+        return "it is on the device meta, where tensors have no values"
+    calls = ".detach()" if getattr(value, "requires_grad", False) else ""
+    calls += ".cpu()" if device != "cpu" else ""
+    calls += ".to_dense()" if layout != "torch.strided" else ""
+    calls += ".float()" if dtype == "torch.bfloat16" else ""
+    return f"return it as …{calls}.numpy()"

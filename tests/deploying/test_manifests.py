@@ -18,6 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.cli import main
 from gateway.commands.package import packed
 from gateway.config import parse_config
+from gateway.deploying.contents import as_yaml
 from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
@@ -449,6 +450,25 @@ def test_what_the_adapter_asks_of_prometheus_is_told_of_each_pod(
         ["promtool", "test", "rules", str(tmp_path / "test.yml")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+OTHERWISE = (
+    *("y", "Y", "n", "N", "yes", "No", "on", "OFF", "true", "False", "null", "Null", "~", "<<", "="),
+    *("0", "7", "-7", "+7", "017", "0o17", "-0o17", "0x1F", "0X_1f", "0b11", "-0B1", "1_000", "+_1", "-1_0", "0_x1F"),
+    *("1.", ".5", "-.5", "1.5", "1e3", "1E3", "-1e-3", "1.e+3", ".5e3", "1e_3", "9272102816862e99", "0123456789012389"),
+    *(".inf", "-.Inf", "+.INF", ".nan", ".NaN", "1:30", "0:30", "190:20:30", "1:30.5"),
+    *("2001-01-01", "2001-1-1", "2001-1-1 1:2:3", "2001-12-14T21:59:43.10-05:00", "2001-1-1t1:2:3Z"),
+)
+ITSELF = ("iris", "yes-man", "nn", "yn", "0.0.0.0", "10.0.0.0/16", "gateway:cpu", "4Gi", "500m", "1e3x", "0xfg", "1-2", "v1")
+
+
+def test_other_readers_of_yaml_take_no_text_for_something_else() -> None:
+    for text in OTHERWISE:
+        assert as_yaml({text: [text]}) == f"'{text}':\n- '{text}'\n"
+    for text in ITSELF:
+        assert as_yaml({text: [text]}) == f"{text}:\n- {text}\n"
+    values = {1: [1, -1, 1.5, 1e20, 1e-7, True, None, float("inf")]}
+    assert as_yaml(values) == "1:\n- 1\n- -1\n- 1.5\n- 1.0e+20\n- 1.0e-07\n- true\n- null\n- .inf\n"
 
 
 def test_a_folder_is_what_kustomize_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

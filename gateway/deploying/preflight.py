@@ -85,7 +85,7 @@ def of_machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacl
     """The same of its accelerator and its memory, whoever rents it out."""
     yield from _accelerator(name, there.accelerator, needs)
     if needs.memory_bytes > there.memory_gib * GIB:
-        expected = f"{needs.memory_bytes / GIB:.3g} GiB: a process, and twice its models' files for each session"
+        expected = f"{needs.memory_bytes / GIB:.3g} GiB: the processes, and twice its models' files for each session"
         remedy = "choose a larger type, fewer `sessions`, or say --memory"
         yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 

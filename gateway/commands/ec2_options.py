@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.commands.deploy_options import named
 from gateway.config import Config
+from gateway.configuring.ingresses import decided
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import artifact_sizes
 from gateway.deploying.ec2 import IMAGES, Architecture, Machine
@@ -174,12 +175,17 @@ class MachineOptions:
             self.notes.append(
                 "what code loads cannot be told: whether the machine has memory for it was not looked at (--memory)"
             )
+        if (there := bundled().instances.get(self._bare_type())) is not None:
+            config = decided(config, there.vcpu)
         return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
+
+    def _bare_type(self) -> str:
+        return (self.given.instance_type or "").removeprefix(SAGEMAKER)
 
     def _type(self, needs: Needs, device: Device) -> tuple[str, Architecture]:
         given: str | None = self.given.instance_type
         types, ask = bundled(), "`loadtest prices list` shows them"
-        name = (given or "").removeprefix(SAGEMAKER)
+        name = self._bare_type()
         if name not in types.instances:
             near = difflib.get_close_matches(name, types.instances, n=3, cutoff=0.5)
             told = "not given" if given is None else repr(given)

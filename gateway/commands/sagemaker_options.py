@@ -9,7 +9,7 @@ from typing import Final
 from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.needs import GIB, Needs, of_ingress
+from gateway.deploying.needs import GIB, Needs, of_all
 from gateway.deploying.preflight import AMIS, ami_for, bare, of_ami, of_job, of_type, registry, serverless
 from gateway.deploying.report import Measured
 from gateway.deploying.sagemaker import PREFIX, Hosting
@@ -202,7 +202,7 @@ class _Options:
             memory_bytes = int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
         sizes = artifact_sizes(document)
         known = all(size is not None for each in sizes for size in each)
-        return of_ingress(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
+        return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
 
     def _way(self, document: Document, config: Config) -> Way:
         wanted: str = self.given.variant

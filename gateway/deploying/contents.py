@@ -96,7 +96,8 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
 
 
 def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
-    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir")}
+    # Its pods are the processes that listen: as many in each of them would share the cores and the memory of one.
+    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir", "ingress_replicas")}
     found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}
     if config.server.state_dir is not None:
         found["state_dir"] = f"{_SCRATCH}/state"

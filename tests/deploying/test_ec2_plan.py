@@ -206,6 +206,17 @@ def test_what_could_not_work_is_refused(
     assert expected in refused(capsys, tmp_path, *options, config=written(tmp_path, backend))
 
 
+def test_all_processes_that_listen_on_the_machine_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    elsewhere = {"kind": "triton", "url": "triton:8001", "model": "m"}
+    several = written(tmp_path, elsewhere, server={"ingress_replicas": 8})
+    assert "c7i.large has 4 GiB: expected 8 GiB" in refused(capsys, tmp_path, config=several)
+    # One for two of its 16 cores, beside 28 replicas.
+    replicas = {"kind": "synthetic", "placement": "replicas", "replicas": 28}
+    by_cores = written(tmp_path, replicas, server={"ingress_replicas": "auto"})
+    told = refused(capsys, tmp_path, "--instance-type", "c7i.4xlarge", config=by_cores)
+    assert "c7i.4xlarge has 32 GiB: expected 36 GiB" in told
+
+
 def test_the_price_of_a_month_has_its_source_and_its_date(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["deploy", "ec2", str(IRIS), *TYPE, *PLACE, *files(tmp_path)]) == 0
     out = capsys.readouterr().out

@@ -314,6 +314,18 @@ def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.Captu
         assert told(kind) == told(kind) != told(kind, server={"drain_timeout_s": 19})
 
 
+@pytest.mark.parametrize("kind", ["no-ray", "kserve"])
+@pytest.mark.parametrize(("processes", "least"), [(3, 3), ("auto", 2)])
+def test_pods_are_the_processes_that_listen(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, processes: int | str, least: int
+) -> None:
+    elsewhere = {"name": "m", "backends": [{"kind": "triton", "url": "triton:8001", "model": "m"}]}
+    manifests = deployed(capsys, written(tmp_path, elsewhere, server={"ingress_replicas": processes}), *KINDS[kind])
+    assert manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == least
+    assert "ingress_replicas" not in configuration(manifests)["server"]
+    assert next(iter(all_of(manifests, "resources")))["requests"] == {"cpu": "1", "memory": "1024Mi"}
+
+
 def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Ray may put a replica that asks for nothing anywhere: so each asks for what only its own pods have."""
     scaled = {"min_replicas": 1, "max_replicas": 5}

@@ -393,6 +393,12 @@ def test_what_no_container_of_sagemaker_can_serve_is_refused(
     assert told in refused(capsys, written(tmp_path, **sections), *PLACE, "--instance-type", "c7i.large")
 
 
+def test_all_processes_that_listen_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    elsewhere = SYNTHETIC | {"backends": [{"kind": "triton", "url": "triton:8001", "model": "m"}]}
+    config = written(tmp_path, elsewhere, server={"ingress_replicas": 8})
+    assert "c7i.large has 4 GiB: expected 8 GiB" in refused(capsys, config, *PLACE, "--instance-type", "c7i.large")
+
+
 def test_a_report_says_on_what_and_at_which_rate_it_is_scaled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = reported(tmp_path)
     found = json.loads(report.read_text())

@@ -255,6 +255,9 @@ def test_an_asynchronous_endpoint_gets_two_batches_of_each_session_and_is_scaled
     assert told["OutputConfig"]["S3OutputPath"] == "s3://my-models/serving-gateway-answers/later/answers"
     policy = calls["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
     assert policy["TargetValue"] == 300  # half of what it does in a minute: 10 × 60 × 0.5
+    seldom = printed(capsys, config, *PLACE, *options, "--requests-per-second", "0.001")
+    policy = seldom["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 0.03
     metric = policy["CustomizedMetricSpecification"]
     assert (metric["MetricName"], metric["Dimensions"]) == (
         "ApproximateBacklogSizePerInstance",
@@ -407,7 +410,7 @@ def test_a_report_says_on_what_and_at_which_rate_it_is_scaled(capsys: pytest.Cap
     assert variant["InstanceType"] == "ml.c7i.large"
     assert calls["sagemaker.create_endpoint"]["EndpointName"] == "adder"
     target = calls["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"]
-    assert target == round(found["autoscaling_invocations_per_minute"], 1) > 0
+    assert target == pytest.approx(found["autoscaling_invocations_per_minute"], rel=1e-5)
     assert calls["application-autoscaling.register_scalable_target"]["MaxCapacity"] == 2 * variant["InitialInstanceCount"]
 
 

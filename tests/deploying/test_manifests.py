@@ -293,6 +293,9 @@ def test_what_a_pod_asks_for_follows_the_configuration(capsys: pytest.CaptureFix
     assert next(iter(all_of(manifests, "resources")))["limits"] == {"memory": "1536Mi", "nvidia.com/gpu": 2}
     assert next(iter(all_of(manifests, "resources")))["requests"]["cpu"] == "500m"
     assert next(iter(all_of(manifests, "tolerations")))[0]["key"] == "nvidia.com/gpu"
+    deadline_s = manifests["Deployment"]["spec"]["progressDeadlineSeconds"]
+    startup = next(all_of(manifests, "startupProbe"))
+    assert deadline_s > startup["periodSeconds"] * startup["failureThreshold"]  # else a rollout fails before its pods do
     for kind, expected in (("torch", "2048Mi"), ("onnxruntime", "1792Mi")):  # 2 × 256 MiB more, 2 × 64
         isolated = {**model, "kind": kind, "isolation": "process"}
         manifests = deployed(capsys, written(tmp_path, {"name": "m", "backends": [isolated]}), *KINDS["no-ray"])

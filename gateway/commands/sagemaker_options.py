@@ -10,7 +10,7 @@ from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
 from gateway.deploying.needs import GIB, Needs, of_all
-from gateway.deploying.preflight import AMIS, ami_for, bare, of_ami, of_job, of_type, registry, serverless
+from gateway.deploying.preflight import AMIS, BUCKET, ami_for, bare, of_ami, of_job, of_type, registry, serverless
 from gateway.deploying.report import Measured
 from gateway.deploying.sagemaker import PREFIX, Hosting
 from gateway.deploying.sagemaker_ways import (
@@ -51,12 +51,12 @@ _MOST_TYPES: Final = 5  # InstancePools takes no more
 # Of what one instance can do, to scale at. Source: AWS's guide to load testing an autoscaling configuration.
 _SAFETY: Final = 0.5
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_DATA: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/\S+\.(tar\.gz|tgz)")
+_BUCKET: Final = re.compile(BUCKET)
+_DATA: Final = re.compile(rf"s3://{BUCKET}/\S+\.(tar\.gz|tgz)")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP: Final = re.compile(r"sg-[0-9a-f]{8,17}")
-_PREFIX_OF_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
+_PREFIX_OF_S3: Final = re.compile(rf"s3://{BUCKET}(/\S*)?")
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
 
 
@@ -298,7 +298,7 @@ class _Options:
         rate: float | None = self.given.requests_per_second
         if rate is not None:
             if not 0.001 <= rate <= 1e6:
-                self.faults.append(f"--requests-per-second: {rate:g}: expected a rate above 0")
+                self.faults.append(f"--requests-per-second: {rate:g}: expected 0.001 to 1000000")
             return rate * 60 * _SAFETY
         if self.measured is None or not types:
             return None

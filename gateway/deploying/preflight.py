@@ -20,6 +20,8 @@ _REGISTRY: Final = re.compile(
     r"(:[\w.-]{1,128}|@sha256:[0-9a-f]{64})",
     re.ASCII,
 )
+# Lower case labels, 3 to 63 characters of them, and no address of IPv4. Source: Amazon S3's and CloudTrail's rules for names.
+BUCKET: Final = r"(?=[a-z0-9.-]{3,63}(?![a-z0-9.-]))(?![0-9]+(?:\.[0-9]+){3}(?![a-z0-9.-]))[a-z0-9]+(?:(?:-+|\.)[a-z0-9]+)*"
 AMIS: Final[Mapping[str, tuple[int, int]]] = {
     "al2-ami-sagemaker-inference-gpu-2": (12, 2),
     "al2-ami-sagemaker-inference-gpu-2-1": (12, 2),

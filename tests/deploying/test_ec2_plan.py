@@ -17,7 +17,7 @@ from gateway.deploying.on_machine import moved
 from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws
-from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, files, plan, planned
+from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, WHEEL, files, plan, planned
 
 SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEURON = {"kind": "synthetic", "resources": {"neuron_cores": 1}}
@@ -185,6 +185,11 @@ def test_what_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest.Cap
     ):
         (line,) = (line for line in told.splitlines() if line.startswith(f"{flag}: not given: expected "))
         assert where in line
+
+
+def test_an_empty_wheel_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / WHEEL).touch()
+    assert f"--wheel: {tmp_path / WHEEL}: expected the gateway's wheel: `pip wheel" in refused(capsys, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
         print(stream(manifests, rollout), end="")
         return 0
     told = files(manifests, rollout)
-    with asked_by("--output"):
+    with asked_by("--output", folder=True):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in told.items():
             write_whole(output / name, text)

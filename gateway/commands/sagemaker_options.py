@@ -9,6 +9,7 @@ from typing import Final
 from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
+from gateway.deploying.ec2 import partition
 from gateway.deploying.needs import GIB, Needs, of_all
 from gateway.deploying.preflight import AMIS, BUCKET, ami_for, bare, of_ami, of_job, of_type, registry, serverless
 from gateway.deploying.report import Measured
@@ -134,6 +135,8 @@ class _Options:
         image, region = self._image()
         made = f"`aws iam list-roles` shows those there are, {PAGE} one that does"
         role = self._fits("--role-arn", self.given.role_arn, _ROLE, "arn:aws:iam::ACCOUNT:role/ROLE", made)
+        if region and _ROLE.fullmatch(role) and role.split(":")[1] != partition(region):
+            self.faults.append(f"--role-arn: {role}: expected a role of {partition(region)}, which has {region}: {made}")
         subnets, groups = self._network()
         return Hosting(
             name=named(self.given.name, config),

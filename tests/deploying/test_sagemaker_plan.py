@@ -317,6 +317,7 @@ def test_all_that_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest
         (["--requests-per-second", "0"], "--requests-per-second: 0: expected 0.001 to 1000000"),
         (["--requests-per-second", "nan"], "--requests-per-second: nan: expected 0.001 to 1000000"),
         (["--requests-per-second", "2e6"], "--requests-per-second: 2e+06: expected 0.001 to 1000000"),
+        (["--role-arn", ROLE.replace("aws:", "aws-cn:")], "role/Gateway: expected a role of aws, which has us-east-1: "),
         (["--bucket", "my..b"], "--bucket: 'my..b': expected the name of a bucket"),
         (["--model-data", "s3://my-.b/m.tar.gz"], "--model-data: 's3://my-.b/m.tar.gz': expected s3://BUCKET/KEY.tar.gz"),
         (["--memory", "4"], "--memory: '4': expected an amount such as"),

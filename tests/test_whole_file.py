@@ -97,7 +97,8 @@ def test_the_option_of_a_file_that_cannot_be_written_is_told(
     assert main([*command.replace("RECORDED", str(tmp_path / "recorded")).split(), str(output)]) == 2
     said = capsys.readouterr().err
     assert f"{command.split()[-1]}: {output}" in said
-    assert ": cannot be written: Not a directory: expected a file, new or not, in a folder that may be written to" in said
+    told = "file, new or not, in a folder that may be written to" if "." in name else "folder, new or not, whose files may be"
+    assert f": cannot be written: Not a directory: expected a {told}" in said
 
 
 def test_a_failure_that_names_no_file_is_not_taken_for_one_of_the_option() -> None:

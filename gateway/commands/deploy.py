@@ -12,6 +12,7 @@ from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import MODELS, Contents, contents
 from gateway.deploying.kubernetes import deployment, files, kserve, stream
 from gateway.deploying.pod import Manifest, Models, Rollout
+from gateway.deploying.preflight import BUCKET
 from gateway.deploying.rayservice import rayservice
 from gateway.deploying.report import document_of
 from gateway.documents.whole_file import asked_by, write_whole
@@ -114,7 +115,7 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
         print(stream(manifests, rollout), end="")
         return 0
     told = files(manifests, rollout)
-    with asked_by("--output"):
+    with asked_by("--output", folder=True):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in told.items():
             write_whole(output / name, text)
@@ -151,7 +152,7 @@ def _models(arguments: argparse.Namespace) -> Models:
         return Models(kind, claim, folder.strip("/"))
     if not copied:
         raise ConfigError(f"--models: {where}: expected image:FOLDER, pvc:CLAIM[/FOLDER] or s3://BUCKET/FOLDER")
-    fits("--models", where, re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/\S*)?"), "s3://BUCKET/FOLDER")
+    fits("--models", where, re.compile(rf"s3://{BUCKET}(/\S*)?"), "s3://BUCKET/FOLDER")
     if fetcher is None:
         raise ConfigError("--fetcher: not given: expected an image that has `aws`, which copies the models from s3://")
     return Models(kind, where, fetcher=fits("--fetcher", fetcher, _IMAGE, "an image"))
@@ -165,7 +166,7 @@ def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> R
         fits("--service-account", arguments.service_account, _CLAIM, "a name of Kubernetes")
     rate, memory = arguments.requests_per_second, arguments.memory
     if rate is not None and not 0.001 <= rate <= 1e9:
-        raise ConfigError(f"--requests-per-second: {rate:g}: expected a rate above 0")
+        raise ConfigError(f"--requests-per-second: {rate:g}: expected 0.001 to 1000000000")
     if arguments.cpu is not None:
         fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
     if memory is not None:

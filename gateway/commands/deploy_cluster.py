@@ -63,7 +63,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         package = packed(moved(document, found[0].instance_type))
     path = arguments.cluster / "cluster.yaml"
     told = "".join(f"# {line}\n" for line in _prices(asked))
-    with asked_by("--cluster"):
+    with asked_by("--cluster", folder=True):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in copies.items():
             write_whole(out / name, data)

@@ -8,22 +8,24 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
+from zipfile import is_zipfile
 
 from gateway.commands.deploy_options import named
 from gateway.config import Config
+from gateway.configuring.ingresses import decided
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import artifact_sizes
 from gateway.deploying.ec2 import IMAGES, Architecture, Machine
 from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import Needs, of_all
 from gateway.deploying.on_machine import lacking, secrets_of
-from gateway.deploying.preflight import Device, device_of, of_machine
+from gateway.deploying.preflight import BUCKET, Device, device_of, of_machine
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-ec2.md"
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET: Final = re.compile(BUCKET)
 REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _PROFILE: Final = re.compile(r"[\w+=,.@-]{1,128}", re.ASCII)
@@ -174,12 +176,17 @@ class MachineOptions:
             self.notes.append(
                 "what code loads cannot be told: whether the machine has memory for it was not looked at (--memory)"
             )
+        if (there := bundled().instances.get(self._bare_type())) is not None:
+            config = decided(config, there.vcpu)
         return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
+
+    def _bare_type(self) -> str:
+        return (self.given.instance_type or "").removeprefix(SAGEMAKER)
 
     def _type(self, needs: Needs, device: Device) -> tuple[str, Architecture]:
         given: str | None = self.given.instance_type
         types, ask = bundled(), "`loadtest prices list` shows them"
-        name = (given or "").removeprefix(SAGEMAKER)
+        name = self._bare_type()
         if name not in types.instances:
             near = difflib.get_close_matches(name, types.instances, n=3, cutoff=0.5)
             told = "not given" if given is None else repr(given)
@@ -197,7 +204,7 @@ class MachineOptions:
     def wheel(self) -> Sent:
         path: Path | None = self.given.wheel
         expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
-        if path is None or not path.is_file() or not _WHEEL.fullmatch(path.name):
+        if path is None or not _WHEEL.fullmatch(path.name) or not is_zipfile(path):
             self.faults.append(f"--wheel: {'not given' if path is None else path}: expected {expected}")
             return Sent(Path(), "", 0, "")
         return sent(path, path.name)

@@ -69,7 +69,7 @@ def _examples(arguments: argparse.Namespace) -> int:
         if name not in known:
             raise ConfigError(f"NAME: no example '{shortened(name)}'{instead(name, known, 'examples')}")
         chosen.append(known[name])
-    with asked_by("--out"):
+    with asked_by("--out", folder=True):
         written = write(chosen, arguments.out)
     if arguments.json:
         print(json.dumps({"files": [str(path) for path in written]}, indent=2))

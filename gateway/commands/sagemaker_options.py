@@ -9,8 +9,9 @@ from typing import Final
 from gateway.commands.deploy_options import named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.needs import GIB, Needs, of_ingress
-from gateway.deploying.preflight import AMIS, ami_for, bare, of_ami, of_job, of_type, registry, serverless
+from gateway.deploying.ec2 import partition
+from gateway.deploying.needs import GIB, Needs, of_all
+from gateway.deploying.preflight import AMIS, BUCKET, ami_for, bare, of_ami, of_job, of_type, registry, serverless
 from gateway.deploying.report import Measured
 from gateway.deploying.sagemaker import PREFIX, Hosting
 from gateway.deploying.sagemaker_ways import (
@@ -51,12 +52,12 @@ _MOST_TYPES: Final = 5  # InstancePools takes no more
 # Of what one instance can do, to scale at. Source: AWS's guide to load testing an autoscaling configuration.
 _SAFETY: Final = 0.5
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_DATA: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/\S+\.(tar\.gz|tgz)")
+_BUCKET: Final = re.compile(BUCKET)
+_DATA: Final = re.compile(rf"s3://{BUCKET}/\S+\.(tar\.gz|tgz)")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _GROUP: Final = re.compile(r"sg-[0-9a-f]{8,17}")
-_PREFIX_OF_S3: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
+_PREFIX_OF_S3: Final = re.compile(rf"s3://{BUCKET}(/\S*)?")
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
 
 
@@ -134,6 +135,8 @@ class _Options:
         image, region = self._image()
         made = f"`aws iam list-roles` shows those there are, {PAGE} one that does"
         role = self._fits("--role-arn", self.given.role_arn, _ROLE, "arn:aws:iam::ACCOUNT:role/ROLE", made)
+        if region and _ROLE.fullmatch(role) and role.split(":")[1] != partition(region):
+            self.faults.append(f"--role-arn: {role}: expected a role of {partition(region)}, which has {region}: {made}")
         subnets, groups = self._network()
         return Hosting(
             name=named(self.given.name, config),
@@ -202,7 +205,7 @@ class _Options:
             memory_bytes = int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
         sizes = artifact_sizes(document)
         known = all(size is not None for each in sizes for size in each)
-        return of_ingress(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
+        return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
 
     def _way(self, document: Document, config: Config) -> Way:
         wanted: str = self.given.variant
@@ -298,7 +301,7 @@ class _Options:
         rate: float | None = self.given.requests_per_second
         if rate is not None:
             if not 0.001 <= rate <= 1e6:
-                self.faults.append(f"--requests-per-second: {rate:g}: expected a rate above 0")
+                self.faults.append(f"--requests-per-second: {rate:g}: expected 0.001 to 1000000")
             return rate * 60 * _SAFETY
         if self.measured is None or not types:
             return None

@@ -5,6 +5,7 @@ Absolute ones are left alone: they are the image's. Of secrets only the places a
 """
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +96,8 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
 
 
 def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
-    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir")}
+    # Its pods are the processes that listen: as many in each of them would share the cores and the memory of one.
+    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir", "ingress_replicas")}
     found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}
     if config.server.state_dir is not None:
         found["state_dir"] = f"{_SCRATCH}/state"
@@ -176,3 +178,17 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Plain.add_representer(str, _text)
+# Texts that readers of another YAML than PyYAML's take for something else: go-yaml, which is Kubernetes' (it leaves underscores
+# out before it looks for a number, and knows y and n), and those of YAML 1.2. A tag that no value has makes them quoted.
+_Plain.add_implicit_resolver("!elsewhere", re.compile(r"[yYnN]$"), [*"yYnN"])
+_Plain.add_implicit_resolver(
+    "!elsewhere",
+    re.compile(
+        r"""[-+_]*(0_*[xX][\da-fA-F_]+|0_*[oO][0-7_]+|0_*[bB][01_]+
+        |(\d[\d_]*(\.[\d_]*)?|\.[\d_]+)([eE][-+_]*\d[\d_]*)?
+        |\d[\d_]*(:\d[\d_]*)+(\.[\d_]*)?  # of base 60
+        |\d{4}-\d\d?-\d\d?([Tt\s].*)?)$""",
+        re.ASCII | re.VERBOSE,
+    ),
+    [*"-+.0123456789"],
+)

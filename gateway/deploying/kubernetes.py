@@ -12,6 +12,7 @@ from gateway.deploying.pod import (
     GRPC,
     HTTP,
     METRICS,
+    STARTS_S,
     Manifest,
     Rollout,
     config_map,
@@ -59,6 +60,8 @@ def deployment(held: Contents, rollout: Rollout) -> list[Manifest]:
     scaler = autoscaler(held, rollout, rollout.name)
     spec = {
         **({} if scaler else {"replicas": rollout.replicas}),  # to which each `kubectl apply` would put it back
+        # Without it 600, in which the image is pulled and models are copied as well: a pod that may still start had failed.
+        "progressDeadlineSeconds": 2 * STARTS_S,
         "selector": {"matchLabels": labels(rollout)},
         "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": {"metadata": {"labels": labels(rollout), "annotations": digest(held)}, "spec": pod},

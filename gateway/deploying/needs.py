@@ -11,6 +11,9 @@ from gateway.errors import ConfigError
 GIB: Final = 1 << 30
 _PROCESS_BYTES: Final = GIB  # docs/deploy.md has what was measured: a process with models of this size keeps within it
 _COPIES: Final = 2  # of an artifact, for each session: its file's bytes, and what a library makes of them
+# Of each session's own process (isolation: process). At rest one took 150 MiB with PyTorch on CPU, 33 with ONNX Runtime.
+_SESSION_BYTES: Final = 64 << 20
+_TORCH_SESSION_BYTES: Final = 256 << 20
 _STEP: Final = 256 << 20
 _FIRST_FREE_PORT: Final = 1024  # of Linux, unless net.ipv4.ip_unprivileged_port_start says another: ip(7)
 
@@ -89,7 +92,10 @@ def memory(held: Iterable[tuple[str, Backend, int | None]], given_bytes: int | N
         if size is None:
             expected = "expected an amount such as 4Gi"
             raise ConfigError(f"--memory: model '{model}': what backend {backend.label} takes cannot be told here; {expected}")
-        total += _COPIES * size * backend.sessions
+        each = _COPIES * size
+        if backend.isolation == "process":
+            each += _TORCH_SESSION_BYTES if isinstance(backend, Torch | Neuron) else _SESSION_BYTES
+        total += each * backend.sessions
     return math.ceil(total / _STEP) * _STEP
 
 

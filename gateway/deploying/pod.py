@@ -17,7 +17,7 @@ _USER: Final = 1000  # of docker/Dockerfile
 # Until a pod that is to end has left everybody's lists: its address is taken off them while SIGTERM is on its way.
 _LEAVES_S: Final = 5
 _ENDS_S: Final = 5  # at most 3 after the drain: docs/deploy.md
-_STARTS_S: Final = 600  # models to be loaded
+STARTS_S: Final = 600  # models to be loaded
 _PERIOD_S: Final = 5
 
 SECURITY: Final = {
@@ -110,7 +110,7 @@ def container(name: str, held: Contents, rollout: Rollout, needs: Needs) -> Mani
         "args": ["serve", contents.CONFIGURATION, "--no-ray"],
         "ports": ports(held),
         **environment(held, rollout),
-        "startupProbe": probe(held, LIVE, failures=_STARTS_S // _PERIOD_S),
+        "startupProbe": probe(held, LIVE, failures=STARTS_S // _PERIOD_S),
         "livenessProbe": probe(held, LIVE, failures=3, period_s=10),
         "readinessProbe": probe(held, READY, failures=1),
         "lifecycle": leaving(),

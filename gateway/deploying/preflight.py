@@ -20,6 +20,8 @@ _REGISTRY: Final = re.compile(
     r"(:[\w.-]{1,128}|@sha256:[0-9a-f]{64})",
     re.ASCII,
 )
+# Lower case labels, 3 to 63 characters of them, and no address of IPv4. Source: Amazon S3's and CloudTrail's rules for names.
+BUCKET: Final = r"(?=[a-z0-9.-]{3,63}(?![a-z0-9.-]))(?![0-9]+(?:\.[0-9]+){3}(?![a-z0-9.-]))[a-z0-9]+(?:(?:-+|\.)[a-z0-9]+)*"
 AMIS: Final[Mapping[str, tuple[int, int]]] = {
     "al2-ami-sagemaker-inference-gpu-2": (12, 2),
     "al2-ami-sagemaker-inference-gpu-2-1": (12, 2),
@@ -85,7 +87,7 @@ def of_machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacl
     """The same of its accelerator and its memory, whoever rents it out."""
     yield from _accelerator(name, there.accelerator, needs)
     if needs.memory_bytes > there.memory_gib * GIB:
-        expected = f"{needs.memory_bytes / GIB:.3g} GiB: a process, and twice its models' files for each session"
+        expected = f"{needs.memory_bytes / GIB:.3g} GiB: the processes, and twice its models' files for each session"
         remedy = "choose a larger type, fewer `sessions`, or say --memory"
         yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 

@@ -115,7 +115,7 @@ def tracking(way: Way, endpoint: str) -> dict[str, Any] | None:
         dimensions = [{"Name": "EndpointName", "Value": endpoint}]
         metric = {"CustomizedMetricSpecification": {**backlog, "Dimensions": dimensions}}
     cooldowns = {"ScaleOutCooldown": _SCALE_OUT_S, "ScaleInCooldown": _SCALE_IN_S}
-    return {"TargetValue": round(way.per_minute, 1), **metric, **cooldowns}
+    return {"TargetValue": float(f"{way.per_minute:.6g}"), **metric, **cooldowns}
 
 
 def transform(way: BatchTransform) -> dict[str, Any]:

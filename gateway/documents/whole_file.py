@@ -10,6 +10,7 @@ from typing import Final
 from gateway.errors import ConfigError
 
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+_FILE: Final = "a file, new or not, in a folder that may be written to"
 _NO_FILES: Final = ("/dev/", "/proc/")
 
 
@@ -26,8 +27,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def asked_by(option: str) -> Iterator[None]:
-    """Say which option has asked for what cannot be written.
+def asked_by(option: str, *, folder: bool = False) -> Iterator[None]:
+    """Say which option has asked for what cannot be written. folder: it names one, for several files.
 
     Raises: ConfigError; OSError, where there is no room, or it names no file.
     """
@@ -37,8 +38,8 @@ def asked_by(option: str) -> Iterator[None]:
         if exc.filename is None or exc.errno in _NO_ROOM or isinstance(exc, BrokenPipeError):
             raise
         where, why = Path(exc.filename).absolute(), exc.strerror
-        expected = "expected a file, new or not, in a folder that may be written to"
-        raise ConfigError(f"{option}: {where}: cannot be written: {why}: {expected}") from exc
+        expected = "a folder, new or not, whose files may be written" if folder else _FILE
+        raise ConfigError(f"{option}: {where}: cannot be written: {why}: expected {expected}") from exc
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -222,7 +222,7 @@ def of_memory(instance_type: str, instance: InstanceType, config: Config, artifa
     wanted = needs.of_ingress(config, [[artifact_bytes]], None).memory_bytes
     what = f"{backend.sessions} × the model's {artifact_bytes / GIB:.2g} GiB"
     if wanted > instance.memory_gib * GIB:
-        expected = f"{wanted / GIB:.3g} GiB: a process, and twice {what}"
+        expected = f"{wanted / GIB:.3g} GiB: the processes, and twice {what}"
         yield Reason(
             "memory", f"{instance_type} has {instance.memory_gib:g} GiB", expected, "fewer `sessions`, or a larger type"
         )

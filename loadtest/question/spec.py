@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from gateway.config import config_of, located, parse_config
+from gateway.deploying.preflight import BUCKET
 from gateway.documents.faults import ConfigFaults, shown
 from gateway.documents.reader import Document, read
 from gateway.errors import ConfigError
@@ -243,7 +245,7 @@ def _of_machines(file: SpecFile, wanted: Ec2Launcher, catalogue: Catalogue) -> I
         {"subnet": (wanted.subnet, *subnet), "instance_profile": (wanted.instance_profile, *profile), **_anywhere(wanted)}
     )
     wheel = Path(wanted.wheel)
-    if not re.fullmatch(r"serving_gateway-[\w.]+-py3-none-any\.whl", wheel.name) or not wheel.is_file():
+    if not re.fullmatch(r"serving_gateway-[\w.]+-py3-none-any\.whl", wheel.name) or not is_zipfile(wheel):
         expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
         yield f"launcher.wheel: {f'{wanted.wheel!r}: ' if wanted.wheel else 'missing, '}expected {expected}"
     missing = [name for name in ("cpu", "aws") if not (Path(wanted.locks) / f"requirements-{name}.lock").is_file()]
@@ -259,7 +261,7 @@ def _of_machines(file: SpecFile, wanted: Ec2Launcher, catalogue: Catalogue) -> I
 def _anywhere(wanted: SageMakerLauncher | Ec2Launcher) -> dict[str, tuple[str, str, str]]:
     """Keys that both have: their values, their form, and what that is."""
     return {
-        "bucket": (wanted.bucket, r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "the name of a bucket of S3 for packages"),
+        "bucket": (wanted.bucket, BUCKET, "the name of a bucket of S3 for packages"),
         "region": (wanted.region, r"[a-z]{2,}(-[a-z]+)+-\d+", "a region of AWS, such as us-east-1"),
     }
 

@@ -17,7 +17,7 @@ from gateway.deploying.on_machine import moved
 from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws
-from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, files, plan, planned
+from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, WHEEL, files, plan, planned
 
 SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEURON = {"kind": "synthetic", "resources": {"neuron_cores": 1}}
@@ -187,6 +187,11 @@ def test_what_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest.Cap
         assert where in line
 
 
+def test_an_empty_wheel_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / WHEEL).touch()
+    assert f"--wheel: {tmp_path / WHEEL}: expected the gateway's wheel: `pip wheel" in refused(capsys, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("backend", "options", "expected"),
     [
@@ -204,6 +209,17 @@ def test_what_could_not_work_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, backend: dict[str, Any], options: tuple[str, ...], expected: str
 ) -> None:
     assert expected in refused(capsys, tmp_path, *options, config=written(tmp_path, backend))
+
+
+def test_all_processes_that_listen_on_the_machine_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    elsewhere = {"kind": "triton", "url": "triton:8001", "model": "m"}
+    several = written(tmp_path, elsewhere, server={"ingress_replicas": 8})
+    assert "c7i.large has 4 GiB: expected 8 GiB" in refused(capsys, tmp_path, config=several)
+    # One for two of its 16 cores, beside 28 replicas.
+    replicas = {"kind": "synthetic", "placement": "replicas", "replicas": 28}
+    by_cores = written(tmp_path, replicas, server={"ingress_replicas": "auto"})
+    told = refused(capsys, tmp_path, "--instance-type", "c7i.4xlarge", config=by_cores)
+    assert "c7i.4xlarge has 32 GiB: expected 36 GiB" in told
 
 
 def test_the_price_of_a_month_has_its_source_and_its_date(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

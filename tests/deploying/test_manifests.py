@@ -18,6 +18,7 @@ from ray.serve.schema import ServeDeploySchema
 from gateway.cli import main
 from gateway.commands.package import packed
 from gateway.config import parse_config
+from gateway.deploying.contents import as_yaml
 from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
@@ -292,6 +293,13 @@ def test_what_a_pod_asks_for_follows_the_configuration(capsys: pytest.CaptureFix
     assert next(iter(all_of(manifests, "resources")))["limits"] == {"memory": "1536Mi", "nvidia.com/gpu": 2}
     assert next(iter(all_of(manifests, "resources")))["requests"]["cpu"] == "500m"
     assert next(iter(all_of(manifests, "tolerations")))[0]["key"] == "nvidia.com/gpu"
+    deadline_s = manifests["Deployment"]["spec"]["progressDeadlineSeconds"]
+    startup = next(all_of(manifests, "startupProbe"))
+    assert deadline_s > startup["periodSeconds"] * startup["failureThreshold"]  # else a rollout fails before its pods do
+    for kind, expected in (("torch", "2048Mi"), ("onnxruntime", "1792Mi")):  # 2 × 256 MiB more, 2 × 64
+        isolated = {**model, "kind": kind, "isolation": "process"}
+        manifests = deployed(capsys, written(tmp_path, {"name": "m", "backends": [isolated]}), *KINDS["no-ray"])
+        assert next(iter(all_of(manifests, "resources")))["limits"] == {"memory": expected}
 
 
 def test_a_pod_has_the_time_that_its_gateway_takes_to_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -307,6 +315,18 @@ def test_pods_are_replaced_when_their_configuration_changes(capsys: pytest.Captu
     for kind in ("no-ray", "kserve"):
         assert len(told(kind)) == 1
         assert told(kind) == told(kind) != told(kind, server={"drain_timeout_s": 19})
+
+
+@pytest.mark.parametrize("kind", ["no-ray", "kserve"])
+@pytest.mark.parametrize(("processes", "least"), [(3, 3), ("auto", 2)])
+def test_pods_are_the_processes_that_listen(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, processes: int | str, least: int
+) -> None:
+    elsewhere = {"name": "m", "backends": [{"kind": "triton", "url": "triton:8001", "model": "m"}]}
+    manifests = deployed(capsys, written(tmp_path, elsewhere, server={"ingress_replicas": processes}), *KINDS[kind])
+    assert manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == least
+    assert "ingress_replicas" not in configuration(manifests)["server"]
+    assert next(iter(all_of(manifests, "resources")))["requests"] == {"cpu": "1", "memory": "1024Mi"}
 
 
 def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -451,6 +471,25 @@ def test_what_the_adapter_asks_of_prometheus_is_told_of_each_pod(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+OTHERWISE = (
+    *("y", "Y", "n", "N", "yes", "No", "on", "OFF", "true", "False", "null", "Null", "~", "<<", "="),
+    *("0", "7", "-7", "+7", "017", "0o17", "-0o17", "0x1F", "0X_1f", "0b11", "-0B1", "1_000", "+_1", "-1_0", "0_x1F"),
+    *("1.", ".5", "-.5", "1.5", "1e3", "1E3", "-1e-3", "1.e+3", ".5e3", "1e_3", "9272102816862e99", "0123456789012389"),
+    *(".inf", "-.Inf", "+.INF", ".nan", ".NaN", "1:30", "0:30", "190:20:30", "1:30.5"),
+    *("2001-01-01", "2001-1-1", "2001-1-1 1:2:3", "2001-12-14T21:59:43.10-05:00", "2001-1-1t1:2:3Z"),
+)
+ITSELF = ("iris", "yes-man", "nn", "yn", "0.0.0.0", "10.0.0.0/16", "gateway:cpu", "4Gi", "500m", "1e3x", "0xfg", "1-2", "v1")
+
+
+def test_other_readers_of_yaml_take_no_text_for_something_else() -> None:
+    for text in OTHERWISE:
+        assert as_yaml({text: [text]}) == f"'{text}':\n- '{text}'\n"
+    for text in ITSELF:
+        assert as_yaml({text: [text]}) == f"{text}:\n- {text}\n"
+    values = {1: [1, -1, 1.5, 1e20, 1e-7, True, None, float("inf")]}
+    assert as_yaml(values) == "1:\n- 1\n- -1\n- 1.5\n- 1.0e+20\n- 1.0e-07\n- true\n- null\n- .inf\n"
+
+
 def test_a_folder_is_what_kustomize_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "out"
     for kind in ("no-ray", "ray", "kserve"):
@@ -498,7 +537,9 @@ WRONG = {
     "account": ((*KINDS["no-ray"], "--service-account", "a b"), r"--service-account: 'a b': expected a name of Kubernetes"),
     "replicas": ((*KINDS["no-ray"], "--replicas", "0"), r"--replicas: 0: expected 1 or more"),
     "most": ((*KINDS["no-ray"], "--replicas", "3", "--max-replicas", "2"), r"--max-replicas: 2: expected 3 or more"),
-    "rate": ((*KINDS["no-ray"], "--requests-per-second", "nan"), r"--requests-per-second: nan: expected a rate above 0"),
+    "rate": ((*KINDS["no-ray"], "--requests-per-second", "nan"), r"--requests-per-second: nan: expected 0.001 to"),
+    "too much": ((*KINDS["no-ray"], "--requests-per-second", "2e9"), r"--requests-per-second: 2e\+09: .* to 1000000000$"),
+    "bucket": (("--no-ray", "--models", "s3://192.168.0.1/x"), r"--models: 's3://192.168.0.1/x': expected s3://BUCKET"),
     "on ray": ((*KINDS["ray"], "--max-replicas", "9"), r"--max-replicas: 9: expected none without --no-ray or --kserve"),
     "no cores": ((*KINDS["no-ray"], "--cpu", "0.0"), r"--cpu: '0.0': expected cores"),
     "cpu": ((*KINDS["no-ray"], "--cpu", "many"), r"--cpu: 'many': expected cores, such as 4, 0.5 or 500m"),

@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_made_is_told(capsys: pytest.CaptureFixture[str]
     asked = [*PLACE, *files(tmp_path), "--lock", LOCKS, "--cluster", str(tmp_path / "file")]
     assert main(["deploy", "ec2", str(config(tmp_path)), *asked]) == 2
     assert (
-        f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory: expected a file, new or not, in a folder"
+        f"--cluster: {tmp_path}/file/gateway: cannot be written: Not a directory: expected a folder, new or not, whose"
         in capsys.readouterr().err
     )
 

@@ -255,6 +255,9 @@ def test_an_asynchronous_endpoint_gets_two_batches_of_each_session_and_is_scaled
     assert told["OutputConfig"]["S3OutputPath"] == "s3://my-models/serving-gateway-answers/later/answers"
     policy = calls["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
     assert policy["TargetValue"] == 300  # half of what it does in a minute: 10 × 60 × 0.5
+    seldom = printed(capsys, config, *PLACE, *options, "--requests-per-second", "0.001")
+    policy = seldom["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]
+    assert policy["TargetValue"] == 0.03
     metric = policy["CustomizedMetricSpecification"]
     assert (metric["MetricName"], metric["Dimensions"]) == (
         "ApproximateBacklogSizePerInstance",
@@ -311,8 +314,12 @@ def test_all_that_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest
         (["--instances", "0"], "--instances: 0: expected 1 or more"),
         (["--instances", "3", "--max-instances", "2"], "--max-instances: 2: expected 3 or more"),
         (["--max-instances", "3"], "--max-instances: 3: expected a rate to scale at"),
-        (["--requests-per-second", "0"], "--requests-per-second: 0: expected a rate above 0"),
-        (["--requests-per-second", "nan"], "--requests-per-second: nan: expected a rate above 0"),
+        (["--requests-per-second", "0"], "--requests-per-second: 0: expected 0.001 to 1000000"),
+        (["--requests-per-second", "nan"], "--requests-per-second: nan: expected 0.001 to 1000000"),
+        (["--requests-per-second", "2e6"], "--requests-per-second: 2e+06: expected 0.001 to 1000000"),
+        (["--role-arn", ROLE.replace("aws:", "aws-cn:")], "role/Gateway: expected a role of aws, which has us-east-1: "),
+        (["--bucket", "my..b"], "--bucket: 'my..b': expected the name of a bucket"),
+        (["--model-data", "s3://my-.b/m.tar.gz"], "--model-data: 's3://my-.b/m.tar.gz': expected s3://BUCKET/KEY.tar.gz"),
         (["--memory", "4"], "--memory: '4': expected an amount such as"),
         (["--memory", "5Gi"], "c7i.large has 4 GiB: expected 5 GiB"),
         (["--name", "Iris"], "--name: 'Iris': expected"),
@@ -393,6 +400,12 @@ def test_what_no_container_of_sagemaker_can_serve_is_refused(
     assert told in refused(capsys, written(tmp_path, **sections), *PLACE, "--instance-type", "c7i.large")
 
 
+def test_all_processes_that_listen_are_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    elsewhere = SYNTHETIC | {"backends": [{"kind": "triton", "url": "triton:8001", "model": "m"}]}
+    config = written(tmp_path, elsewhere, server={"ingress_replicas": 8})
+    assert "c7i.large has 4 GiB: expected 8 GiB" in refused(capsys, config, *PLACE, "--instance-type", "c7i.large")
+
+
 def test_a_report_says_on_what_and_at_which_rate_it_is_scaled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = reported(tmp_path)
     found = json.loads(report.read_text())
@@ -401,7 +414,7 @@ def test_a_report_says_on_what_and_at_which_rate_it_is_scaled(capsys: pytest.Cap
     assert variant["InstanceType"] == "ml.c7i.large"
     assert calls["sagemaker.create_endpoint"]["EndpointName"] == "adder"
     target = calls["application-autoscaling.put_scaling_policy"]["TargetTrackingScalingPolicyConfiguration"]["TargetValue"]
-    assert target == round(found["autoscaling_invocations_per_minute"], 1) > 0
+    assert target == pytest.approx(found["autoscaling_invocations_per_minute"], rel=1e-5)
     assert calls["application-autoscaling.register_scalable_target"]["MaxCapacity"] == 2 * variant["InitialInstanceCount"]
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_does_not_fit_is_refused_by_the_memory_of_the_machine_and_o
     # 1 GiB for the process and twice 2 × 2 GiB: 9 GiB; c7i.xlarge has 8
     large = candidate(catalogue, "c7i.xlarge", known_bytes=2 * GIB, kind="onnxruntime", model="m.onnx", sessions=2)
     assert told_of(catalogue, large) == [
-        "memory: c7i.xlarge has 8 GiB, expected 9 GiB: a process, and twice 2 × the model's 2 GiB: "
+        "memory: c7i.xlarge has 8 GiB, expected 9 GiB: the processes, and twice 2 × the model's 2 GiB: "
         "fewer `sessions`, or a larger type"
     ]
     # 12 GiB twice on a GPU of 22.4; the machine has 16, and 1 + 2 · 24 are wanted

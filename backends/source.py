@@ -27,7 +27,7 @@ _EXECUTED_S: Final = 30.0  # the most that another thread is waited for
 # But it may wait for us, where the file's own code loads it: then so many looks in a row find it waiting.
 _LOOK_S: Final = 0.02
 _LOOKS: Final = 5
-_PARAMETERS: Final = ("parameters", "params")
+PARAMETERS: Final = ("parameters", "params")
 _WAITING: Final = frozenset({"threading", "asyncio", "selectors", "uvloop"})  # in whose code a thread is that waits for another
 
 _looking: Final = threading.Lock()  # for a module, and for who executes its file; also while that begins, and ends
@@ -158,7 +158,7 @@ def takes_parameters(function: Any, place: int) -> bool:
     if len(named) < place:
         return True  # it is one of *args
     name, default = named[place - 1].name, named[place - 1].default
-    return name in _PARAMETERS or default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
+    return name in PARAMETERS or default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
 
 
 def place_of(code: Any) -> str:

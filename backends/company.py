@@ -3,8 +3,8 @@
 Both batches hold the same rows, in another order and another one twice. So what follows from their range only, as the scales of
 an int8 model do, is the same in both. A mean, a sum, attention or a state over the rows is not. What order and number leave as
 it is, such as a maximum or the longest of the rows, shows in a row that is run alone; where no lone row runs, in one beside its
-like. So the three must differ (`backends.trial_rows`). What depends on more rows than four shows, if at all, in the whole
-example in other company (`told_of_whole`).
+like. So the three must differ (`backends.trial_rows`); and then those with the same key must be seen that differ in the rest.
+What depends on more rows than four shows, if at all, in the whole example in other company (`told_of_whole`).
 """
 
 import re
@@ -18,13 +18,14 @@ import numpy as np
 
 from backends.base import BackendError, ExecutionFailed, Tensors
 from backends.datatypes import of_floats
-from backends.trial_rows import differ
+from backends.trial_rows import differ, with_fields_in_common
 
 Run = Callable[[Tensors], Tensors]
 
 MOST_ROWS: Final = 32  # of one execution, where nothing says otherwise: the configuration's default
 ROWS: Final = 10  # that are run, where one row's answer is known; four more where answers differ
 _MOST_S_BEFORE_SIGNS: Final = 1.0
+_MOST_S_BEFORE_FIELDS: Final = 2.0
 
 
 class Why(NamedTuple):
@@ -84,13 +85,20 @@ def told(
 
     alone: gives the answer to the first one; None: it fails. Asked only where a batch runs. quantises: whether the model takes
     scales from the range of each batch; asked only where answers differ. Where all is well and took little by the clock, the
-    same numbers with both signs are tried too.
+    same numbers with both signs are tried too, and rows that have some fields in common.
     """
     before = spent()[0]
     why = _told(run, rows, alone, quantises)
     if why is not None and not why.what and spent()[0] - before <= _MOST_S_BEFORE_SIGNS:
         of_signs = _told_of_signs(run, rows, quantises)
-        return of_signs if of_signs.what else Why(way=why.way, alike=why.alike and of_signs.alike)
+        why = of_signs if of_signs.what else Why(way=why.way, alike=why.alike and of_signs.alike)
+    if why is None or why.what or why.alike:
+        return why
+    for mixed in with_fields_in_common(rows):
+        if spent()[0] - before > _MOST_S_BEFORE_FIELDS:
+            break
+        if (in_common := _told(run, mixed, alone, quantises)) is not None and in_common.what:
+            return in_common
     return why
 
 

@@ -20,12 +20,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
+_SUFFIXES: Final = tuple(all_suffixes())
 _lock: Final = threading.Lock()
 _packages: Final[dict[str, str]] = {}  # the folder that a package stands for, by the package
 _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
@@ -44,7 +45,8 @@ def put_on_path(folder: Path, *behind: Path) -> None:
     names: set[str] = set()
     for each in places:
         with contextlib.suppress(OSError):  # Python finds nothing there either
-            names |= {entry.partition(".")[0] for entry in os.listdir(each)}
+            entries = [entry.name for entry in os.scandir(each) if entry.is_dir() or entry.name.endswith(_SUFFIXES)]
+            names |= {name for entry in entries if (name := entry.partition(".")[0]).isidentifier() and name != "__pycache__"}
     with _lock:
         for each in places:
             if each not in sys.path:
@@ -67,6 +69,22 @@ def put_on_path(folder: Path, *behind: Path) -> None:
 def package_of(folder: Path | str) -> str:
     """The name of the package that stands for a folder."""
     return f"code_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+def names_of(path: Path) -> list[str]:
+    """The names by which the code beside a file imports it, once its folder was put on the path.
+
+    The plain one only where another process with this path imports the same by it, as one does that `multiprocessing` spawns:
+    not where another folder may have what the file imports.
+    """
+    if not path.stem.isidentifier():
+        return []
+    in_package = f"{package_of(path.parent)}.{path.stem}"
+    if path.stem in sys.modules or _names.get(str(path.parent), _shared) & _shared:
+        return [in_package]
+    found = find_spec(path.stem)
+    is_this = found is not None and found.origin is not None and Path(found.origin).resolve() == path
+    return [in_package, path.stem] if is_this else [in_package]
 
 
 def forget_code(folder: Path) -> None:

@@ -60,7 +60,7 @@ from backends.signatures import (
     single_value,
     stream_by_name,
 )
-from backends.source import check_options, example_of, line_of, load_object, make, place_of, takes, takes_parameters
+from backends.source import check_options, example_of, line_of, load_object, make, takes_parameters
 
 if TYPE_CHECKING:
     from backends.discovery import Found
@@ -318,11 +318,6 @@ class PythonModel:
                 raise
             except BaseException as exc:  # it may end with sys.exit()
                 raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._code)})") from exc
-        if self._signature.style == "dict" and not takes(instance.predict, 1) and not takes(instance.predict, 2):
-            raise LoadFailed(
-                f"{self._model}: predict cannot be called, expected predict(self, inputs) or "
-                f"predict(self, inputs, parameters) ({place_of(instance.predict)})"
-            )
         return PythonSession(instance.predict, instance, self._signature, self.spec)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@
     def predict(text: Annotated[np.ndarray, "BYTES", (-1, 1)])                              the protocol's datatype as text
     def predict(width: float, colour: str) -> float                                         one row at a time
     def predict(inputs)                                                                     a dict of arrays by input name
+    def predict(inputs, parameters)                                                         and the parameters of the request
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
 (output_0, output_1, …) or a TypedDict (each output by its key, all required). A function that yields answers in parts:
@@ -47,7 +48,7 @@ from backends.base import (
     words_of,
 )
 from backends.datatypes import NUMPY, datatype_of, normalised
-from backends.source import takes_parameters
+from backends.source import PARAMETERS, place_of, takes, takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -170,7 +171,13 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     given = get_args(returned)[0] if in_parts and get_args(returned) else returned
     outputs, keys = _outputs(given), _keys(given)
-    if not any(inputs.values()) and (method or list(inputs) == ["inputs"] or _takes_dict(hints, list(inputs))):
+    if not any(inputs.values()) and (method or _takes_dict(hints, list(inputs))):
+        if not any(takes(function, arguments + method) for arguments in (1, 2)):
+            this = "self, " if method else ""
+            raise LoadFailed(
+                f"predict cannot be called, expected predict({this}inputs) or predict({this}inputs, parameters) "
+                f"({place_of(function)})"
+            )
         reads = takes_parameters(function, 3 if method else 2)
         own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
         return Signature("dict", {}, outputs, in_parts, reads_parameters=reads, keys=keys, defaults=own, untold=untold)
@@ -204,6 +211,8 @@ def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
+    if names[:1] == ["inputs"] and all(name in PARAMETERS for name in names[1:]):
+        return True
     return len(names) in (1, 2) and _is_mapping(hints.get(names[0]))
 
 

@@ -20,14 +20,14 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
-from backends.model_folders import package_of, put_on_path
+from backends.model_folders import names_of, package_of, put_on_path
 from backends.regular_file import absent
 
 _EXECUTED_S: Final = 30.0  # the most that another thread is waited for
 # But it may wait for us, where the file's own code loads it: then so many looks in a row find it waiting.
 _LOOK_S: Final = 0.02
 _LOOKS: Final = 5
-_PARAMETERS: Final = ("parameters", "params")
+PARAMETERS: Final = ("parameters", "params")
 _WAITING: Final = frozenset({"threading", "asyncio", "selectors", "uvloop"})  # in whose code a thread is that waits for another
 
 _looking: Final = threading.Lock()  # for a module, and for who executes its file; also while that begins, and ends
@@ -158,7 +158,7 @@ def takes_parameters(function: Any, place: int) -> bool:
     if len(named) < place:
         return True  # it is one of *args
     name, default = named[place - 1].name, named[place - 1].default
-    return name in _PARAMETERS or default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
+    return name in PARAMETERS or default is None or default is inspect.Parameter.empty or isinstance(default, Mapping)
 
 
 def place_of(code: Any) -> str:
@@ -198,7 +198,8 @@ def _digest(file: str) -> str:
 def _module_name(path: Path) -> str:
     """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses).
 
-    A module of its folder's package, from which it may import by `from .helper`; by a name that no import of a file makes.
+    A module of its folder's package, from which it may import by `from .helper`; by a name that no import of a file makes. The
+    names that imports make are its too (`names_of`), unless they are taken.
     """
     return f"{package_of(path.parent)}.{path.stem.replace('.', '_')}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
@@ -212,12 +213,16 @@ def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleTy
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
+    behind = [folder.resolve() for folder in behind]
+    put_on_path(path.parent, *behind)
     here, executed = threading.get_ident(), threading.Event()
     while True:
         with _looking:
             module = sys.modules.get(name)
             if module is None:
-                module = sys.modules[name] = module_from_spec(spec)
+                module = module_from_spec(spec)
+                names = [each for each in (name, *names_of(path)) if sys.modules.setdefault(each, module) is module]
+                module.__name__ = names[-1]  # in which pickle finds it
                 _executing[name] = here, executed
                 break
             thread, end = _executing.get(name, (here, executed))
@@ -225,8 +230,6 @@ def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleTy
             return module
     whole = False
     try:
-        behind = [folder.resolve() for folder in behind]
-        put_on_path(path.parent, *behind)
         before = set(sys.modules)
         spec.loader.exec_module(module)
         whole = True
@@ -234,7 +237,8 @@ def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleTy
         with _looking:
             _executing.pop(name, None)
             if not whole:
-                sys.modules.pop(name, None)
+                for each in names:
+                    sys.modules.pop(each, None)
         executed.set()
     for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
         file = vars(imported).get("__file__") if type(imported) is ModuleType else None
@@ -265,7 +269,7 @@ class _FromSource(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
-        _digests[fullname] = {self.path: hashlib.sha256(data).hexdigest()}
+        _digests[self.name] = {self.path: hashlib.sha256(data).hexdigest()}
         return self.source_to_code(data, self.path)
 
 

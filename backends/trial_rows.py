@@ -17,6 +17,7 @@ from backends.base import Tensors, TensorSpec
 from backends.datatypes import NUMPY, of_floats
 
 _DIGITS: Final = re.compile("[0-9]{1,9}")
+_MOST_COLUMNS: Final = 16  # of an only input, that are each a field
 
 
 def drawn(datatype: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
@@ -90,6 +91,25 @@ def rows_like(own: Tensors) -> Iterator[Tensors]:
                     rows[name] = (floats if of_floats(array) else integers)(array, random)
         if any(map(differ, rows.values())):
             yield rows
+
+
+def with_fields_in_common(rows: Tensors) -> Iterator[Tensors]:
+    """These rows, the second with some fields of the first and the others of the third, for models that compare rows by a key.
+
+    Fields are the inputs, or the columns of one that is narrow. Of any two, some rows share the one and not the other.
+    """
+    places: list[tuple[int, ...]] = [()]
+    if len(rows) == 1 and (first := next(iter(rows.values()))).ndim == 2 and first.shape[1] <= _MOST_COLUMNS:
+        places = [(column,) for column in range(first.shape[1])]
+    fields = [(name, at) for name, array in rows.items() for at in places if not np.array_equal(array[0, *at], array[2, *at])]
+    parts = [[field for index, field in enumerate(fields) if index >> bit & 1] for bit in range(len(fields).bit_length())]
+    others = [field for field in fields if of_floats(rows[field[0]]) != of_floats(rows[fields[0][0]])]  # keys of several fields
+    for part in parts if others in parts else (others, *parts):
+        if part:
+            mixed = {name: array[[0, 2, 2]] for name, array in rows.items()}
+            for name, at in part:
+                mixed[name][1, *at] = rows[name][0, *at]
+            yield mixed
 
 
 def show(rows: Tensors, own: Tensors) -> bool:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import multiprocessing
 import pickle
 import sys
 import threading
@@ -236,6 +237,23 @@ def test_code_of_one_folder_shares_its_modules(folder: Path) -> None:
     for each in made:
         assert load_object(f"{each}/m.py:helper") is load_object(f"{each}/n.py:helper")
     assert load_object(f"{made[0]}/m.py:helper") is sys.modules["helper"]
+
+
+def test_a_file_is_the_module_that_its_helpers_import(folder: Path) -> None:
+    asks = "def near():\n    from .itself import Own\n    return Own\ndef plain():\n    from itself import Own\n    return Own"
+    for each in two(folder, lambda of: {"itself.py": "class Own: ...\nfrom .asker import near, plain", "asker.py": asks}):
+        own, near, plain = (load_object(f"{each}/itself.py:{name}") for name in ("Own", "near", "plain"))
+        assert (near(), plain(), sys.modules[own.__module__].Own) == (own, own, own)
+
+
+@pytest.mark.slow
+def test_what_a_file_defines_runs_in_spawned_processes_unless_these_may_find_the_helper_of_another(folder: Path) -> None:
+    code = "from spawn_helper import K\ndef work(x): return x * K"
+    first, second = two(folder, lambda of: {"spawns.py": code, f"{of}.py": code, "spawn_helper.py": f"K = {ord(of)}"})
+    work = load_object(f"{first}/spawns.py:work")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(work, (2,)).get(timeout=20) == 2 * ord("a")
+    assert load_object(f"{second}/b.py:__name__") not in ("b", "spawns")
 
 
 def test_what_is_installed_hides_a_helper(folder: Path) -> None:

@@ -130,6 +130,13 @@ def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray
     return x
 
 
+def scaled(inputs, parameters):  # type: ignore[no-untyped-def]  # as a user may write it
+    return {"y": inputs["x"] * np.float32(parameters["factor"])}
+
+
+scaled.inputs, scaled.outputs = Scaled.inputs, Scaled.outputs  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("model", "reads", "own"),
     [
@@ -142,12 +149,13 @@ def plain(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> Annotated[npt.NDArray
         (WithAThreshold, False, ("threshold",)),
         (Deaf, False, ()),
         (plain, False, ()),
+        (scaled, True, ()),
     ],
 )
 def test_it_is_known_whether_parameters_reach_a_model(model: Any, reads: bool, own: tuple[str, ...]) -> None:
     loaded = backends.load("python", {"model": f"{__name__}:{model.__name__}"})
     assert (loaded.spec.reads_parameters, loaded.spec.own_arguments) == (reads, own)
-    factor = 2 if model in (Scaled, ByName) else 0.5 if model is WithAThreshold else 1
+    factor = 2 if model in (Scaled, ByName, scaled) else 0.5 if model is WithAThreshold else 1
     assert [y.tolist() for y in loaded.open_session(0).run(x(1), {"factor": 2}).values()] == [[factor]]
 
 
@@ -456,8 +464,12 @@ def test_tensors_that_are_stated_wrong_are_told(stated: str, words: str, tmp_pat
     assert words in str(failed.value)
 
 
-@pytest.mark.parametrize("signature", ["self", "self, *, inputs", "self, a, b, c"])
+@pytest.mark.parametrize("signature", ["self", "self, *, inputs", "self, inputs, *, parameters", "self, a, b, c"])
 def test_a_predict_that_cannot_be_called_is_told_with_its_line(signature: str, tmp_path: Path) -> None:
+    function = signature.removeprefix("self, ")
+    if function.startswith(("inputs", "*")):
+        with pytest.raises(LoadFailed, match=r"predict cannot be called, expected predict\(inputs\) or .* \(.*py:1\)$"):
+            load_file(tmp_path / "function.py", f"def Model({function}): ...\n")
     with pytest.raises(LoadFailed, match=r"predict cannot be called, expected predict\(self, inputs\) or .* \(.*py:2\)$"):
         load_file(tmp_path / "model.py", f"class Model:\n    def predict({signature}): ...\n")
 

@@ -70,6 +70,10 @@ def by_dict(inputs: Any) -> Any:
     return inputs
 
 
+def by_dict_and_parameters(inputs, params):  # type: ignore[no-untyped-def]  # as a user may write it
+    return inputs
+
+
 def by_mapping(given: dict[str, np.ndarray], parameters: dict[str, Any]) -> Any:
     return given
 
@@ -93,6 +97,7 @@ def mixed(x: Rows, y: float) -> Any:
         (by_key, "names", ("x",), ("total", "twice")),
         (by_row, "rows", ("width", "name"), ("output",)),
         (by_dict, "dict", None, None),
+        (by_dict_and_parameters, "dict", None, None),
         (by_mapping, "dict", None, None),
         (untyped, "names", None, None),
     ],

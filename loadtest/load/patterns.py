@@ -333,8 +333,8 @@ def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
 def read_trace(path: str | Path, column: str | None = None) -> np.ndarray:
     """Read arrival times as seconds from the first: (n,) float64, ascending.
 
-    A CSV with a header that names `column`; None: `timestamp`, or without a header the first column. Times are numbers in seconds
-    or ISO 8601. Raises: UsageError, naming the line.
+    A CSV with a header that names `column`; None: `timestamp`, or without a header the first column. Times are numbers in
+    seconds or ISO 8601. Raises: UsageError, naming the line.
     """
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:

@@ -84,7 +84,7 @@ class Address:
         return f"http{'s' * self.tls}://{self.place}"
 
     def is_here(self) -> bool:
-        """Whether it is this machine's: a loopback address, one of its interfaces, or its name. Other names are not looked up."""
+        """Whether it is this machine's: a loopback address, one of its interfaces, or its name. No other name is looked up."""
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(self.host).is_loopback:
                 return True

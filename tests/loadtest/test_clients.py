@@ -711,7 +711,8 @@ def test_a_name_that_does_not_resolve_is_looked_up_once_a_second(failure: Except
         async with listening(Peer) as port:
             dialler = Dialler("nosuch.invalid", port, tls=False, timeout_s=5)
             await dialler.look_up()
-            for now_s in (0.0, 0.9, 1.0, 1.9, 2.0):
+            for moment_s in (0.0, 0.9, 1.0, 1.9, 2.0):
+                now_s = moment_s
                 dials = await asyncio.gather(*(dialler.dial(Peer) for _ in range(3)), return_exceptions=True)
                 assert [type(each) for each in dials] == [OSError] * 3
                 assert str(dials[-1]) == f"nosuch.invalid does not resolve: {failure}"

@@ -371,6 +371,8 @@ class RunResult:
     machine: what other work did to the run; None where this system does not tell (it takes Linux's /proc).
     stalls: the longest, in order of time, warm-up included.
     p99_interval_ms: two-sided 95 % interval of the p99 latency, dependence allowed for; None at an end that is not known.
+    digests: of what was sent (`loadtest.load.digests`): `requests`, the payload files, or the inputs that the model takes;
+        `headers`, secrets left out; `traces`. What this result does not tell is not there.
     """
 
     spec: LoadSpec
@@ -409,6 +411,7 @@ class RunResult:
     p99_interval_ms: tuple[float | None, float | None] = (None, None)
     latency_edges_ms: tuple[float, ...] = ()
     overdue: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:

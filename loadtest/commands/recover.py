@@ -6,6 +6,7 @@ ends removes. After one that was killed it is still there.
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     indices = indices[np.asarray(log.intended)[indices] < elapsed_ns]
     ended_at = datetime.fromisoformat(description.started_at) + timedelta(microseconds=elapsed_ns // 1000)
     ended = Ended(description.started_at, ended_at.isoformat(timespec="milliseconds"), elapsed_ns, partial=True)
-    result = summarise(spec, plan, log, indices, (), ended, None, None)
+    result = replace(summarise(spec, plan, log, indices, (), ended, None, None), digests=description.digests)
     if result.requests + result.warmup_requests == 0:
         raise UsageError(nothing)
     writes: list[Callable[[], None]] = []

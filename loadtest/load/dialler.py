@@ -4,6 +4,7 @@ import asyncio
 import errno
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -12,6 +13,7 @@ from loadtest.load.blocking import NotAnswered, in_thread
 
 _BROKEN: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 _NO_FILE: Final = (errno.EMFILE, errno.ENFILE)
+_LOOK_UP_AGAIN_S: Final = 1.0
 
 P = TypeVar("P", bound=asyncio.Protocol)
 
@@ -28,7 +30,8 @@ class Exhausted(Exception):
 class Dialler:
     """Where to connect to, and how. Life: look_up once, then dial any number of times.
 
-    Names are looked up in a thread, and starting one waits for the scheduler: in the middle of a run that is send lag.
+    Names are looked up in a thread, and starting one waits for the scheduler: in the middle of a run that is send lag. So the
+    event loop looks none up: one that does not resolve fails each `dial` at once, and is looked up again once a second.
     """
 
     def __init__(
@@ -52,16 +55,22 @@ class Dialler:
         self._timeout_s = timeout_s
         self._addresses = [host]
         self._answered = ""  # the address that did last
+        self._unknown = ""  # why the name did not resolve
+        self._look_up_at_s = 0.0  # not before
 
     async def look_up(self) -> None:
         """A name that does not resolve is no error yet: `dial` will fail."""
+        self._look_up_at_s = time.monotonic() + self._timeout_s + _LOOK_UP_AGAIN_S
         try:
             found = await in_thread(
                 socket.getaddrinfo, self._host, self._port, type=socket.SOCK_STREAM, timeout_s=self._timeout_s
             )
-        except (OSError, UnicodeError, NotAnswered):
-            return
-        self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        except (OSError, UnicodeError, NotAnswered) as exc:
+            self._unknown = f"{self._host} does not resolve: {exc}"
+        else:
+            self._unknown = ""
+            self._addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        self._look_up_at_s = time.monotonic() + _LOOK_UP_AGAIN_S
 
     def failed(self, exc: BaseException | None) -> str:
         """What TLS failed of, if that is why a connection ended, or was not made; empty too for one that broke."""
@@ -72,8 +81,12 @@ class Dialler:
 
         A connection counts from its return: one whose dialling fails or is cancelled late may have been made, and the event
         loop then closes it without a word to its protocol.
-        Raises: OSError (TimeoutError is one), of the last address tried; Exhausted.
+        Raises: OSError (TimeoutError is one), of the last address tried, or of a name without any; Exhausted.
         """
+        if self._unknown and time.monotonic() >= self._look_up_at_s:
+            await self.look_up()
+        if self._unknown:
+            raise OSError(self._unknown)
         loop = asyncio.get_running_loop()
         name = self._host if self._tls else None
         async with asyncio.timeout(self._timeout_s):

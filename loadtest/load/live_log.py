@@ -5,7 +5,8 @@ document (JSON), its length and the number of requests (8 bytes each, little-end
 the writers end; only a machine that crashes loses the last seconds.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -20,10 +21,11 @@ SUFFIX = ".live"
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the table is of. Values of the spec's headers are left out."""
+    """What the table is of. Values of the spec's headers are left out. digests: as in RunResult."""
 
     spec: LoadSpec
     started_at: str
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 def create(path: Path) -> IO[bytes]:
@@ -34,9 +36,10 @@ def create(path: Path) -> IO[bytes]:
         raise UsageError(f"{path}: cannot be written: {exc}") from exc
 
 
-def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str) -> None:
+def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str, digests: Mapping[str, str]) -> None:
     """Write what is needed to read the table, which is laid out already, behind it."""
-    document = msgspec.json.encode({"spec": msgspec.Raw(to_json(spec).encode()), "started_at": started_at})
+    told = {"spec": msgspec.Raw(to_json(spec).encode()), "started_at": started_at, "digests": dict(digests)}
+    document = msgspec.json.encode(told)
     file.seek(max(1, requests) * REQUEST_BYTES)
     file.write(document + len(document).to_bytes(8, "little") + requests.to_bytes(8, "little"))
     file.flush()

@@ -295,7 +295,7 @@ def _trace(phase: Phase, rng: np.random.Generator) -> np.ndarray:
 
 
 def _arrivals(phase: Phase) -> np.ndarray:
-    return read_trace(phase.options["file"], phase.options.get("column", "timestamp"))
+    return read_trace(phase.options["file"], phase.options.get("column"))
 
 
 def trace_length_s(pattern: str) -> float | None:
@@ -330,27 +330,30 @@ def left_out(pattern: str, duration_s: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_trace(path: str | Path, column: str = "timestamp") -> np.ndarray:
+def read_trace(path: str | Path, column: str | None = None) -> np.ndarray:
     """Read arrival times as seconds from the first: (n,) float64, ascending.
 
-    A CSV with a header that names `column`, or without a header, whose first column counts. Times are numbers in
+    A CSV with a header that names `column`; None: `timestamp`, or without a header the first column. Times are numbers in
     seconds or ISO 8601. Raises: UsageError, naming the line.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise UsageError(f"trace {path}: cannot be read: {exc}") from exc
     if not rows:
         raise UsageError(f"trace {path}: empty")
-    at, skipped = (rows[0].index(column), 1) if column in rows[0] else (0, 0)
+    named = "timestamp" if column is None else column
+    if column is not None and named not in rows[0]:
+        raise UsageError(f"trace {path}: its first line names no column {named!r}: {','.join(rows[0])!r}")
+    at, skipped = (rows[0].index(named), 1) if named in rows[0] else (0, 0)
     times = np.empty(len(rows) - skipped)
     for i, row in enumerate(rows[skipped:]):
         try:
             times[i] = _timestamp(row[at])
         except (ValueError, IndexError):
             raise UsageError(
-                f"trace {path}, line {i + skipped + 1}: {','.join(row)!r}: expected a time in seconds or ISO 8601 as {column!r}"
+                f"trace {path}, line {i + skipped + 1}: {','.join(row)!r}: expected a time in seconds or ISO 8601 as {named!r}"
             ) from None
     if len(times) == 0:
         raise UsageError(f"trace {path}: no arrivals below the header")

@@ -5,6 +5,7 @@ One small blocking client per protocol, used outside the measured time and off t
 
 import contextlib
 import http.client
+import ipaddress
 import json
 import socket
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, urlsplit
+
+import psutil
 
 from gateway.process.console import printable
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
@@ -79,6 +82,14 @@ class Address:
     def url(self) -> str:
         """Without its path."""
         return f"http{'s' * self.tls}://{self.place}"
+
+    def is_here(self) -> bool:
+        """Whether it is this machine's: a loopback address, one of its interfaces, or its name. No other name is looked up."""
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(self.host).is_loopback:
+                return True
+        own = {address.address for found in psutil.net_if_addrs().values() for address in found}
+        return self.host in {"localhost", socket.gethostname().lower(), *own}
 
     def headers(self, spec: LoadSpec, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """What a request says: what it has of its own, and what all say, the key included; the spec's replace others."""

@@ -25,6 +25,7 @@ from loadtest.errors import Interrupted, LoadtestError, TargetError
 from loadtest.load import live_log, payloads, target
 from loadtest.load.aws_keys import FIRST_S, AwsKeys
 from loadtest.load.blocking import NotAnswered, in_thread
+from loadtest.load.digests import digests_of
 from loadtest.load.patterns import MAX_REQUESTS, Schedule, left_out, payload_choice, schedule
 from loadtest.load.request_log import CUT, OK, PENDING, UNSENT, RequestLog
 from loadtest.load.worker import LoadSender, SenderReport, SendingJob, most_ns
@@ -95,7 +96,7 @@ async def measure(
     try:
         if spec.sigv4:
             await _unless(stop, in_thread(AwsKeys.find, timeout_s=FIRST_S))  # each sending process finds its own
-        model, requests = await _unless(stop, in_thread(_prepare, spec, address, strict, timeout_s=_QUESTIONS_S))
+        model, requests, digests = await _unless(stop, in_thread(_prepare, spec, address, strict, timeout_s=_QUESTIONS_S))
     except NotAnswered as exc:
         raise TargetError(f"{spec.target} did not say what it serves: {exc}") from exc
     before = await _statistics(spec, address, model, stop, within_s=_STATISTICS_S)
@@ -114,6 +115,7 @@ async def measure(
             plan,
             address,
             requests,
+            digests,
             stop=stop,
             looker=looker,
             or_lost=or_lost,
@@ -126,7 +128,7 @@ async def measure(
     after = await _statistics(spec, address, model, stop, within_s=_LAST_WORD_S)
     result = summarise(spec, plan, run.log, indices, reports, ended, before, after, recording)
     noted = (*left_out(spec.pattern, spec.duration_s), *connections.waited(spec, result.generator))
-    result = replace(result, warnings=result.warnings + noted)
+    result = replace(result, warnings=result.warnings + noted, digests=digests)
     if on_log is not None:
         on_log(run.log, indices)
     return result
@@ -163,13 +165,13 @@ async def _statistics(
     return None
 
 
-def _prepare(spec: LoadSpec, address: target.Address, strict: bool) -> tuple[str, list[bytes]]:
-    """The model's name and its encoded requests."""
+def _prepare(spec: LoadSpec, address: target.Address, strict: bool) -> tuple[str, list[bytes], dict[str, str]]:
+    """The model's name, its encoded requests, and the digests of a result."""
     if spec.protocol == "grpc" and address.tls:
         target.shake_hands(address)
     if spec.payloads:
         model = spec.model if spec.protocol == "invocations" else target.model_name(spec, address)
-        return model, payloads.from_files(spec, address, model)
+        return model, payloads.from_files(spec, address, model), digests_of(spec, ())
     at = address
     if spec.protocol == "invocations":
         at = replace(address, path="")  # of the container, which may speak v2 beside SageMaker's contract
@@ -178,9 +180,9 @@ def _prepare(spec: LoadSpec, address: target.Address, strict: bool) -> tuple[str
     if strict:
         check_shapes(spec, inputs)
     made = payloads.synthetic(spec, inputs)
-    if spec.protocol == "grpc":
-        return model, payloads.grpc_requests(spec, model, made)
-    return model, payloads.http_requests(spec, address, model, made)
+    as_grpc = spec.protocol == "grpc"
+    requests = payloads.grpc_requests(spec, model, made) if as_grpc else payloads.http_requests(spec, address, model, made)
+    return model, requests, digests_of(spec, inputs)
 
 
 class _LoadRun:
@@ -192,6 +194,7 @@ class _LoadRun:
         plan: Schedule,
         address: target.Address,
         requests: list[bytes],
+        digests: dict[str, str],
         *,
         stop: asyncio.Event,
         looker: Looker | None,
@@ -199,11 +202,12 @@ class _LoadRun:
         on_progress: Callable[[Progress], None] | None,
         meter: Meter,
     ) -> None:
-        """looker: None, if the run lasts as long as it may."""
+        """digests: as in RunResult. looker: None, if the run lasts as long as it may."""
         self._spec = spec
         self._plan = plan
         self._address = address
         self._requests = requests
+        self._digests = digests
         self._on_progress = on_progress
         self._meter = meter
         self._processes = min(spec.processes, plan.users or len(plan.intended_ns))
@@ -228,7 +232,8 @@ class _LoadRun:
         """
         jobs = self._lay_out(file, shared=keep or self._processes > 1 or self._looker is not None)
         if keep:
-            live_log.describe(file, self._spec, requests=self.log.size, started_at=_iso(datetime.now(UTC)))
+            began = _iso(datetime.now(UTC))
+            live_log.describe(file, self._spec, requests=self.log.size, started_at=began, digests=self._digests)
         watch = asyncio.create_task(self._follow_to_the_end())
         stopped = asyncio.create_task(self._forward_stop())
         try:

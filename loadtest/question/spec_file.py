@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gateway.config import located_backend
 from gateway.documents.reader import Document, read
-from gateway.documents.validation import FaultPlace, faults_of, value_fault, without_short_lists
+from gateway.documents.validation import FaultPlace, faults_of, flags_of, value_fault, without_short_lists
 from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import MOST_SIZE
@@ -196,15 +196,22 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
     """The file without what is at fault in it, so that the rest can be checked too; which of its keys that concerns, and which
     candidates, by number.
     """
+    mended = copy.deepcopy(document.value)
+    flags = list(flags_of(mended, FaultPlace((), SpecFile)))
+    for place in flags:
+        faults.append(str(value_fault(place, document)))
+        _drop(mended, place.location)
+    errors: list[Any] = []
     try:
-        return SpecFile.model_validate(document.value), set(), set()
+        found = SpecFile.model_validate(mended)
     except ValidationError as exc:
         errors = exc.errors()
+    if not errors and not flags:
+        return found, set(), set()
     no_slo = document.fault(("slo",), "missing", expected="what is asked", remedy="add `slo: p99<50ms`", value=False)
     for fault in faults_of(errors, SpecFile, document):
         faults.append(str(no_slo if fault.path == "slo" and fault.found == "missing" else fault))
-    at_fault = [error["loc"] for error in without_short_lists(errors)]
-    mended = copy.deepcopy(document.value)
+    at_fault = [*(place.location for place in flags), *(error["loc"] for error in without_short_lists(errors))]
     for error in errors:
         _drop(mended, error["loc"])
     for key, stand_in in {"model": "", "slo": {}, "launcher": {"kind": "local"}}.items():

@@ -2,15 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from backends.artifacts import ONNX, identify
 from backends.onnx_file import damage, weights_beside
-from loadtest.errors import UsageError
-from loadtest.load.payloads import paths_of
+from loadtest.load.digests import digest_of_file, digests_of_files
 from loadtest.question.spec import SearchSpec
 
 # Of a launcher: where and how long it starts candidates. Their cores are a candidate's own.
@@ -29,12 +28,12 @@ def subject_of(spec: SearchSpec) -> str:
     told = {
         "slo": asdict(spec.slo),
         "model": spec.model,
-        "payload": {**spec.payload.model_dump(mode="json"), "files": _digests(spec.payload.files)},
+        "payload": {**spec.payload.model_dump(mode="json"), "files": digests_of_files(spec.payload.files)},
         "pad": spec.pad,
         "launcher": spec.launcher.model_dump(mode="json", exclude=_WHEREABOUTS),
         "candidates": {candidate.name: [candidate.url, candidate.document] for candidate in spec.candidates},
-        "files": {str(path): _digest(path) for path in sorted({*_named(spec)})},
-        "agreement": [_digests(test.files), test.statistics, test.batched] if test is not None else None,
+        "files": {str(path): digest_of_file(path) for path in sorted({*_named(spec)})},
+        "agreement": [digests_of_files(test.files), test.statistics, test.batched] if test is not None else None,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -64,17 +63,5 @@ def _weights(path: Path) -> list[Path]:
     try:
         whole = identify(path) == ONNX and damage(path) is None
         return [path.parent / name for name in weights_beside(path)] if whole else []
-    except OSError:  # `_digest` tells
+    except OSError:  # `digest_of_file` tells
         return []
-
-
-def _digests(names: Iterable[str]) -> list[str]:
-    return [_digest(path) for path in paths_of(names)] if names else []
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as exc:
-        raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc

@@ -312,6 +312,9 @@ def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> S
         return "runner-up"
     if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
+    # At a lower rate it may keep the SLO, or in a run that no stall disturbs.
+    if standing.predicted_rps and not standing.broken and (standing.unclear or (standing.evidence and standing.invalid_runs)):
+        return "undecided"
     if standing.unknown:
         return "not measurable"
     if standing.unreached:
@@ -321,7 +324,7 @@ def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> S
 
 _ORDER: Final[tuple[Status, ...]] = (
     *("winner", "cheapest alone", "in the fleet", "runner-up", "finalist"),
-    *("measured", "not measurable", "predicted", "not reached", "rejected"),
+    *("measured", "undecided", "not measurable", "predicted", "not reached", "rejected"),
 )
 
 

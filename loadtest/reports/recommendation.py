@@ -27,6 +27,7 @@ Status = Literal[
     "runner-up",
     "finalist",
     "measured",
+    "undecided",
     "not measurable",
     "predicted",
     "not reached",

@@ -61,6 +61,11 @@ class Standing:
         """Valid runs that sought its peak and were answered."""
         return [run for run in self.runs if run.purpose in SEARCHING and run.valid and not run.failure and run.requests]
 
+    @property
+    def unclear(self) -> Measured | None:
+        """The last valid run, where all were so short that a stall may have made them miss; else None."""
+        return self._told[-1] if self._told and not self.evidence else None
+
     def _unclear(self, run: Measured) -> bool:
         return run.purpose == "round" and STALLED * self.required <= run.share(self.required) < self.required
 

@@ -33,7 +33,7 @@ from loadtest.search.events import (
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
 from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
-from loadtest.wording import counted, percent, rate, usd
+from loadtest.wording import attained, counted, percent, rate, usd
 
 BOUNDLESS = 1e9  # seconds: more than all that could be measured takes
 OVERLOAD, SAFE = 1.5, 0.8  # of the claimed peak: the two runs that check the winner
@@ -331,10 +331,19 @@ class _Search:
         """In a few words why it is not ranked; "" if it is."""
         if standing.claimed_rps:
             return ""
-        if standing.invalid_runs:
-            return f"could not be measured: {'; '.join(standing.invalid_runs[-1].notes)}"
+        seen = ""
         if standing.evidence:
-            return f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was tried"
+            seen = f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was "
+            seen += "measured" if standing.invalid_runs else "tried"
+        elif run := standing.unclear:
+            seen = f"{rate(run.rps)} was tried for a short time: {attained(run.attainment or 0.0)} in the SLO, {run.verdict}"
+        if invalid := standing.invalid_runs:
+            told = f"could not be measured: {'; '.join(invalid[-1].notes)}"
+            return f"{seen}; {rate(invalid[-1].rps)} {told}" if seen else told
+        why = "" if standing.evidence else self._why_no_more(standing, winner)
+        return "; ".join(filter(None, (seen, why)))
+
+    def _why_no_more(self, standing: Standing, winner: Standing | None) -> str:
         if standing.estimated_rps and not self._question.suffices(standing.entrant, standing.estimated_rps):
             return f"too few can be had: {counted(standing.entrant.max_count or 0, 'instance')}"
         dearer = self._known.cost(standing) / self._known.cost(winner) if winner else 1.0
@@ -343,7 +352,7 @@ class _Search:
             if target_rps is None:
                 return f"predicted at {1 / dearer:.0%} of the best per dollar"
             return f"its fleet for {rate(target_rps)} is predicted to cost {dearer:.3g} times the best one's"
-        return "the budget ended before it was tried"
+        return f"the budget ended before {'more' if standing.unclear else 'it was tried'}"
 
     def _needed(self, winner: Standing | None) -> tuple[list[tuple[Entrant, float]], bool]:
         """What a proof takes: who is to be up, and for how long, starts included. First the profiles that the budget did not

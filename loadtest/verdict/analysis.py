@@ -10,7 +10,7 @@ import numpy as np
 from gateway.process.machine import cores
 from loadtest.load.patterns import Schedule
 from loadtest.load.request_log import GRPC, RequestLog, status_name
-from loadtest.load.target import ServerStatistics
+from loadtest.load.target import Address, ServerStatistics
 from loadtest.load.worker import SenderReport
 from loadtest.results import Block, GeneratorReport, LoadSpec, MachineReport, RunResult, ServerSplit
 from loadtest.verdict import decision, disturbance, stalls
@@ -40,7 +40,6 @@ _UNCOUNTED: Final = (
     "and compute times are not known"
 )
 _CORES: Final = cores()  # before a search keeps this process to those that its candidate leaves
-_HERE: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +339,7 @@ def faults(
             f"requests waited for a connection (p99 {generator.connection_wait_p99_ms:.3g} ms) while the process that sends "
             f"them was busy {min(busy, 1):.0%} of the time: its limit was measured, or the target's, and nobody can tell which"
         )
-    if generator.cpu_cores > _MOST_CPU * generator.cores and _is_here(spec):
+    if generator.cpu_cores > _MOST_CPU * generator.cores and Address.of(spec).is_here():
         found.append(f"the generator took {_of_cores(generator)}, on which the target runs as well")
     return tuple(found)
 
@@ -381,7 +380,7 @@ def _warnings(
         )
     if spec.slo and blocks < MIN_BLOCKS:
         warnings.append(f"only {blocks} blocks behind the warm-up, {MIN_BLOCKS} are wanted: intervals may be too narrow")
-    if generator.cpu_cores > _MUCH_CPU * generator.cores and _is_here(spec):
+    if generator.cpu_cores > _MUCH_CPU * generator.cores and Address.of(spec).is_here():
         warnings.append(
             f"the generator took {_of_cores(generator)}, before the target: a target on the same machine had only the rest"
         )
@@ -396,10 +395,6 @@ def _warnings(
 
 def _of_cores(generator: GeneratorReport) -> str:
     return f"{generator.cpu_cores:.2f} of this machine's {counted(generator.cores, 'core')}"
-
-
-def _is_here(spec: LoadSpec) -> bool:
-    return any(name in spec.target for name in _HERE)
 
 
 def _most_needed(needed: Sequence[int | None]) -> int | None:

@@ -35,6 +35,9 @@ _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
 _ERRORS: Final = {_SUCCEEDED: event_error, _ANSWERED: independent_error}  # of a metric's mean, where not `mean_error`
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
+_NOTED: Final = (
+    *("protocol", "model", "version", "connections", "processes", "payloads", "content_type", "lengths", "pad", "timeout_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,17 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
 
     Raises: UsageError, if their loads differ.
     """
-    different = [name for name in _LOAD if _meant(base.spec, name) != _meant(new.spec, name)]
-    if different:
-        pairs = ((name, _told(getattr(base.spec, name)), _told(getattr(new.spec, name))) for name in different)
-        shown = ", ".join(f"{name} {old} and {now}" for name, old, now in pairs)
-        raise UsageError(f"compare: the runs had different loads: {shown}")
     closed = base.spec.pattern.startswith("users")
-    paired = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
+    alike = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
+    different = [f"{name} {_both(base, new, name)}" for name in _LOAD if _meant(base.spec, name) != _meant(new.spec, name)]
+    if not different and (_differ(base, new, "traces") or (alike and _due_otherwise(base, new))):
+        different.append(f"pattern {_both(base, new, 'pattern')} (with requests due at other times)")
+    other_requests = _differ(base, new, "requests")
+    if other_requests and (base.spec.payloads or new.spec.payloads):
+        different.append(f"payloads {_both(base, new, 'payloads')} (with other requests in them)")
+    if different:
+        raise UsageError(f"compare: the runs had different loads: {', '.join(different)}")
+    paired = alike and not other_requests
     first = max(_first(base), _first(new)) if paired else 0
     before = [block for block in base.blocks if not block.warmup and block.index >= first]
     after = [block for block in new.blocks if not block.warmup and block.index >= first]
@@ -113,6 +120,22 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
         verdict = "improvement"
     notes = _notes(base, new, paired=paired)
     return Comparison(verdict, paired, min(len(before), len(after)), metrics, notes, lost_slo)
+
+
+def _differ(base: RunResult, new: RunResult, kind: str) -> bool:
+    """Whether these digests do; not where a result does not tell."""
+    return len({result.digests[kind] for result in (base, new) if kind in result.digests}) > 1
+
+
+def _due_otherwise(base: RunResult, new: RunResult) -> bool:
+    """Whether blocks of the same length asked for other numbers of requests; not where a result does not tell."""
+    pairs = zip(base.blocks, new.blocks, strict=True)
+    asked = [(old.asked, now.asked) for old, now in pairs if old.duration_s == now.duration_s]
+    return all(map(any, zip(*asked, strict=True))) and any(old != now for old, now in asked)
+
+
+def _both(base: RunResult, new: RunResult, name: str) -> str:
+    return f"{_told(getattr(base.spec, name))} and {_told(getattr(new.spec, name))}"
 
 
 def _meant(spec: LoadSpec, name: str) -> object:
@@ -255,11 +278,15 @@ def _slo_is_lost(base: RunResult, new: RunResult, before: Sequence[Block], after
 def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not paired:
-        notes.append("not paired: seeds or blocks differ, so differences in traffic count as noise")
-    for name in ("protocol", "model", "version", "connections", "processes", "payloads", "lengths", "pad", "timeout_s"):
-        old, now = getattr(base.spec, name), getattr(new.spec, name)
-        if old != now:
-            notes.append(f"{name} differs: {_told(old)} and {_told(now)}")
+        notes.append("not paired: seeds, blocks or requests differ, so differences in traffic count as noise")
+    if _differ(base, new, "requests"):
+        notes.append("requests differ: the models state other inputs")
+    for name in _NOTED:
+        if getattr(base.spec, name) != getattr(new.spec, name):
+            notes.append(f"{name} differs: {_both(base, new, name)}")
+    if _differ(base, new, "headers"):
+        old, now = (_told(tuple(name for name, _ in result.spec.headers)) for result in (base, new))
+        notes.append(f"headers differ, or what they say: {old} and {now}")
     for name, result in (("base", base), ("new", new)):
         if result.partial:
             notes.append(f"{name} is PARTIAL: it ended early, so whether its SLO was lost is not told")

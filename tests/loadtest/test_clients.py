@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from loadtest.load import dialler as dialling
 from loadtest.load import grpc_client
 from loadtest.load.dialler import Dialler, Exhausted
 from loadtest.load.grpc_client import GrpcClient
@@ -688,6 +689,38 @@ def test_no_port_left_is_our_fault_where_the_address_has_answered_and_else_the_a
             made.transport.abort()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failure", [socket.gaierror(socket.EAI_NONAME, "no such name"), UnicodeError("label too long")])
+def test_a_name_that_does_not_resolve_is_looked_up_once_a_second(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(dialling, "time", SimpleNamespace(monotonic=lambda: now_s))
+    asked: list[float] = []
+    known = False
+
+    def getaddrinfo(*args: object, **options: object) -> list[Any]:
+        asked.append(now_s)
+        if not known:
+            raise failure
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(dialling.socket, "getaddrinfo", getaddrinfo)
+
+    async def scenario() -> None:
+        nonlocal now_s, known
+        async with listening(Peer) as port:
+            dialler = Dialler("nosuch.invalid", port, tls=False, timeout_s=5)
+            await dialler.look_up()
+            for moment_s in (0.0, 0.9, 1.0, 1.9, 2.0):
+                now_s = moment_s
+                dials = await asyncio.gather(*(dialler.dial(Peer) for _ in range(3)), return_exceptions=True)
+                assert [type(each) for each in dials] == [OSError] * 3
+                assert str(dials[-1]) == f"nosuch.invalid does not resolve: {failure}"
+            assert asked == [0, 1, 2]
+            known, now_s = True, 3.0
+            (await dialler.dial(Peer)).transport.abort()
+
+    run(scenario)
 
 
 def refusing(number: int) -> Callable[..., Coroutine[Any, Any, Any]]:

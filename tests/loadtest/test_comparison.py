@@ -351,6 +351,7 @@ def test_equal_servers_that_miss_in_bursts_seldom_lose_their_slo() -> None:
         *((name, "7", "7") for name in ("model", "version", "connections", "processes", "lengths")),
         ("protocol", "grpc", "grpc"),
         ("payloads", ("a.json", "b.json"), "a.json, b.json"),
+        ("content_type", "text/csv", "text/csv"),
         ("pad", ("x=0",), "x=0"),
         ("timeout_s", 0.5, "0.5"),
     ],
@@ -381,6 +382,50 @@ def test_another_load_is_named(name: str, other: object, told: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("requests", r"payloads q\.json and q\.json \(with other requests in them\)$"),
+        ("traces", r"pattern trace:file=t\.csv and trace:file=t\.csv \(with requests due at other times\)$"),
+    ],
+)
+def test_a_file_of_the_same_name_with_another_content_is_another_load(kind: str, told: str) -> None:
+    spec = replace(SPEC, pattern="trace:file=t.csv", payloads=("q.json",))
+    base = replace(made(levels(), spec=spec), digests={"requests": "a", "traces": "b"})
+    assert compare(base, base).notes == ()
+    assert compare(base, replace(base, digests={})).paired  # of a result that does not tell
+    for seed in (0, 1):
+        new = replace(base, spec=replace(spec, seed=seed), digests={**base.digests, kind: "c"})
+        with pytest.raises(UsageError, match=told):
+            compare(base, new)
+
+
+def test_blocks_that_asked_for_other_numbers_of_requests_are_another_load() -> None:
+    def asking(*asked: int) -> RunResult:
+        base = made(levels())
+        blocks = (replace(block, asked=count) for block, count in zip(base.blocks, asked * 22, strict=False))
+        return replace(base, blocks=tuple(blocks))
+
+    base, new = asking(200, 180), asking(200, 181)
+    with pytest.raises(UsageError, match=r"pattern poisson and poisson \(with requests due at other times\)$"):
+        compare(base, new)
+    assert compare(base, asking(0)).paired  # an older result does not tell
+    assert not compare(base, other_seed(new)).paired
+    last = replace(new.blocks[-1], asked=7, duration_s=0.5)  # cut short
+    assert compare(base, replace(base, blocks=(*base.blocks[:-1], last))).paired
+
+
+def test_other_inputs_of_a_model_and_other_headers_are_noted() -> None:
+    base = replace(made(levels()), digests={"requests": "a", "headers": "b"})
+    comparison = compare(base, replace(base, digests={"requests": "c", "headers": "b"}))
+    assert not comparison.paired
+    assert comparison.notes[1:] == ("requests differ: the models state other inputs",)
+    spec = replace(SPEC, headers=(("X-Key", "secret"), ("accept", "text/csv")))
+    comparison = compare(base, replace(base, spec=spec, digests={"requests": "a", "headers": "c"}))
+    assert comparison.paired
+    assert comparison.notes == ("headers differ, or what they say: (none) and X-Key, accept",)
+
+
+@pytest.mark.parametrize(
     ("name", "one", "other"),
     [
         ("rows", "1", "1-1"),
@@ -408,7 +453,7 @@ def test_markdown_is_a_table_with_its_notes() -> None:
     odd = replace(base, spec=replace(SPEC, label="`a` and ``b"))
     assert markdown(compare(odd, base), odd, base).splitlines()[2].startswith("``` `a` and ``b ``` → `before`, ")
     assert lines[4].count("|") == lines[5].count("|") == lines[6].count("|") == 7
-    assert lines[-1].startswith("- not paired: seeds or blocks differ")
+    assert lines[-1].startswith("- not paired: seeds, blocks or requests differ")
     paired = markdown(compare(base, base), base, base)
     assert "20 blocks, paired" in paired
     assert paired.endswith("| same |\n")

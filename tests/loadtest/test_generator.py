@@ -63,6 +63,7 @@ def test_every_request_of_the_schedule_is_sent_and_answered() -> None:
     result, server = run()
     assert (result.requests, result.succeeded, result.errors) == (100, 100, {})
     assert server.inferences == 100
+    assert result.digests.keys() == {"requests", "headers"}
     assert result.asked_rps == pytest.approx(200)
     assert sum(block.requests for block in result.blocks) == 100
     assert sum(count for _, count in result.latency_histogram) == 100
@@ -106,6 +107,7 @@ def test_a_server_that_is_down_gives_refused_requests() -> None:
         return await measure(replace(SPEC, target=f"http://127.0.0.1:{port}", payloads=(str(payload),)))
 
     result = uvloop.run(scenario(Path(__file__).parent / "payload.json"))
+    assert result.digests.keys() == {"requests", "headers"}
     assert result.errors == {"refused": 100}
     assert "refused" in result.error_samples
     assert missed(result)

@@ -106,6 +106,8 @@ def test_traces_may_have_iso_times_or_no_header(tmp_path: Path) -> None:
     (tmp_path / "bare.csv").write_text("5.5\n6.5\n")
     assert read_trace(tmp_path / "iso.csv", "at") == pytest.approx([0, 1])
     assert read_trace(tmp_path / "bare.csv") == pytest.approx([0, 1])
+    (tmp_path / "bom.csv").write_text("timestamp\n5.5\n6.5\n", encoding="utf-8-sig")  # as Excel writes it
+    assert read_trace(tmp_path / "bom.csv") == pytest.approx([0, 1])
 
 
 def test_users_think_with_the_asked_mean() -> None:
@@ -166,6 +168,12 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, mess
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_trace(tmp_path / "t.csv")
+
+
+def test_a_column_that_was_asked_for_and_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("5.5,1\n6.5,2\n")
+    with pytest.raises(UsageError, match=r"its first line names no column 'nosuch': '5\.5,1'"):
+        seconds(f"trace:file={tmp_path / 't.csv'},column=nosuch", rate_rps=0)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -147,6 +147,10 @@ def test_each_has_the_status_of_what_is_known_of_it() -> None:
     assert out.candidate(THREE).status == "measured"
     missed = {**runs, THREE: [run(THREE, 200, "fail", MISSED)], FOUR: []}
     assert told(missed, ONE, TWO).candidate(THREE).status == "rejected"
+    late = run(THREE, 150, valid=False, verdict="undecided")
+    assert told({**missed, THREE: [*missed[THREE], late]}, ONE, TWO).candidate(THREE).status == "undecided"
+    short = replace(run(THREE, 200, "undecided", MISSED), purpose="round", overrun=1.5)
+    assert told({**missed, THREE: [short]}, ONE, TWO).candidate(THREE).status == "undecided"
     assert told(missed, ONE, TWO).candidate(FOUR).status == "predicted"
     assert told(missed, ONE, TWO, predicted={FOUR: 0.0}).candidate(FOUR).status == "rejected"
 

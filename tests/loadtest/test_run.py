@@ -247,7 +247,7 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
             log.dispatched[row] = log.sent[row] = intended[row] + 1
             if row < 1000:
                 log.done[row], log.status[row] = intended[row] + 5_000_000, OK
-        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00")
+        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00", digests={"traces": "t"})
     kept = path.read_bytes()
     assert main(["recover", str(path), "--json", str(tmp_path / "x.json"), "--log", str(tmp_path / "x.csv")]) == code
     result = read_run(tmp_path / "x.json")
@@ -273,12 +273,13 @@ def test_what_a_run_of_a_trace_had_measured_needs_no_trace(tmp_path: Path) -> No
         for row in range(1500):
             log.dispatched[row] = log.sent[row] = intended[row] + 1
             log.done[row], log.status[row] = intended[row] + 5_000_000, OK
-        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00")
+        live_log.describe(file, spec, requests=len(intended), started_at="2026-11-28T12:00:00", digests={"traces": "t"})
     for change in (lambda: trace.write_text("0\n1\n"), trace.unlink):
         change()
         assert main(["recover", str(path), "--json", str(tmp_path / "x.json")]) == ExitCode.MET
         result = read_run(tmp_path / "x.json")
         assert (result.succeeded, result.asked_rps, result.valid) == (1500, pytest.approx(100, rel=0.01), True)
+        assert result.digests == {"traces": "t"}
         assert [block.asked for block in result.blocks] == [200] * 7 + [100]  # of 2 s; it ended in the middle of the last
 
 

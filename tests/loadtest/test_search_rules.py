@@ -314,6 +314,27 @@ def test_after_three_invalid_runs_the_others_come_first() -> None:
     )
 
 
+def test_what_was_seen_of_one_without_an_answer_is_told_before_why_there_is_none() -> None:
+    asked = asking(1.0, seconds=300)
+    short = run("c0", 450, purpose="round", verdict="undecided", share=0.96)
+    missed = run("c0", 450, purpose="round", verdict="fail", share=0.7)
+    late = run("c0", 300, valid=False, notes=("it was late",))
+
+    def why(*runs: Measured) -> str:
+        outcome = asked_next(asked, known(asked, 1, (500.0,), *runs))
+        assert isinstance(outcome, SearchOutcome)
+        return outcome.standings[0].out
+
+    tried = "450/s was tried for a short time: 96.00 % in the SLO, undecided"
+    assert why(late, late, short) == f"{tried}; the budget ended before more"
+    assert why(short, late) == f"{tried}; 300/s could not be measured: it was late"
+    assert why(missed, late) == (
+        "misses the SLO at 450/s, the lowest rate that was measured; 300/s could not be measured: it was late"
+    )
+    assert why(missed) == "misses the SLO at 450/s, the lowest rate that was tried"
+    assert why(late) == "could not be measured: it was late"
+
+
 # Higher, cheaper, closer.
 
 

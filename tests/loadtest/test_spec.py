@@ -161,6 +161,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no url": ({"launcher": {"kind": "url"}, "candidates": [{}]}, r"candidates\[0\]: url: missing"),
     "url for local": ({"candidates": [{"url": "http://x"}]}, r"url: only for `launcher: \{kind: url\}`"),
     "budget": ({"budget": {"minutes": 0}}, r"s\.yaml: budget\.minutes: 0: .*greater than 0"),
+    "budget of true": ({"budget": {"minutes": True}}, r"s\.yaml: budget\.minutes: true: expected a number"),
+    "price of true": (
+        {"candidates": [{**CANDIDATE, "usd_per_hour": True, "price_source": "me"}]},
+        r"candidates\[0\]\.usd_per_hour: true: expected a number",
+    ),
+    "seed of false": ({"seed": False}, r"^s\.yaml: seed: false: expected a whole number"),
+    "core of true": (
+        {"launcher": {"kind": "local", "stands_for": {"c7i.large": [True, 1]}}},
+        r"launcher\.stands_for\.c7i\.large\[0\]: true: expected a whole number",
+    ),
     "unknown model name": ({"model": "other"}, r"gateway: missing, expected the configuration"),
 }
 

@@ -1,10 +1,13 @@
 """What is said where the target cannot be asked, or is not what it is taken for."""
 
+import socket
 import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from loadtest.errors import TargetError
@@ -62,6 +65,18 @@ def test_the_url_of_an_address_of_ipv6_has_brackets() -> None:
     failure = ssl.SSLError(1, "no")
     failure.reason = "HTTP_REQUEST"
     assert Dialler("::1", 8443, tls=True, protocols=("h2",), timeout_s=1).failed(failure).startswith("grpcs://[::1]:8443: ")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        ("127.0.0.11", True), ("[::1]", True), ("localhost", True), (socket.gethostname(), True), ("192.0.2.7", True),
+        ("localhost.example", False), ("127.0.0.1.example", False), ("192.0.2.77", False), ("x/127.0.0.1", False),
+    ],
+)  # fmt: skip
+def test_a_target_is_here_by_its_address_or_name(host: str, is_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [SimpleNamespace(address="192.0.2.7")]})
+    assert Address.of(LoadSpec(f"http://{host}")).is_here() == is_here
 
 
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v2", "/v2/health/ready"])

@@ -18,8 +18,9 @@ from ray.serve._private.common import RequestMetadata, RunningReplicaInfo
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
+from backends.base import ModelSpec, words_of
+from gateway.cluster.answers import attendance_decoder, channel_decoder
+from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -318,7 +319,7 @@ class Link:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
-                told = _attendance_decoder.decode(answer)
+                told = attendance_decoder.decode(answer)
                 self.content, self.fault = told.content, told.fault
             except (LinkLost, InternalError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
@@ -359,7 +360,7 @@ class Link:
         node = str(ray.get_runtime_context().get_node_id())
         try:
             answer = await self._request(_CHANNEL, node.encode(), _PING_S)
-            token, endpoints = _channel_decoder.decode(answer)
+            token, endpoints = channel_decoder.decode(answer)
             if endpoints.host:
                 self.keep_account(token, endpoints.host, endpoints.port)
                 self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
@@ -432,47 +433,6 @@ class Link:
         except (LinkLost, InternalError):
             return False
         return True
-
-
-def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str, standing: Standing) -> bytes:
-    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
-    return msgspec.msgpack.encode((slots, content, msgspec.convert(spec, _Spec, from_attributes=True), fault, *standing))
-
-
-def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
-    """What `channel` of a replica returns."""
-    return msgspec.msgpack.encode((token, endpoints))
-
-
-_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Addresses])
-
-
-class _Spec(msgspec.Struct, array_like=True, kw_only=True):
-    """A `ModelSpec`, also from a replica of an older version, which says less, or of a newer one, which says more."""
-
-    platform: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    max_rows: int
-    row_sizes: tuple[int, ...]
-    reads_parameters: bool = True
-    decoupled: bool = False
-    own_arguments: tuple[str, ...] = ()
-    requests_apart: bool = False
-
-
-class _Attended(msgspec.Struct, array_like=True):
-    """What `attend_answer` has written, also by another version."""
-
-    slots: int
-    content: str
-    spec: _Spec
-    fault: str
-    lives: bool
-    counted: int = 0
-
-
-_attendance_decoder = msgspec.msgpack.Decoder(_Attended)
 
 
 def _metadata(method: str) -> bytes:

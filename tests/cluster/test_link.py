@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from backends.base import ModelSpec
+from gateway.cluster.answers import attend_answer, attendance_decoder
 from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
-from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome, _attendance_decoder, attend_answer
+from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -77,11 +78,11 @@ def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more()
     ]
     for fields, more, decoupled in versions:
         answer = msgspec.msgpack.encode((2, "content", fields, "", True, *more))
-        told = _attendance_decoder.decode(answer)
+        told = attendance_decoder.decode(answer)
         assert (told.slots, told.content, told.fault, told.lives, told.counted) == (2, "content", "", True, 3 if more else 0)
         assert (told.spec.max_rows, told.spec.decoupled) == (8, decoupled)
     spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True, own_arguments=("n",), requests_apart=True)
-    told = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
+    told = attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
     assert ModelSpec(**msgspec.structs.asdict(told.spec)) == spec_of_ours
     assert (told.lives, told.counted) == (True, 3)
 

@@ -157,6 +157,54 @@ def test_a_wish_is_told_again_once_the_replica_has_told_anything_since() -> None
     simulated(test)
 
 
+def test_who_waits_behind_a_batch_that_lasts_says_so_once() -> None:
+    async def test(link: WireLink) -> None:
+        link.up, link.leased = True, 1
+        link.on_change = link.want  # as a lane does while something waits
+        link.fill(0)
+        for _ in range(3):
+            link.want()
+        assert link.wire.told == []  # it may end in a moment
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"]
+        link.vacate()
+        link.fill(3)  # which tells the replica that more waits
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"]
+        link.vacate()
+        link.fill(0)  # which tells it that nothing does
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"] * 2
+
+    simulated(test)
+
+
+def test_a_replica_is_told_what_waits_without_a_slot_and_not_what_waits_behind_brief_batches() -> None:
+    async def test(link: WireLink) -> None:
+        link.up, link.leased = True, 1
+        link.on_change = link.want
+        for _ in range(1000):
+            link.fill(0)
+            link.want()
+            await asyncio.sleep(0.004)
+            link.want()
+            link.vacate()
+        assert link.wire.told == []
+        link.fill(0)
+        link._told_slots(0, Standing(True, 0))  # it passes on after this batch
+        link.want()
+        assert link.wire.told == ["want 1"]  # at once
+        link.vacate()
+        link.want()
+        await asyncio.sleep(1.0)
+        assert link.wire.told == ["want 1"]
+
+    simulated(test)
+
+
 def test_a_wish_that_did_not_get_there_by_a_call_is_told_again() -> None:
     async def test(link: WireLink) -> None:
         link.up, link._channel = True, None

@@ -57,10 +57,10 @@ EXIT_CODES: Final = {
     0: "done; a server: ended by a signal, in order",
     1: "it failed: the message says how",
     FAULTY: "the command or the configuration is faulty",
-    129: "ended by a terminal that closed; a server: before it began to load models",
+    129: "ended by a terminal that closed; a server: only in its first moment, before it can end in order",
     ENDED_AT_ONCE: "ended at once by Ctrl-C; a server: by the second one",
     UNREAD: "whoever read its output has gone",
-    143: "ended by SIGTERM; a server: before it began to load models",
+    143: "ended by SIGTERM; a server: only in its first moment, before it can end in order",
 }
 
 

@@ -105,13 +105,26 @@ class Lease:
     def works(self) -> bool:
         return bool(self.wants or self.running or self.arriving)
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has work and no slot for it."""
+        return bool(self.wants) and self.running >= self.told
+
+    def is_stuck(self, now_ns: int) -> bool:
+        """Whether it waits, and has begun nothing for a while."""
+        return self.waits and now_ns - self.turn_ns >= _UNUSED_NS
+
     def keeps_until_ns(self, now_ns: int) -> int:
         """Until when it keeps a slot that it does not use; 0: it has none such, or has had it for long enough."""
         if self.told <= self.running:
             return 0
-        patience_ns = _UNUSED_NS if self.known == self.number else _PATIENCE_NS
-        until_ns = self.turn_ns + patience_ns
+        knows = self.known == self.number or self.most > self.told  # what it may not know is that it has less
+        until_ns = self.turn_ns + (_UNUSED_NS if knows else _PATIENCE_NS)
         return until_ns if until_ns > now_ns else 0
+
+    def rests(self, now_ns: int) -> bool:
+        """Whether it has had a slot for a while that it did not use."""
+        return self.told > self.running and not self.keeps_until_ns(now_ns) and now_ns - self.ended_ns >= _UNUSED_NS
 
 
 class Leases:
@@ -186,10 +199,12 @@ class Leases:
         leases = list(self.of.values())
         if not leases:
             return [], None
+        stuck = any(lease.is_stuck(now_ns) for lease in leases)
         for lease in leases:
-            unused = lease.told > lease.running and now_ns - lease.ended_ns >= _UNUSED_NS
-            if unused and not lease.keeps_until_ns(now_ns):
+            if lease.rests(now_ns):
                 lease.wants = 0.0  # it has what it wants, and does not use it
+                if stuck:
+                    lease.arriving = min(lease.arriving, lease.running)  # nor is a slot kept for it that another can fill
         if sum(lease.works for lease in leases) > slots:
             self._parts = ()
             parts: Sequence[int] = self._by_turns(slots, now_ns)
@@ -197,23 +212,30 @@ class Leases:
             parts = self._by_load(slots, now_ns)
         strangers = max(0, busy - sum(lease.running for lease in leases))
         changed = self._move(dict(zip(self.of, parts, strict=True)), slots - strangers, now_ns)
-        again = [until_ns for lease in leases if (until_ns := lease.keeps_until_ns(now_ns))]
+        if not any(lease.waits for lease in leases):
+            return changed, None
+        again = [lease.keeps_until_ns(now_ns) for lease in leases]
         again += [lease.told_ns + _PATIENCE_NS for lease in leases if lease.most > lease.told]
-        waits = any(lease.wants and not lease.told for lease in leases)
-        return changed, min(again) if waits and again else None
+        if any(lease.told > lease.running for lease in leases):
+            again.append(self._shared_ns + _UNUSED_NS)
+            again += [(lease.turn_ns if lease.waits else lease.ended_ns) + _UNUSED_NS for lease in leases]
+        return changed, min((at_ns for at_ns in again if at_ns > now_ns), default=None)
 
     def _by_load(self, slots: int, now_ns: int) -> Sequence[int]:
         leases = list(self.of.values())
         missing = any(lease.wants and not lease.told for lease in leases)
-        uneven = any(lease.wants and lease.running >= lease.told for lease in leases) and any(
+        uneven = any(lease.waits for lease in leases) and any(
             not lease.wants and lease.running < lease.told for lease in leases
         )
         known = len(self._parts) == len(leases) and sum(self._parts) == slots
         if not known or missing or (uneven and now_ns - self._shared_ns >= _UNUSED_NS):
             self._shared_ns = now_ns
+            # Else what runs and waits at a moment counts for little: slots would go to and fro.
+            passing = any(lease.is_stuck(now_ns) for lease in leases)
             demands = [
-                Demand(max(lease.arriving, lease.running if lease.wants else 0.0), lease.wants * self._batch_ns, lease.told)
+                Demand(max(lease.arriving, busy), lease.wants * self._batch_ns, lease.told)
                 for lease in leases
+                for busy in [lease.running + lease.waits if passing else lease.running if lease.wants else 0.0]
             ]
             # Who has nothing to do keeps a slot where there are twice as many as have to work, or his next request had to wait.
             work = sum(demand.arriving + demand.waiting_ns / self.horizon_ns for demand in demands)
@@ -234,11 +256,13 @@ class Leases:
             if slots and (lease.wants or lease.keeps_until_ns(now_ns)):
                 parts[process] = 1
                 slots -= 1
+        short = [process for process, lease in in_turn if lease.wants and lease.running >= parts[process]]
         for process, lease in reversed(in_turn):
-            kept = min(slots, max(0, lease.told - parts[process]))
+            keeps = lease.running if short and lease.rests(now_ns) else lease.told
+            kept = min(slots, max(0, keeps - parts[process]))
             parts[process] += kept
             slots -= kept
-        parts[in_turn[-1][0]] += slots
+        parts[short[0] if short else in_turn[-1][0]] += slots
         return list(parts.values())
 
     def _move(self, parts: Mapping[str, int], slots: int, now_ns: int) -> list[str]:

@@ -18,8 +18,9 @@ from ray.serve._private.common import RequestMetadata, RunningReplicaInfo
 from ray.serve.generated.serve_pb2 import ASGIRequest  # type: ignore[attr-defined]  # made at run time by protobuf
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from backends.base import ModelSpec, TensorSpec, words_of
-from gateway.cluster.channel import Addresses, Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
+from backends.base import ModelSpec, words_of
+from gateway.cluster.answers import attendance_decoder, channel_decoder
+from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import InternalError
 from gateway.wire.tensors import Buffer
@@ -32,6 +33,10 @@ _RELEASE_S: Final = 30.0
 _PING_S: Final = 3.0
 _LOOK_S: Final = 0.1  # how late it is told that a call has taken too long, at most
 _LOOK_MOST_S: Final = 1.0
+# A batch that ends sooner frees a slot before another ingress's could come; also how often what waits is looked after.
+_BRIEF_S: Final = 0.005
+# What waits behind a batch that took all has come since: how much of a batch, is not known here. It is to start no replica.
+_SOME: Final = 0.1
 # On top of the hang timeout that the replica itself keeps: for its queue and the way.
 CALL_MARGIN_S: Final = 10.0
 _UNKNOWN: Final = Standing()
@@ -131,7 +136,9 @@ class Link:
     content: str = ""
     spec: ModelSpec = field(init=False)
     made_s: float = field(init=False)
-    _wanted: bool = False  # the replica knows that we want a slot
+    _wanted: bool = False  # the replica knows that something waits here
+    _begun_s: float = 0.0  # when a batch of ours last went there, by the loop's time
+    _looking: asyncio.TimerHandle | None = None  # after what waits behind our batches
     _left: bool = False  # what becomes of the replica is no news any more
     _lost: bool = False
     _serve_channel: grpc.aio.Channel = field(init=False)
@@ -141,7 +148,7 @@ class Link:
     _handle: Any = field(init=False)  # the generated stub's method, which is not typed
     _attending: asyncio.Task[None] = field(init=False)
     _staying: asyncio.Task[None] | None = None
-    _wanting: asyncio.Task[None] | None = None
+    _wanting: set[asyncio.Task[None]] = field(default_factory=set)
     _calls: set[BatchCall] = field(default_factory=set)
     _watchdog: asyncio.TimerHandle | None = None  # over calls by the channel
     _requests: set[Any] = field(default_factory=set)  # grpc.aio calls
@@ -179,19 +186,46 @@ class Link:
     def free(self) -> int:
         return max(0, self.slots - self.busy)
 
+    def fill(self, left_rows: int) -> None:
+        """A batch takes a slot. left_rows: what waits behind it, which it tells the replica."""
+        self.busy += 1
+        self._begun_s = asyncio.get_running_loop().time()
+        self._wanted = left_rows > 0
+
+    def vacate(self) -> None:
+        """A batch has ended. What the replica was told stays so until the next one takes the slot."""
+        self.busy -= 1
+        self.used_s = asyncio.get_running_loop().time()
+
     def want(self) -> None:
-        """Something waits, and no slot here is ours."""
-        if not self.up or self.leased or self._wanted:
+        """Something waits, and no slot here is free. Behind batches of ours it is told once for each, unless that is brief."""
+        if not self.up or self.free or self._wanted:
+            return
+        loop = asyncio.get_running_loop()
+        if self.leased and loop.time() < self._begun_s + _BRIEF_S:
+            if self._looking is None:
+                self._look_later()
             return
         self._wanted = True
+        batches = _SOME if self.leased else 1.0
         if self._channel is not None and self._channel.is_open:
-            self._channel.want(self.ingress, 1.0)
+            self._channel.want(self.ingress, batches)
         else:
-            self._wanting = asyncio.get_running_loop().create_task(self._want_by_serve())
+            task = loop.create_task(self._want_by_serve(batches))
+            self._wanting.add(task)
+            task.add_done_callback(self._wanting.discard)
 
-    async def _want_by_serve(self) -> None:
+    def _look_later(self) -> None:
+        """Have it looked at what waits, once no batch has begun for a moment."""
+        loop = asyncio.get_running_loop()
+        in_s = self._begun_s + _BRIEF_S - loop.time()
+        self._looking = loop.call_later(in_s, self._look_later) if in_s > 0 else None
+        if self._looking is None:
+            self.on_change()
+
+    async def _want_by_serve(self, batches: float) -> None:
         try:
-            await self._request(_WANT, msgspec.msgpack.encode((self.ingress, 1.0)), _PING_S)
+            await self._request(_WANT, msgspec.msgpack.encode((self.ingress, batches)), _PING_S)
         except (LinkLost, InternalError):  # `attend` finds out as well
             self._wanted = False
 
@@ -296,7 +330,7 @@ class Link:
     async def close(self, *, release: bool = False) -> None:
         """release: the model is unloaded: the replica, if no other ingress uses it, frees it before this returns."""
         self._left = True
-        for task in (self._attending, self._staying, self._opening, self._wanting):
+        for task in (self._attending, self._staying, self._opening, *self._wanting):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -306,8 +340,9 @@ class Link:
                 await self._request(_RELEASE, self.ingress.encode(), _RELEASE_S if self.up else _PING_S)
             except (LinkLost, InternalError) as exc:
                 log.warning("%s may keep an unloaded model: %s", self.replica_id, exc)
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        for timer in (self._watchdog, self._looking):
+            if timer is not None:
+                timer.cancel()
         if self._channel is not None:
             self._channel.close()
         await self._serve_channel.close(None)
@@ -318,7 +353,7 @@ class Link:
             question = msgspec.msgpack.encode((self.ingress, known))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
-                told = _attendance_decoder.decode(answer)
+                told = attendance_decoder.decode(answer)
                 self.content, self.fault = told.content, told.fault
             except (LinkLost, InternalError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
                 log.debug("%s: %s", self.replica_id, exc)
@@ -359,7 +394,7 @@ class Link:
         node = str(ray.get_runtime_context().get_node_id())
         try:
             answer = await self._request(_CHANNEL, node.encode(), _PING_S)
-            token, endpoints = _channel_decoder.decode(answer)
+            token, endpoints = channel_decoder.decode(answer)
             if endpoints.host:
                 self.keep_account(token, endpoints.host, endpoints.port)
                 self._channel = await Channel.connect(token, host=endpoints.host, port=endpoints.port)
@@ -432,47 +467,6 @@ class Link:
         except (LinkLost, InternalError):
             return False
         return True
-
-
-def attend_answer(slots: int, content: str, spec: ModelSpec, fault: str, standing: Standing) -> bytes:
-    """What `attend` of a replica returns. slots: leased to the ingress that asks. fault: why there is no model; else empty."""
-    return msgspec.msgpack.encode((slots, content, msgspec.convert(spec, _Spec, from_attributes=True), fault, *standing))
-
-
-def channel_answer(token: bytes, endpoints: Addresses) -> bytes:
-    """What `channel` of a replica returns."""
-    return msgspec.msgpack.encode((token, endpoints))
-
-
-_channel_decoder = msgspec.msgpack.Decoder(tuple[bytes, Addresses])
-
-
-class _Spec(msgspec.Struct, array_like=True, kw_only=True):
-    """A `ModelSpec`, also from a replica of an older version, which says less, or of a newer one, which says more."""
-
-    platform: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    max_rows: int
-    row_sizes: tuple[int, ...]
-    reads_parameters: bool = True
-    decoupled: bool = False
-    own_arguments: tuple[str, ...] = ()
-    requests_apart: bool = False
-
-
-class _Attended(msgspec.Struct, array_like=True):
-    """What `attend_answer` has written, also by another version."""
-
-    slots: int
-    content: str
-    spec: _Spec
-    fault: str
-    lives: bool
-    counted: int = 0
-
-
-_attendance_decoder = msgspec.msgpack.Decoder(_Attended)
 
 
 def _metadata(method: str) -> bytes:

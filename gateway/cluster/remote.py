@@ -220,7 +220,7 @@ class RemoteRunner:
 
     def start(self, batch: Batch, on_done: OnBatchDone, on_part: OnBatchPart | None = None) -> None:
         link = max(self._usable, key=lambda link: link.free / link.slots if link.free else 0.0)
-        link.busy += 1
+        link.fill(batch.left_rows)
         if not link.listed:
             self.wake()  # a successor: Serve no longer counts what runs there
         run = self._running[batch] = _Run(batch, on_done, on_part, link, self._clock.now_ns())
@@ -296,8 +296,7 @@ class RemoteRunner:
         """Give the slot back and tell how the call ended, whatever it was that ended it."""
         del self._running[run.batch]
         run.call = None  # or the two would hold each other, and the answer, until the cyclic collector comes
-        run.link.busy -= 1
-        run.link.used_s = self._loop.time()
+        run.link.vacate()
         if self._closing and not self._running:
             self._drained.set()
         run.on_done(run.batch, self._execution_of(run, outcome))

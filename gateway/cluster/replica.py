@@ -21,11 +21,11 @@ from backends.base import LastPart, ModelSpec, Tensors, trace_of, words_of
 from backends.early_failure import EarlyFailure
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountTeller
+from gateway.cluster.answers import attend_answer, channel_answer
 from gateway.cluster.asked import AskedBatch, EarlyBatch
 from gateway.cluster.attendance import Attendance
 from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
-from gateway.cluster.link import attend_answer, channel_answer
 from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
 from gateway.engine.recorders import Cost

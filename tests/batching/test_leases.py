@@ -136,6 +136,27 @@ class World:
         if not astray:
             self.read(name)  # what it was told before the answer comes before it
 
+    def play(self, events: list[tuple[int, str, int]]) -> None:
+        """Those of them that can happen."""
+        names = list(self.mail)
+        for index, event, amount in events:
+            name = names[index % len(names)]
+            for other, mail in self.mail.items():
+                if mail and self.now_ns - self.leases.of[other].told_ns >= 400 * MS:
+                    self.read(other)  # after a second it would count as frozen
+            self.now_ns += 100_000
+            if event == "want":
+                self.want(name, amount)
+            elif event == "read":
+                self.read(name)
+            elif event == "wait":
+                self.now_ns += amount * 100 * MS
+                self.deal()
+            elif event in ("begin", "astray") and self.busy(name) < self.believed[name]:
+                self.begin(name, amount, astray=event == "astray")
+            elif event == "end" and self.busy(name):
+                self.end(name)
+
     def told(self) -> tuple[int, ...]:
         return tuple(lease.told for lease in self.leases.of.values())
 
@@ -300,31 +321,77 @@ def test_a_lost_session_takes_a_lease_with_it() -> None:
     assert world.told() == (1,)
 
 
-@given(
-    slots=st.integers(1, 5),
-    processes=st.integers(1, 4),
-    ordered=st.booleans(),
-    events=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(EVENTS), st.integers(0, 5)), max_size=80),
-)
+def test_who_waits_behind_its_batch_gets_a_slot_that_another_has_just_used_once_that_rests() -> None:
+    world = World(2, "a", "b")
+    for name in ("a", "b"):
+        world.read(name)
+        world.begin(name)
+    world.end("b", 300 * MS)  # its load counts as one slot
+    world.want("a")
+    assert (world.told(), world.again_ns) == ((1, 1), world.now_ns + 5 * MS)  # b may fill it in a moment
+    world.now_ns += 5 * MS
+    world.deal()
+    world.read("b")
+    assert world.told() == (2, 0)
+
+
+def test_two_that_are_busy_and_want_more_leave_each_other_their_slots() -> None:
+    world = World(2, "a", "b")
+    for name in ("a", "b"):
+        world.read(name)
+        world.begin(name)
+    numbers = [lease.number for lease in world.leases.of.values()]
+    for _ in range(200):
+        for name in ("a", "b"):
+            world.want(name)
+            world.end(name)
+            world.now_ns += MS  # less than it takes until a slot rests
+            world.begin(name)
+    assert [lease.number for lease in world.leases.of.values()] == numbers
+
+
+PLAY = {
+    "slots": st.integers(1, 5),
+    "processes": st.integers(1, 4),
+    "ordered": st.booleans(),
+    "events": st.lists(st.tuples(st.integers(0, 3), st.sampled_from(EVENTS), st.integers(0, 5)), max_size=80),
+}
+
+
+@given(**PLAY)
+def test_nobody_waits_for_long_beside_a_session_that_nobody_uses(
+    slots: int, processes: int, ordered: bool, events: list[tuple[int, str, int]]
+) -> None:
+    names = [str(index) for index in range(processes)]
+    world = World(slots, *names, ordered=ordered)
+    world.play(events)
+    waiting, *others = names
+    for name in names:
+        world.read(name)
+    for name in others:  # they begin nothing any more
+        world.want(name, 0.0)
+    while world.busy(waiting) < world.believed[waiting]:
+        world.begin(waiting)
+    world.want(waiting)
+    until_ns = world.now_ns + 20 * MS
+    while True:
+        for name in names * 2:  # one may be told only once the other has read
+            world.read(name)
+        if world.again_ns is None or world.again_ns > until_ns:
+            break
+        assert world.again_ns > world.now_ns
+        world.now_ns = world.again_ns
+        world.deal()
+    assert len(world.running) == slots or world.busy(waiting) < world.believed[waiting]
+
+
+@given(**PLAY)
 def test_no_batch_ever_lacks_a_session_and_whoever_wants_gets_one(
     slots: int, processes: int, ordered: bool, events: list[tuple[int, str, int]]
 ) -> None:
     names = [str(index) for index in range(processes)]
     world = World(slots, *names, ordered=ordered)
-    for index, event, amount in events:
-        name = names[index % processes]
-        world.now_ns += 100_000
-        if event == "want":
-            world.want(name, amount)
-        elif event == "read":
-            world.read(name)
-        elif event == "wait":
-            world.now_ns += amount * 100 * MS
-            world.deal()
-        elif event in ("begin", "astray") and world.busy(name) < world.believed[name]:
-            world.begin(name, amount, astray=event == "astray")
-        elif event == "end" and world.busy(name):
-            world.end(name)
+    world.play(events)
     for name in names:  # everybody has work from now on, and does it
         world.want(name, 1.0)
     served: set[str] = set()

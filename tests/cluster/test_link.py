@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from backends.base import ModelSpec
+from gateway.cluster.answers import attend_answer, attendance_decoder
 from gateway.cluster.channel import Channel, ChannelLost, OnFramePart, PendingAnswer, Standing
-from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome, _attendance_decoder, attend_answer
+from gateway.cluster.link import _RELEASE, ATTEND_S, Link, LinkLost, Outcome
 from gateway.cluster.remote import RemoteRunner
 from gateway.config import parse_config
 from gateway.engine.runner import PARTS_AHEAD
@@ -77,11 +78,11 @@ def test_a_replica_of_another_version_is_understood_where_it_says_less_or_more()
     ]
     for fields, more, decoupled in versions:
         answer = msgspec.msgpack.encode((2, "content", fields, "", True, *more))
-        told = _attendance_decoder.decode(answer)
+        told = attendance_decoder.decode(answer)
         assert (told.slots, told.content, told.fault, told.lives, told.counted) == (2, "content", "", True, 3 if more else 0)
         assert (told.spec.max_rows, told.spec.decoupled) == (8, decoupled)
     spec_of_ours = ModelSpec("python", (), (), 8, decoupled=True, own_arguments=("n",), requests_apart=True)
-    told = _attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
+    told = attendance_decoder.decode(attend_answer(2, "content", spec_of_ours, "", Standing(True, 3)))
     assert ModelSpec(**msgspec.structs.asdict(told.spec)) == spec_of_ours
     assert (told.lives, told.counted) == (True, 3)
 
@@ -152,6 +153,54 @@ def test_a_wish_is_told_again_once_the_replica_has_told_anything_since() -> None
         link._told_slots(1, Standing(True, 0))
         link.want()
         assert link.wire.told == ["want 1"] * 2
+
+    simulated(test)
+
+
+def test_who_waits_behind_a_batch_that_lasts_says_so_once() -> None:
+    async def test(link: WireLink) -> None:
+        link.up, link.leased = True, 1
+        link.on_change = link.want  # as a lane does while something waits
+        link.fill(0)
+        for _ in range(3):
+            link.want()
+        assert link.wire.told == []  # it may end in a moment
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"]
+        link.vacate()
+        link.fill(3)  # which tells the replica that more waits
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"]
+        link.vacate()
+        link.fill(0)  # which tells it that nothing does
+        await asyncio.sleep(1.0)
+        link.want()
+        assert link.wire.told == ["want 0.1"] * 2
+
+    simulated(test)
+
+
+def test_a_replica_is_told_what_waits_without_a_slot_and_not_what_waits_behind_brief_batches() -> None:
+    async def test(link: WireLink) -> None:
+        link.up, link.leased = True, 1
+        link.on_change = link.want
+        for _ in range(1000):
+            link.fill(0)
+            link.want()
+            await asyncio.sleep(0.004)
+            link.want()
+            link.vacate()
+        assert link.wire.told == []
+        link.fill(0)
+        link._told_slots(0, Standing(True, 0))  # it passes on after this batch
+        link.want()
+        assert link.wire.told == ["want 1"]  # at once
+        link.vacate()
+        link.want()
+        await asyncio.sleep(1.0)
+        assert link.wire.told == ["want 1"]
 
     simulated(test)
 

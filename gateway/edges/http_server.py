@@ -20,10 +20,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone, run_beside
 from gateway.process import ports
 from gateway.process.forks import descriptor_of, end_for_forks, keep_from_forks
-from gateway.wire.exchange import Handler, OnFault, Result
+from gateway.wire.compression import Outcome, Work
+from gateway.wire.exchange import Handler, OnFault
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
@@ -364,13 +365,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._disarm()
         self._transport.close()
 
-    def run(self, work: Result, done: Callable[[Result], None]) -> None:
-        try:
-            future = self._loop.run_in_executor(None, work)
-        except RuntimeError:  # no thread can be started: an answer that holds others up is better than none
-            done(work)
-        else:
-            future.add_done_callback(lambda future: done(future.result))
+    def run(self, work: Work, done: Callable[[Outcome], None]) -> None:
+        run_beside(work, done)
 
     def abort(self) -> None:
         """Cut the connection off."""

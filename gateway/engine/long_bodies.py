@@ -266,7 +266,7 @@ class _Decoder:
         try:
             return work(self)
         except GatewayError as exc:
-            return exc.with_traceback(None)  # its frames hold the body
+            return exc.without_frames()  # its frames hold the body
         except (ChildLost, OSError) as exc:
             self._end_child()
             log.error("a long request was lost with the process that decoded it, which %s", exc)

@@ -23,6 +23,7 @@ from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone, run_beside
 from gateway.process import ports
 from gateway.process.forks import descriptor_of, end_for_forks, keep_from_forks
+from gateway.process.machine import files
 from gateway.wire.compression import Outcome, Work
 from gateway.wire.exchange import Handler, OnFault
 from gateway.wire.http1 import Http1Connection
@@ -42,6 +43,7 @@ _KERNEL_UNSENT_BYTES: Final = 16 << 10  # of an answer in pieces: 36 KB are then
 _JOIN_BYTES: Final = 64 << 10  # up to here one copy is cheaper than one more write
 _LINGER_S: Final = 1.0
 _REFUSED_AT_ONCE: Final = 256  # connections above the limit that are being told so
+_KEPT_FILES: Final = 64  # of those that may be open: for what is no connection, and for refusals
 _DRAIN_IDLE_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 _STALL_LOOKS: Final = 4  # in body_timeout_s: whoever stops reading is cut off after that and at most a quarter
@@ -72,6 +74,18 @@ async def listen(
             each.close()
         raise
     return servers
+
+
+def no_room(limits: Limits, connections: int, descriptor: int) -> str:
+    """Why a new connection is to be refused; empty: it is not. connections: others of the listener.
+
+    Where no more files can be opened, the event loop closes what it accepts, and tells nobody.
+    """
+    if connections >= limits.connections:
+        return f"the server has its {limits.connections} connections already (server.limits.connections)"
+    if descriptor >= (most := files()) - _KEPT_FILES:
+        return f"the server has nearly as many files open as it may, which are {most} (ulimit -n)"
+    return ""
 
 
 def listened_on(listeners: Iterable[asyncio.Server]) -> list[int]:
@@ -223,11 +237,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         server = self._server
         self.http.draining = server.draining
         server.connections.add(self)
-        most = self._limits.connections
-        excess = len(server.connections) - most
-        if excess > 0:
-            self.http.refuse(503, f"the server has its {most} connections already (server.limits.connections)")
-            if excess > _REFUSED_AT_ONCE:
+        if why := no_room(self._limits, len(server.connections) - 1, self.descriptor):
+            self.http.refuse(503, why)
+            excess = len(server.connections) - self._limits.connections
+            if excess > _REFUSED_AT_ONCE or files() - self.descriptor <= _KEPT_FILES // 4:
                 transport.abort()
         else:
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)

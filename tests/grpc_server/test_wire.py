@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
-from gateway.edges import grpc_call
+from gateway.edges import grpc_call, http_server
 from gateway.edges.grpc_server import GrpcServer
 from gateway.engine.repository import Repository
 from gateway.wire import compression
@@ -248,6 +248,18 @@ async def test_connections_over_the_limit_are_closed() -> None:
         assert reader.at_eof()
         for _, each in [*kept, (reader, writer)]:
             each.close()
+
+
+@on_loop
+async def test_a_connection_for_which_there_is_hardly_a_file_is_refused() -> None:
+    async with serving() as served:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(http_server, "_KEPT_FILES", http_server.files())
+            reader, writer = await asyncio.open_connection(*served.url.split(":"))
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        assert (await ask(served, framed(GOOD))).status is StatusCode.OK
 
 
 @on_loop

@@ -37,6 +37,7 @@ from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir, private_directory
 from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
+from gateway.wire.origins import Origins
 
 if TYPE_CHECKING:  # what most gateways start without
     from gateway.access.doors import Doors
@@ -191,7 +192,10 @@ class Ingress:
             doors=self._asked_keys(),
             multi_model=self._multi_model,
         )
-        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault)
+        origins = Origins(
+            server.allowed_hosts, server.host if server.http_port is not None and server.trusts_all_here else None
+        )
+        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault, origins)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:

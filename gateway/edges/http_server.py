@@ -29,6 +29,7 @@ from gateway.wire.exchange import Handler, OnFault
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
+from gateway.wire.origins import Origins
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
 
@@ -102,11 +103,12 @@ class HttpServer:
         memory: Memory | None = None,
         turns: LongTurns | None = None,
         on_fault: OnFault = lambda exchange, error: None,
+        origins: Origins | None = None,
     ) -> None:
         """handler: called on the loop with each whole request; it answers through the exchange, at once or later.
 
         memory: what bounds it beside other listeners of this process. turns: that it shares with them. on_fault: told of each
-        answer that is an error and not the handler's.
+        answer that is an error and not the handler's. origins: which web pages may ask.
         """
         self.handler = handler
         self.limits = limits
@@ -114,7 +116,8 @@ class HttpServer:
         self.turns = turns or LongTurns()
         self.on_fault = on_fault
         self.draining = False
-        self.heads = KnownHeads()
+        self.origins = origins or Origins()
+        self.heads = KnownHeads()  # that origins lets pass
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
         self.scratch = memoryview(bytearray(_READ_BYTES))
@@ -210,8 +213,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self.http = Http1Connection(
-            server.handler, server.limits, self, memory=server.memory, heads=server.heads, on_fault=server.on_fault
-        )
+            server.handler, server.limits, self, memory=server.memory, heads=server.heads, origins=server.origins,
+            on_fault=server.on_fault,
+        )  # fmt: skip
         self._reader = self.http.reader
         self._server = server
         self._limits = server.limits

@@ -17,7 +17,7 @@ JSON: Final = b"application/json"
 REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
     405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 413: b"Content Too Large",
-    415: b"Unsupported Media Type", 417: b"Expectation Failed", 429: b"Too Many Requests",
+    415: b"Unsupported Media Type", 417: b"Expectation Failed", 421: b"Misdirected Request", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error",
     501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
     507: b"Insufficient Storage",

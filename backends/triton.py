@@ -258,7 +258,10 @@ class TritonSession:
         with suppress(self._connection.grpc.RpcError):
             while answer.read(until_s - time.monotonic()) is not None:
                 pass
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # or it and this frame would hold each other, and the answer
 
     def _first_within_s(self, parameters: Mapping[str, object]) -> float:
         """How long a call, of a decoupled model its first part, may take. Raises: SessionLost; ExecutionFailed, if no time."""

@@ -44,7 +44,7 @@ from tests.certificates import Authority
 BODY = json.dumps(
     {"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [round(n * 0.37, 2) for n in range(16)]}]}
 ).encode()
-REQUEST = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+REQUEST = b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 _ABOUT = json.dumps(
     {
         "inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "parameters": {"binary_data_size": 64}}],
@@ -52,8 +52,8 @@ _ABOUT = json.dumps(
     }
 ).encode()
 BINARY_REQUEST = (
-    b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%b"
-    % (len(_ABOUT), len(_ABOUT) + 64, _ABOUT + bytes(64))
+    b"POST /v2/models/linear/infer HTTP/1.1\r\nHost: localhost\r\n"
+    b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n%b" % (len(_ABOUT), len(_ABOUT) + 64, _ABOUT + bytes(64))
 )
 _TENSOR = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 16])
 _INFER = pb.ModelInferRequest(model_name="linear", inputs=[_TENSOR], raw_input_contents=[bytes(64)]).SerializeToString()
@@ -102,7 +102,7 @@ class Asking(asyncio.Protocol):
     def __init__(self, part: Slice, key: bytes) -> None:
         """key: shown with each request, unless it is empty."""
         if key:
-            self.request = self.request.replace(b"Host: x\r\n", b"Host: x\r\nX-Api-Key: %b\r\n" % key)
+            self.request = self.request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nX-Api-Key: %b\r\n" % key)
         self._part = part
         self._answer = b""
         self._transport: asyncio.Transport

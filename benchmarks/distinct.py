@@ -103,7 +103,7 @@ def rest_request(model: str, index: int, *, binary: bool) -> bytes:
     else:
         tensor["data"] = array.ravel().tolist()
         payload, extra = json.dumps(body).encode(), ""
-    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(payload)}\r\n\r\n"
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n{extra}Content-Length: {len(payload)}\r\n\r\n"
     return head.encode() + payload
 
 

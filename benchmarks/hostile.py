@@ -52,7 +52,7 @@ _OBSERVER: Final = -10  # its nice value, if it may: else it is delayed itself w
 MODULES: Final = (test_rest, test_invocations, test_grpc, test_memory)
 
 BODY: Final = b'{"inputs":[{"name":"INPUT0","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]}'
-REST: Final = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+REST: Final = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
 
 
 # the client that observes

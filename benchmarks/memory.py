@@ -70,7 +70,7 @@ def requests() -> list[tuple[bytes, bytes]]:
 
 
 def post(body: bytes, *fields: str, path: str = "/v2/models/linear/infer") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *fields, "", ""]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *fields, "", ""]
     return "\r\n".join(lines).encode() + body
 
 

@@ -54,10 +54,10 @@ class Connection:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 26))
 
     async def get(self, path: str, headers: str = "") -> bytes:
-        return await self._ask(f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+        return await self._ask(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
 
     async def infer(self, model: str) -> bytes:
-        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(_BODY)}\r\n\r\n"
+        head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(_BODY)}\r\n\r\n"
         return await self._ask(head.encode() + _BODY)
 
     async def _ask(self, request: bytes) -> bytes:

@@ -38,7 +38,7 @@ COUNT = 50_000
 def requests() -> list[bytes]:
     lines = (
         "POST /endpoints/e/invocations HTTP/1.1",
-        "Host: h",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {len(BODY)}",
     )

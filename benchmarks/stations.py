@@ -57,7 +57,8 @@ _ABOUT: Final = json.dumps(
 
 
 def _post(path: str, body: bytes, headers: str = "") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(body)}"
+    head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n"
     return head.encode() + body
 
 

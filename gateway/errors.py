@@ -28,7 +28,7 @@ import enum
 import re
 from collections.abc import Collection
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 _LONGEST_TEXT: Final = 4000
 _LONGEST_WORDS: Final = 500
@@ -79,6 +79,11 @@ class GatewayError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+    def without_frames(self) -> Self:
+        """The same, to be kept: the frames that it and its causes passed through hold the request, and often this."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
     @property
     def words(self) -> str:

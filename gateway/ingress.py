@@ -32,17 +32,19 @@ from gateway.engine.workers import WorkerPool
 from gateway.errors import ConfigError, NotReady
 from gateway.process.announcement import ReadyModel
 from gateway.process.child import living_pids
-from gateway.process.machine import memory_bytes
+from gateway.process.machine import allow_files, memory_bytes
 from gateway.process.ports import PortClaims
 from gateway.process.run_dir import make_run_dir, private_directory
 from gateway.tracing.tracer import open_tracer
 from gateway.wire.memory import Memory
+from gateway.wire.origins import Origins
 
 if TYPE_CHECKING:  # what most gateways start without
     from gateway.access.doors import Doors
     from gateway.engine.multi_model import MultiModel
     from gateway.process.certificates import Certificates
 
+_OTHER_FILES: Final = 256  # that are open beside connections: models, sessions, the listeners
 _FREEING_S: Final = 0.5
 _FREEING_LEAST_S: Final = 0.1
 _TRACES_SENT_S: Final = 2.0  # at most, that the end waits for spans to be sent
@@ -141,13 +143,15 @@ class Ingress:
         """Load the models, then listen. Raises: OSError, if a port is taken, which is tested first; GatewayError."""
         server = self._config.server
         how: _How = {"reuse_port": self._reuse_port, "certificates": None}
-        if server.http_port is not None or server.grpc_port is not None:  # what is wrong here is told before models are loaded
+        listeners = [port for port in (server.http_port, server.grpc_port) if port is not None]
+        if listeners:  # what is wrong here is told before models are loaded
             if server.tls is not None:
                 from gateway.process.certificates import Certificates
 
                 how["certificates"] = certificates = Certificates(server.tls)
                 self.metrics.watch_certificates(certificates.expiry_s)
             self._asked_keys()
+            self._make_room(len(listeners))
         if not self._bound:
             self._claims.claim()
         await self.repository.start()
@@ -167,6 +171,15 @@ class Ingress:
         self._recycle_connections()
         return Ports(http, grpc)
 
+    def _make_room(self, listeners: int) -> None:
+        connections = self._config.server.limits.connections
+        most = allow_files(listeners * connections + _OTHER_FILES)
+        if most < connections + _OTHER_FILES:
+            log.warning(
+                "this process may have %d files open (ulimit -Hn), too few for server.limits.connections %d: of more "
+                "connections than fit some are refused: raise the one, or lower the other", most, connections,
+            )  # fmt: skip
+
     def rest_listener(self) -> HttpServer:
         """Make what answers REST; it listens once it is started, and is drained with the rest. Once, if `start` has not."""
         server = self._config.server
@@ -179,7 +192,10 @@ class Ingress:
             doors=self._asked_keys(),
             multi_model=self._multi_model,
         )
-        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault)
+        origins = Origins(
+            server.allowed_hosts, server.host if server.http_port is not None and server.trusts_all_here else None
+        )
+        self._http = HttpServer(routes.__call__, server.limits, self._memory, self._turns, routes.on_fault, origins)
         return self._http
 
     def grpc_listener(self) -> GrpcServer:

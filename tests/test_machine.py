@@ -1,12 +1,16 @@
 """How much memory, and how many cores, this process may use: the machine's, or what a cgroup leaves it."""
 
+import asyncio
 import os
+import resource
 from pathlib import Path
 
 import psutil
 import pytest
 
-from gateway.process.machine import cores, memory_bytes, memory_left_bytes
+from gateway.config import parse_config
+from gateway.ingress import Ingress
+from gateway.process.machine import allow_files, cores, memory_bytes, memory_left_bytes
 
 
 def test_it_is_the_machines_where_nothing_bounds_it(tmp_path: Path) -> None:
@@ -76,3 +80,36 @@ def test_cores_are_those_that_it_may_run_on_or_what_a_cgroup_grants(tmp_path: Pa
     assert cores(tmp_path) == 1
     (tmp_path / next(iter(files))).write_text("max 100000\n" if "cpu.max" in next(iter(files)) else "-1\n")
     assert cores(tmp_path) == allowed
+
+
+def test_the_soft_limit_of_open_files_is_raised_as_far_as_the_hard_one_lets_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: held[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limit: held.append(limit))
+    assert [allow_files(wanted) for wanted in (1000, 2000, 20_000)] == [1024, 2000, 4096]
+    held.append((1024, resource.RLIM_INFINITY))
+    assert allow_files(20_000) == 20_000
+    held.append((resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert allow_files(20_000) > 20_000
+
+
+def test_more_connections_than_files_are_told_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted: list[int] = []
+    monkeypatch.setattr("gateway.ingress.allow_files", lambda files: wanted.append(files) or 4096)
+    models = [{"name": "m", "backends": [{"kind": "synthetic"}]}]
+
+    async def start(connections: int) -> None:
+        server = {"http_port": 0, "grpc_port": 0, "limits": {"connections": connections}}
+        ingress = Ingress(parse_config({"server": server, "models": models}, source="test"), run_dir=tmp_path)
+        try:
+            await ingress.start()
+        finally:
+            await ingress.drain()
+
+    asyncio.run(start(3000))
+    assert not caplog.records
+    asyncio.run(start(4000))
+    assert wanted == [6256, 8256], "each listener may have so many"
+    assert "this process may have 4096 files open (ulimit -Hn), too few for server.limits.connections 4000" in caplog.text

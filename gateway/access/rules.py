@@ -78,7 +78,7 @@ def check(key: ApiKey | Unauthenticated, scope: str, model: str, open_scopes: Co
     if is_open(scope, open_scopes):
         return
     if isinstance(key, Unauthenticated):
-        raise key.with_traceback(None)
+        raise Unauthenticated(key.message)  # not itself: whoever asks holds it, and its frames would hold him
     if not key.allows(scope):
         needed = INFER if scope == MODELS else scope
         raise Forbidden(f"the key '{key.name}' is for {', '.join(sorted(key.scopes))}: expected one for {needed}")
@@ -96,7 +96,7 @@ def veiled(error: GatewayError, key: ApiKey | Unauthenticated, open_scopes: Coll
         try:
             check(key, MODELS, "", open_scopes)
         except Unauthenticated as exc:
-            return exc.with_traceback(None)
+            return exc.without_frames()
         except Forbidden:
             return NotFound("Not Found: no such path, and no such model or version that this key is for")
     return error

@@ -303,12 +303,15 @@ class RemoteRunner:
 
     def _execution_of(self, run: "_Run", outcome: Outcome) -> Execution:
         received_ns = self._clock.now_ns()
+        if isinstance(outcome, Exception):
+            return self._failure(run, outcome, received_ns)
+        try:
+            return _execution(run, outcome, received_ns)
+        except Exception as exc:  # a frame that is none
+            return self._failure(run, exc, received_ns)
+
+    def _failure(self, run: "_Run", outcome: Exception, received_ns: int) -> Execution:
         error: GatewayError
-        if not isinstance(outcome, Exception):
-            try:
-                return _execution(run, outcome, received_ns)
-            except Exception as exc:  # a frame that is none
-                outcome = exc
         lost = isinstance(outcome, LinkLost)
         if lost:
             error = BackendUnreachable(f"{self._name}: replica {run.link.replica_id}: {outcome}")

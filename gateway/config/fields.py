@@ -65,6 +65,10 @@ def _host(value: object) -> object:
     return value
 
 
+def _allowed_host(value: object) -> object:
+    return value if value == "*" else _host(value)
+
+
 def _path(value: object) -> object:
     if isinstance(value, str) and "\0" in value:
         raise Unfit(expected="a path, in which there is no NUL character")
@@ -88,6 +92,7 @@ def is_loopback(host: str) -> bool:
 Application = Annotated[str, BeforeValidator(_application)]  # stands in names of files and directories
 FilePath = Annotated[str, BeforeValidator(_path)]
 Host = Annotated[str, BeforeValidator(_host)]
+AllowedHost = Annotated[str, BeforeValidator(_allowed_host)]
 ModelName = Annotated[str, BeforeValidator(partial(_name, most=LONGEST_NAME))]
 BackendName = Annotated[str, BeforeValidator(partial(_name, most=48))]
 Version = Annotated[str, BeforeValidator(_version)]

@@ -5,7 +5,18 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.config.fields import Application, FilePath, Host, Port, Resource, Seconds, SecondsOrZero, Strict, is_loopback
+from gateway.config.fields import (
+    AllowedHost,
+    Application,
+    FilePath,
+    Host,
+    Port,
+    Resource,
+    Seconds,
+    SecondsOrZero,
+    Strict,
+    is_loopback,
+)
 from gateway.documents.faults import Unfit
 
 BODIES_OF_ONE_REQUEST: Final = 4  # what it may hold, in bodies of the longest kind
@@ -85,6 +96,7 @@ class ServerSection(Strict):
     system_shared_memory: bool = True
     model_control: bool = False  # repository load and unload by clients
     status_page: bool | Literal["auto"] = "auto"  # at / for browsers; auto: where only who is on this machine can reach it
+    allowed_hosts: tuple[AllowedHost, ...] = ()  # by which it may be asked, and whose pages may ask; "*": by any name
     tls: TlsSection | None = None  # None: neither listener speaks TLS
     access: AccessSection | None = None  # None: no key is asked for
     limits: Limits = Limits()
@@ -98,6 +110,11 @@ class ServerSection(Strict):
     def shows_page(self) -> bool:
         """Whether browsers get the status page: where the setting does not say, if nobody but this machine reaches it."""
         return is_loopback(self.host) if self.status_page == "auto" else self.status_page
+
+    @property
+    def trusts_all_here(self) -> bool:
+        """Whether only this machine reaches it, and everybody there may ask."""
+        return is_loopback(self.host) and self.access is None
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         """For `gateway.documents.lenient`, as all of this name."""

@@ -3,7 +3,6 @@
 Source: gRPC over HTTP2 (grpc/doc/PROTOCOL-HTTP2.md).
 """
 
-import asyncio
 import logging
 import re
 import time
@@ -15,10 +14,10 @@ from urllib.parse import quote_from_bytes
 
 from google.protobuf.message import EncodeError, Message
 
+from gateway.edges.long_turns import run_beside
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, Overloaded, TooLarge
 from gateway.protocols.grpc import STATUS, trailers
-from gateway.turns import beside
-from gateway.wire.compression import inflate
+from gateway.wire.compression import Outcome, inflate, outcome_of
 from gateway.wire.http2_headers import Headers, header_block
 from gateway.wire.http2_receiver import Receiver
 from gateway.wire.long_message import LongMessage
@@ -422,29 +421,29 @@ class GrpcCall:
         size = len(message) + 5
         work = partial(inflate, encoding, message, self._most_bytes, lambda: not self.over)
         if len(message) <= _INFLATE_INLINE_BYTES:
-            self._inflated(work, size, most)
+            self._inflated(size, most, outcome_of(work))
         else:
-            asyncio.get_running_loop().run_in_executor(None, beside, work).add_done_callback(
-                lambda done: self._inflated(done.result, size, most)
-            )
+            run_beside(work, partial(self._inflated, size, most))
 
-    def _inflated(self, result: Callable[[], Buffer], size: int, reserved: int) -> None:
+    def _inflated(self, size: int, reserved: int, outcome: Outcome) -> None:
+        handler = self._handler
+        if handler is None:  # the call is over
+            return
+        if isinstance(outcome, GatewayError):
+            self.end_with(outcome)
+            return
         try:
-            message = result()
-            handler = self._handler
-            if handler is None:  # the call is over
-                return
             self._held = self._inflating = False
-            if not self.stream.settle(reserved, len(message)):
-                self.stream.give_back(len(message))
+            if not self.stream.settle(reserved, len(outcome)):
+                self.stream.give_back(len(outcome))
                 self.crowded()
                 return
-            handler.message(message, size)
+            handler.message(outcome, size)
             if not self._held:
                 self.take(b"", self._ended)
         except GatewayError as exc:
             self.end_with(exc)
-        except BaseException:  # no memory for it, say
+        except BaseException:
             self.failed()
 
 

@@ -364,5 +364,5 @@ class InferStream:
                     inference.send(reply, last=True)
                     continue
                 except GatewayError as exc:
-                    reply = exc
+                    reply = exc.without_frames()
             self._call.send(pb.ModelStreamInferResponse(error_message=reply.words, infer_response=inference.failed()))

@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import Message
@@ -21,12 +22,12 @@ from gateway.edges.grpc_call import ENCODINGS, CallStream, GrpcCall, OneMessage
 from gateway.edges.grpc_inference import GrpcEndpoints, InferCall, InferStream
 from gateway.edges.grpc_services import HealthWatch, InferenceServicer, ReflectionCall, parser
 from gateway.edges.http2 import Http2Connection
-from gateway.edges.http_server import last_words_s, listen, listened_on
+from gateway.edges.http_server import last_words_s, listen, listened_on, no_room
 from gateway.edges.long_turns import LongTurns
 from gateway.edges.reflection import SERVICES as REFLECTED
 from gateway.edges.reflection import Reflection
 from gateway.engine.repository import Repository
-from gateway.errors import Code, GatewayError, NotFound, NotReady, Overloaded, Unsupported
+from gateway.errors import Code, GatewayError, NotFound, NotReady, Unsupported
 from gateway.process.forks import keep_from_forks
 from gateway.protocols.messages import pb
 from gateway.wire.http2_headers import header_block
@@ -158,11 +159,9 @@ class GrpcServer:
                 await asyncio.wait_for(self._all_closed.wait(), seconds)
 
     def _connect(self) -> Http2Connection:
-        refused, most = None, self._limits.connections
-        if len(self._connections) >= most:
-            refused = Overloaded(f"the server has its {most} connections already (server.limits.connections)")
+        room = partial(no_room, self._limits, len(self._connections))
         connection = Http2Connection(
-            self._limits, self.open, self._closed, refused=refused, memory=self._memory, turns=self._turns, on_fault=self._fault
+            self._limits, self.open, self._closed, no_room=room, memory=self._memory, turns=self._turns, on_fault=self._fault
         )
         self._connections.add(connection)
         self._all_closed.clear()

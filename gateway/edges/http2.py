@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from gateway.config import Limits
 from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
-from gateway.errors import GatewayError
+from gateway.errors import Overloaded
 from gateway.process.forks import descriptor_of, end_for_forks
 from gateway.wire.http2_bounds import OnFault
 from gateway.wire.http2_sending import Stream
@@ -33,16 +33,19 @@ class Http2Connection(asyncio.Protocol):
         on_stream: Callable[[Stream], None],
         on_closed: "Callable[[Http2Connection], None]",
         *,
-        refused: GatewayError | None = None,
+        no_room: Callable[[int], str] = lambda descriptor: "",
         memory: Memory | None = None,
         turns: LongTurns | None = None,
         on_fault: OnFault = lambda stream, error: None,
     ) -> None:
-        """refused: it is cut as soon as it is made. memory: of the process. turns: of all. on_fault: see the core."""
+        """no_room: gets its descriptor: why it is cut as soon as it is made; empty: it is not. memory: of the process.
+
+        turns: of all. on_fault: see the core.
+        """
         self._loop = asyncio.get_running_loop()
         self._body_timeout_s = limits.body_timeout_s
         self._on_closed = on_closed
-        self._refused = refused
+        self._no_room = no_room
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf  # when it is due
@@ -61,8 +64,8 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        if self._refused is not None:
-            self._core.refuse(self._refused)
+        if why := self._no_room(self.descriptor):
+            self._core.refuse(Overloaded(why))
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -20,13 +20,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone, run_beside
 from gateway.process import ports
 from gateway.process.forks import descriptor_of, end_for_forks, keep_from_forks
-from gateway.wire.exchange import Handler, OnFault, Result
+from gateway.process.machine import files
+from gateway.wire.compression import Outcome, Work
+from gateway.wire.exchange import Handler, OnFault
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import Memory
+from gateway.wire.origins import Origins
 from gateway.wire.requests import DEAF, HEAD, IDLE
 from gateway.wire.tensors import Buffer
 
@@ -41,6 +44,7 @@ _KERNEL_UNSENT_BYTES: Final = 16 << 10  # of an answer in pieces: 36 KB are then
 _JOIN_BYTES: Final = 64 << 10  # up to here one copy is cheaper than one more write
 _LINGER_S: Final = 1.0
 _REFUSED_AT_ONCE: Final = 256  # connections above the limit that are being told so
+_KEPT_FILES: Final = 64  # of those that may be open: for what is no connection, and for refusals
 _DRAIN_IDLE_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 _STALL_LOOKS: Final = 4  # in body_timeout_s: whoever stops reading is cut off after that and at most a quarter
@@ -73,6 +77,18 @@ async def listen(
     return servers
 
 
+def no_room(limits: Limits, connections: int, descriptor: int) -> str:
+    """Why a new connection is to be refused; empty: it is not. connections: others of the listener.
+
+    Where no more files can be opened, the event loop closes what it accepts, and tells nobody.
+    """
+    if connections >= limits.connections:
+        return f"the server has its {limits.connections} connections already (server.limits.connections)"
+    if descriptor >= (most := files()) - _KEPT_FILES:
+        return f"the server has nearly as many files open as it may, which are {most} (ulimit -n)"
+    return ""
+
+
 def listened_on(listeners: Iterable[asyncio.Server]) -> list[int]:
     return [each.fileno() for listener in listeners for each in listener.sockets]
 
@@ -87,11 +103,12 @@ class HttpServer:
         memory: Memory | None = None,
         turns: LongTurns | None = None,
         on_fault: OnFault = lambda exchange, error: None,
+        origins: Origins | None = None,
     ) -> None:
         """handler: called on the loop with each whole request; it answers through the exchange, at once or later.
 
         memory: what bounds it beside other listeners of this process. turns: that it shares with them. on_fault: told of each
-        answer that is an error and not the handler's.
+        answer that is an error and not the handler's. origins: which web pages may ask.
         """
         self.handler = handler
         self.limits = limits
@@ -99,7 +116,8 @@ class HttpServer:
         self.turns = turns or LongTurns()
         self.on_fault = on_fault
         self.draining = False
-        self.heads = KnownHeads()
+        self.origins = origins or Origins()
+        self.heads = KnownHeads()  # that origins lets pass
         self.connections: set[HttpConnection] = set()
         # Reads of all connections land here, one at a time, and are parsed before the next.
         self.scratch = memoryview(bytearray(_READ_BYTES))
@@ -195,8 +213,9 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
         self.http = Http1Connection(
-            server.handler, server.limits, self, memory=server.memory, heads=server.heads, on_fault=server.on_fault
-        )
+            server.handler, server.limits, self, memory=server.memory, heads=server.heads, origins=server.origins,
+            on_fault=server.on_fault,
+        )  # fmt: skip
         self._reader = self.http.reader
         self._server = server
         self._limits = server.limits
@@ -222,11 +241,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         server = self._server
         self.http.draining = server.draining
         server.connections.add(self)
-        most = self._limits.connections
-        excess = len(server.connections) - most
-        if excess > 0:
-            self.http.refuse(503, f"the server has its {most} connections already (server.limits.connections)")
-            if excess > _REFUSED_AT_ONCE:
+        if why := no_room(self._limits, len(server.connections) - 1, self.descriptor):
+            self.http.refuse(503, why)
+            excess = len(server.connections) - self._limits.connections
+            if excess > _REFUSED_AT_ONCE or files() - self.descriptor <= _KEPT_FILES // 4:
                 transport.abort()
         else:
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
@@ -364,13 +382,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._disarm()
         self._transport.close()
 
-    def run(self, work: Result, done: Callable[[Result], None]) -> None:
-        try:
-            future = self._loop.run_in_executor(None, work)
-        except RuntimeError:  # no thread can be started: an answer that holds others up is better than none
-            done(work)
-        else:
-            future.add_done_callback(lambda future: done(future.result))
+    def run(self, work: Work, done: Callable[[Outcome], None]) -> None:
+        run_beside(work, done)
 
     def abort(self) -> None:
         """Cut the connection off."""

@@ -11,7 +11,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from gateway.turns import beside
+from gateway.wire.compression import Outcome, Work, outcome_of
 
 SHORT_BYTES: Final = 1 << 10  # a read of no more, a small request or two, is handled as it comes, whoever else waits
 _TURN_NS: Final = 1_000_000
@@ -28,6 +32,16 @@ def is_gone(transport: asyncio.BaseTransport) -> bool:
     except OSError:  # it has just been closed here
         return True
     return state[0] == _CLOSED
+
+
+def run_beside(work: Work, done: Callable[[Outcome], None]) -> None:
+    """Work on a thread beside the running loop, then give done the outcome on it."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, beside, partial(outcome_of, work))
+    except RuntimeError:  # no thread can be started: an answer that holds others up is better than none
+        done(outcome_of(work))
+    else:
+        future.add_done_callback(lambda future: done(future.result()))
 
 
 class LongTurns:

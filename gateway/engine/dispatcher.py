@@ -96,7 +96,10 @@ class Dispatcher:
                     self._send_copy(copy, None, request, now_ns)
             except BaseException:
                 log.exception("a refused request of model %s has no copies", request.model)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame would hold each other, and the request
         sent = _Sent(self, request, on_answer, on_answer_part, route.candidate)
         try:
             sent.place = self._lanes[route.candidate].submit(request, sent, sent.part)

@@ -203,7 +203,7 @@ class Inference(ABC, Generic[C, Reply]):
             self._decoded_ns = time.monotonic_ns()
             self._place = repository.infer(endpoint.served, request, self._done, on_answer_part)
         except GatewayError as exc:
-            self._done(exc.with_traceback(None))  # its frames hold this, which may hold it
+            self._done(exc.without_frames())  # its frames hold this, which may hold it
         except BaseException:
             log.exception("an inference failed before it was with a lane")
             self._done(InternalError("internal error"))
@@ -245,7 +245,7 @@ class Inference(ABC, Generic[C, Reply]):
                 self._encode_beside(outcome, partial(self._give, endpoint, encoding_ns))
                 return
             except GatewayError as exc:
-                outcome = exc.with_traceback(None)
+                outcome = exc.without_frames()
             except BaseException:  # must cost this request only, not the batch that it came back with
                 log.exception("an answer of model %s could not be given", self._request.model)
                 outcome = InternalError("internal error")
@@ -335,7 +335,7 @@ class Inference(ABC, Generic[C, Reply]):
         try:
             self._give_up_decoding = self._endpoints.repository.long_bodies.on_thread(encode, done)
         except GatewayError as exc:
-            encoded(exc.with_traceback(None))
+            encoded(exc.without_frames())
 
     def _give(self, endpoint: Endpoint[C], encoding_ns: int, encoded: Reply | GatewayError) -> None:
         """Answer with what took long to encode."""
@@ -344,7 +344,7 @@ class Inference(ABC, Generic[C, Reply]):
                 raise encoded
             self.answer(encoded)
         except GatewayError as exc:
-            self._fail(exc.with_traceback(None), encoding_ns)
+            self._fail(exc.without_frames(), encoding_ns)
         except BaseException:
             log.exception("an answer of model %s could not be given", endpoint.served.name)
             self._fail(InternalError("internal error"), encoding_ns)
@@ -432,7 +432,7 @@ class StreamedInference(Inference[C, Reply]):
             self._encode_beside(made.response, partial(self._part_encoded, made))
             return
         except GatewayError as exc:
-            self._break_off(exc.with_traceback(None))
+            self._break_off(exc.without_frames())
             return
         except BaseException:
             log.exception("a part of an answer of model %s could not be given", request.model)
@@ -484,7 +484,7 @@ class StreamedInference(Inference[C, Reply]):
             try:
                 self.finish()
             except GatewayError as exc:
-                self._fault = exc.with_traceback(None)
+                self._fault = exc.without_frames()
             except BaseException:
                 log.exception("the end of an answer of model %s could not be given", self._endpoint.served.name)
                 self._fault = InternalError("internal error")

@@ -31,7 +31,7 @@ import numpy as np
 
 from backends.base import ModelSpec, Tensors, words_of
 from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, TooLarge, Unsupported
+from gateway.errors import GatewayError, InternalError, InvalidArgument, NotFound, NotReady, Overloaded, TooLarge, Unsupported
 from gateway.process.child import Child, ChildLost, give_way, receive, send, serve
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.invocations import FormCodec
@@ -204,14 +204,18 @@ class _Decoder:
         self._child: Child | None = None
 
     def put(self, job: _Job) -> Callable[[], None]:
-        """Returns: what gives the job up. Raises: NotReady, once closed."""
+        """Returns: what gives the job up. Raises: NotReady, once closed; Overloaded, if no thread can be started."""
         with self._lock:
             if self._closed:
                 raise NotReady("the server is shutting down", retry_after_s=1.0)
-            self._jobs.put(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="long-bodies", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="long-bodies", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as exc:
+                    raise _not_begun(exc) from None
+                self._thread = thread
+            self._jobs.put(job)
         return job.give_up
 
     def close(self) -> None:
@@ -227,17 +231,20 @@ class _Decoder:
     # on the thread
 
     def ask(self, tensors: Tensors, about: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
-        """What the child answers. Raises: ChildLost; OSError, if there can be none."""
+        """What the child answers. Raises: ChildLost; Overloaded, if none can be started."""
         if self._child is not None and self._child.hung_up:
             self._end_child()
-        child = self._child or Child("gateway.engine.long_bodies")
-        with self._lock:
-            self._child = child
-            if self._closed:
-                raise ChildLost("is not wanted any more")
-        late = threading.Timer(self._late_s, child.kill)
-        late.daemon = True
-        late.start()
+        try:
+            child = self._child or Child("gateway.engine.long_bodies")
+            with self._lock:
+                self._child = child
+                if self._closed:
+                    raise ChildLost("is not wanted any more")
+            late = threading.Timer(self._late_s, child.kill)
+            late.daemon = True
+            late.start()
+        except (OSError, RuntimeError) as exc:  # no open file or process more, or no thread
+            raise _not_begun(exc) from None
         try:
             answer = child.ask(encode_frame(tensors, about))
         finally:
@@ -266,8 +273,8 @@ class _Decoder:
         try:
             return work(self)
         except GatewayError as exc:
-            return exc.with_traceback(None)  # its frames hold the body
-        except (ChildLost, OSError) as exc:
+            return exc.without_frames()  # its frames hold the body
+        except ChildLost as exc:
             self._end_child()
             log.error("a long request was lost with the process that decoded it, which %s", exc)
             return InternalError("the process that decodes long requests was lost with this one")
@@ -280,6 +287,10 @@ class _Decoder:
             child, self._child = self._child, None
         if child is not None:
             child.close()
+
+
+def _not_begun(exc: Exception) -> Overloaded:
+    return Overloaded(f"what decodes long requests could not be started: {words_of(exc)}", retry_after_s=1.0)
 
 
 # in the child

@@ -286,7 +286,7 @@ class Runs:
                 outputs = self._in_order(execution.outputs) if self._order else execution.outputs
                 pieces = batch.split(outputs, self._open_outputs)
             except GatewayError as exc:
-                error = exc
+                error = exc.without_frames()  # its frames hold the batch, and this one the error
             except BaseException as exc:
                 error = BackendFailed(f"{self._name}: outputs do not fit the batch: {words_of(exc)}")
                 execution = msgspec.structs.replace(execution, trace=trace_of(exc))

@@ -266,7 +266,8 @@ class Worker:
             refused = isinstance(exc, OutputsRefused)
             error, trace = _error_of(exc, self._name), trace_of(exc)
         except GatewayError as exc:
-            error, trace = exc, trace_of(exc)
+            trace = trace_of(exc)
+            error = exc.without_frames()
         except Exception as exc:  # whatever a model raises must end in an answer
             lost = own = isinstance(exc, MemoryError)
             error, trace = BackendFailed(f"{self._name}: {words_of(exc, traced=True)}"), trace_of(exc)
@@ -297,7 +298,10 @@ class Worker:
                     error = _error_of(outputs.error, self._name)
                     self._back.post(self._part_made, job, EarlyFailure(error, job.first_part_ns))
                     next(parts, None)
-                    raise outputs.error
+                    try:
+                        raise outputs.error
+                    finally:
+                        del outputs  # or its error's frames would hold it
                 job.first_part_ns = job.first_part_ns or self._clock.now_ns()
                 self._back.post(self._part_made, job, outputs)
         raise RunCancelled("nobody waits for the rest of the answer")

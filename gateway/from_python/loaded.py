@@ -198,7 +198,10 @@ class _Parts:
             self._place = self._repository.infer(served, request, self._done, self._arrived.put_nowait)
         arrived = await self._arrived.get()
         if isinstance(arrived, GatewayError):
-            raise arrived.with_traceback(None)
+            try:
+                raise arrived.without_frames()
+            finally:
+                del arrived  # or it and this frame would hold each other, and the request
         if arrived is None:
             return None
         if self._place is not None:
@@ -260,6 +263,9 @@ async def _asked(
         place.cancel()
         raise
     if isinstance(outcome, GatewayError):
-        raise outcome.with_traceback(None)
+        try:
+            raise outcome.without_frames()
+        finally:
+            del outcome  # likewise
     assert outcome is not None
     return _copied(outcome)

@@ -2,7 +2,11 @@
 
 import contextlib
 import os
+import resource
 from pathlib import Path
+from typing import Final
+
+UNLIMITED_FILES: Final = 1 << 30
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
@@ -19,6 +23,22 @@ def cores(root: Path = Path("/")) -> int:
     """Processor cores for this process: those it may run on, or what a cgroup grants it, if that is less; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *_quotas(root)]))
+
+
+def files() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def allow_files(wanted: int) -> int:
+    """Raise the soft limit of open files to so many, as far as the hard one lets us. Returns: how many there may be."""
+    if files() < wanted:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):  # macOS has another limit beneath
+            raised = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    return files()
 
 
 def _machine_bytes() -> int:

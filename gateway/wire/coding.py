@@ -5,9 +5,8 @@ from functools import partial
 from typing import Final
 
 from gateway.errors import GatewayError, TooLarge
-from gateway.turns import beside
-from gateway.wire.compression import WINDOW_BITS, inflate
-from gateway.wire.exchange import Exchange, Result, Run
+from gateway.wire.compression import WINDOW_BITS, Outcome, inflate, outcome_of
+from gateway.wire.exchange import Exchange, Run
 from gateway.wire.http_errors import STATUS
 
 Refuse = Callable[[Exchange, int, str, bytes], None]
@@ -33,28 +32,19 @@ def inflate_body(exchange: Exchange, most_bytes: int, run: Run, done: Callable[[
         refuse(exchange, 501, message, b"Accept-Encoding: gzip, deflate\r\n")
         return
     body = exchange.body
-    here = len(body) <= _INLINE_BYTES
-
-    def take(result: Result) -> None:
-        nonlocal here
-        try:
-            exchange.body = result()
-        except GatewayError as exc:
-            if here and isinstance(exc, TooLarge):
-                here = False
-                run(partial(beside, work), take)
-            else:
-                refuse(exchange, STATUS[exc.code], exc.message, b"")
+    if len(body) <= _INLINE_BYTES:
+        outcome = outcome_of(partial(inflate, encoding, body, min(most_bytes, _INFLATED_INLINE_BYTES)))
+        if not isinstance(outcome, TooLarge):
+            _take(exchange, done, refuse, outcome)
             return
-        except BaseException:  # no memory for it, say
-            exchange.failed()
-            return
-        if exchange.connection is not None:
-            exchange.headers = {name: value for name, value in exchange.headers.items() if name != b"content-encoding"}
-            done(exchange)
+    work = partial(inflate, encoding, body, most_bytes, lambda: exchange.connection is not None)
+    run(work, partial(_take, exchange, done, refuse))
 
-    work: Result = partial(inflate, encoding, body, most_bytes, lambda: exchange.connection is not None)
-    if here:
-        take(partial(inflate, encoding, body, min(most_bytes, _INFLATED_INLINE_BYTES)))
-    else:
-        run(partial(beside, work), take)
+
+def _take(exchange: Exchange, done: Callable[[Exchange], None], refuse: Refuse, outcome: Outcome) -> None:
+    if isinstance(outcome, GatewayError):
+        refuse(exchange, STATUS[outcome.code], outcome.message, b"")
+    elif exchange.connection is not None:
+        exchange.body = outcome
+        exchange.headers = {name: value for name, value in exchange.headers.items() if name != b"content-encoding"}
+        done(exchange)

@@ -1,12 +1,13 @@
 """gzip and deflate, as HTTP and gRPC use them."""
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from gateway.errors import Cancelled, InvalidArgument, TooLarge
+from gateway.errors import Cancelled, GatewayError, InternalError, InvalidArgument, Overloaded, TooLarge
 from gateway.turns import pause
 from gateway.wire.tensors import Buffer
 
@@ -17,6 +18,11 @@ _MOST_MEMBERS: Final = 10_000  # of a gzip body: each takes its time, also an em
 _LOOK_BYTES: Final = 4 << 10
 _PIECE_BYTES: Final = 1 << 20  # a shorter one would take the interpreter back as often
 _MEMBERS_AT_ONCE: Final = 128
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[], Buffer]
+Outcome = Buffer | GatewayError
 
 
 def choose_encoding(accepted: bytes) -> bytes:
@@ -44,6 +50,19 @@ def choose_encoding(accepted: bytes) -> bytes:
         if weight > best_weight:
             best, best_weight = encoding, weight
     return best if best_weight >= weights.get(b"identity", 0.0) else b""
+
+
+def outcome_of(work: Work) -> Outcome:
+    """What work gives, or why it failed: without the frames that an exception holds, and they the body, perhaps in a circle."""
+    try:
+        return work()
+    except GatewayError as exc:
+        return exc.without_frames()
+    except MemoryError:
+        return Overloaded("there is no memory to inflate or compress this: try again", retry_after_s=1.0)
+    except Exception:
+        log.exception("a body could not be inflated or compressed")
+        return InternalError("internal error")
 
 
 def inflate(encoding: bytes, body: Buffer, most_bytes: int, wanted: Callable[[], bool] = lambda: True) -> Buffer:

@@ -1,6 +1,5 @@
 """A request and the place for its one answer: what a handler of an HTTP/1.1 connection gets."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -8,10 +7,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.turns import beside
-from gateway.wire.compression import choose_encoding, deflate
+from gateway.wire.compression import Outcome, Work, choose_encoding, deflate, outcome_of
 from gateway.wire.date import date_line
-from gateway.wire.http_errors import error_body
 from gateway.wire.request_ids import MADE, numbers, request_id
 from gateway.wire.request_ids import NAME as REQUEST_ID
 from gateway.wire.tensors import Buffer
@@ -20,7 +17,7 @@ JSON: Final = b"application/json"
 REASONS: Final = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
     405: b"Method Not Allowed", 406: b"Not Acceptable", 408: b"Request Timeout", 409: b"Conflict", 413: b"Content Too Large",
-    415: b"Unsupported Media Type", 417: b"Expectation Failed", 429: b"Too Many Requests",
+    415: b"Unsupported Media Type", 417: b"Expectation Failed", 421: b"Misdirected Request", 429: b"Too Many Requests",
     431: b"Request Header Fields Too Large", 499: b"Client Closed Request", 500: b"Internal Server Error",
     501: b"Not Implemented", 503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
     507: b"Insufficient Storage",
@@ -33,11 +30,8 @@ _ID: Final = b"X-Request-Id: "
 _MADE_ID: Final = _ID + MADE + b"\r\n"
 _JSON_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b" + _MADE_ID
 
-log = logging.getLogger(__name__)
-
-Result = Callable[[], Buffer]
-# Does work that takes long where it holds nobody up, then calls the other with what gives its result or raises.
-Run = Callable[[Result, Callable[[Result], None]], None]
+Run = Callable[[Work, Callable[[Outcome], None]], None]
+"""Does work that takes long where it holds nobody up, then gives the other its outcome."""
 
 
 class Answering(Protocol):
@@ -202,11 +196,11 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
         if length >= _DEFLATE_FROM_BYTES and status == 200 and (encoding := self.encoding):
             self.compressing = True
             work = partial(deflate, encoding, parts)
-            done = partial(self._deflated, content_type, b"%bContent-Encoding: %b\r\n" % (headers, encoding))
+            done = partial(self._deflated, content_type, headers, encoding, parts)
             if length > _DEFLATE_INLINE_BYTES:
-                connection.run(partial(beside, work), done)
+                connection.run(work, done)
             else:
-                done(work)
+                done(outcome_of(work))
             return
         if status == 200 and content_type is JSON and not (headers or self._own or REQUEST_ID in self.headers):  # as mostly
             self._number = number = next(numbers)
@@ -219,15 +213,14 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
         self.length = length
         connection.answered(self)
 
-    def _deflated(self, content_type: bytes, headers: bytes, result: Result) -> None:
+    def _deflated(
+        self, content_type: bytes, headers: bytes, encoding: bytes, parts: Sequence[Buffer], outcome: Outcome
+    ) -> None:
         self.compressing = self.compress = False
-        try:
-            body = result()
-        except BaseException:
-            log.exception("the answer to %s %s could not be compressed", self.method, self.path)
-            self.respond(500, error_body("internal error"))
+        if isinstance(outcome, GatewayError):  # there is no memory, say: it goes as it is
+            self.respond(200, parts, content_type, headers)
         else:
-            self.respond(200, body, content_type, headers)
+            self.respond(200, outcome, content_type, b"%bContent-Encoding: %b\r\n" % (headers, encoding))
 
     def begin(self, status: int, content_type: bytes, headers: bytes = b"", *, held_behind: int = 0) -> None:
         """Begin an answer in pieces. Its head leaves with the first of them. held_behind: bytes of what they are made of."""

@@ -30,6 +30,7 @@ from gateway.wire.http1_bounds import SHORT_BYTES, BoundedHttp1Connection, Outle
 from gateway.wire.http_errors import FAULTS, error_body
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
+from gateway.wire.origins import Origins
 from gateway.wire.requests import BODY, DEAF, FILLING, HEAD, IDLE, PHASES, RequestReader
 from gateway.wire.tensors import Buffer
 
@@ -58,17 +59,17 @@ class Http1Connection(BoundedHttp1Connection):
         handler: Handler,
         limits: Limits,
         outlet: Outlet,
+        *,
         clock: Callable[[], int] = time.monotonic_ns,
         memory: Memory | None = None,
         heads: KnownHeads | None = None,
+        origins: Origins | None = None,
         on_fault: OnFault = lambda exchange, error: None,
     ) -> None:
-        """handler: called with each whole request; it answers through the exchange, at once or later.
-
-        memory: of the process. heads: of the listener. on_fault: told of each answer that is an error of the stream's.
-        """
+        """handler: called with each whole request; it answers through the exchange, at once or later. heads, origins: of the
+        listener. memory: of the process. on_fault: told of each answer that is an error of the stream's."""
         super().__init__(limits, outlet, memory)
-        self.reader = RequestReader(self, limits, heads)
+        self.reader = RequestReader(self, limits, heads, origins)
         self.draining = False
         self.last_arrival_ns = clock()
         self._handler = handler

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.config import Limits
-from gateway.wire.exchange import Exchange, Result
+from gateway.wire.compression import Outcome, Work
+from gateway.wire.exchange import Exchange
 from gateway.wire.memory import NO_MEMORY, Memory
 from gateway.wire.requests import RequestReader
 from gateway.wire.tensors import Buffer
@@ -54,8 +55,8 @@ class Outlet(Protocol):
     def abort(self) -> None:
         """Close at once, whatever waits to be sent."""
 
-    def run(self, work: Result, done: Callable[[Result], None]) -> None:
-        """Do work that takes long where it holds nobody up, then call done with what gives its result or raises."""
+    def run(self, work: Work, done: Callable[[Outcome], None]) -> None:
+        """Do work that takes long where it holds nobody up, then give done its outcome."""
 
 
 class BoundedHttp1Connection(ABC):

@@ -29,9 +29,11 @@ STATUS: Final[dict[Code, int]] = {
 
 FAULTS: Final[dict[int, type[GatewayError]]] = {
     400: errors.InvalidArgument,
+    403: errors.Forbidden,
     408: errors.DeadlineExceeded,
     413: errors.TooLarge,
     417: errors.Unsupported,
+    421: errors.Forbidden,
     431: errors.TooLarge,
     500: errors.InternalError,
     501: errors.Unsupported,

@@ -25,6 +25,7 @@ import numpy as np
 from gateway.config import Limits
 from gateway.wire.known_heads import KnownHead, KnownHeads, fields_of
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
+from gateway.wire.origins import Origins
 from gateway.wire.tensors import Buffer
 
 # The phases. Plain constants: a member of an Enum takes 13 times as long to look up on Python 3.11, and there are ten of them
@@ -75,14 +76,16 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_granted", "_head_fed",
-        "_head_is_new", "_header_bytes", "_header_count", "_headers", "_heads", "_host", "_http_1_0", "_keep_alive", "_known",
-        "_limits", "_method", "_parser", "_refusal", "_sink", "_target", "_tries", "_upgrading", "_url", "buffer", "phase",
+        "_body", "_body_bytes", "_chunked", "_content", "_content_bytes", "_filled", "_granted", "_head_fed", "_head_is_new",
+        "_header_bytes", "_header_count", "_headers", "_heads", "_host", "_http_1_0", "_keep_alive", "_known", "_limits",
+        "_method", "_origins", "_parser", "_refusal", "_sink", "_target", "_tries", "_upgrading", "_url", "buffer", "phase",
         "requests",
     )  # fmt: skip
 
-    def __init__(self, sink: RequestSink, limits: Limits, heads: KnownHeads | None = None) -> None:
-        """heads: that it shares with others of the same limits."""
+    def __init__(
+        self, sink: RequestSink, limits: Limits, heads: KnownHeads | None = None, origins: Origins | None = None
+    ) -> None:
+        """heads: that it shares with others of the same limits and origins. origins: which web pages may ask."""
         self.phase = IDLE
         self.requests = 0
         self.buffer: memoryview | None = None
@@ -110,6 +113,7 @@ class RequestReader:
         self._upgrading = False
         self._refusal: tuple[int, str] | None = None
         self._heads = heads or KnownHeads()
+        self._origins = origins or Origins()
         self._known: KnownHead | None = None  # the last
         self._tries = _TRIES
 
@@ -328,6 +332,8 @@ class RequestReader:
         host = headers.get(b"host")
         if host != self._host:
             self._check_host(host)
+        if why := self._origins.foreign(method, headers):
+            self._stop(403, why)
         if b"upgrade" in headers and parser.should_upgrade():
             self._upgrading = True
         elif b"expect" in headers:
@@ -356,6 +362,8 @@ class RequestReader:
             return
         if _HOST.fullmatch(host) is None:
             self._stop(400, f"Host header: got {host.decode('latin-1')!r}, expected one host, or host:port")
+        if why := self._origins.misdirected(host):
+            self._stop(421, why)  # RFC 9110, section 7.4
         self._host = host
 
     def _expect(self, expectation: bytes) -> None:

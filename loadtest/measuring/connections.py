@@ -2,11 +2,11 @@
 
 import os
 import resource
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from gateway.process.machine import allow_files
 from loadtest.errors import UsageError
 from loadtest.results import GeneratorReport, LoadSpec
 
@@ -69,13 +69,7 @@ def _asked(spec: LoadSpec, users: int) -> str:
 def _files(needed: int, processes: int) -> int:
     """For how many connections this process may open files; it has then raised its own limit, where that has to be."""
     taken = len(os.listdir("/dev/fd")) + _OTHER_FILES + _FILES_OF_A_PROCESS * processes
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < taken + needed:
-        raised = taken + needed if hard == resource.RLIM_INFINITY else min(hard, taken + needed)
-        with suppress(OSError, ValueError):  # macOS has another limit beneath
-            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST if soft == resource.RLIM_INFINITY else soft - taken
+    return min(MOST, allow_files(taken + needed) - taken)
 
 
 def _ports() -> int:

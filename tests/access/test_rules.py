@@ -62,6 +62,7 @@ def test_without_a_key_nothing_is_told_but_what_is_open(scope: str) -> None:
     check(NOBODY, OPEN, "", ())
     with pytest.raises(Unauthenticated):
         check(NOBODY, scope, "", ())
+    assert NOBODY.__traceback__ is None, "or who asks, who holds it, and the frames that refused him would hold each other"
     if scope != ADMIN:
         check(NOBODY, scope, "m", (INFER if scope == MODELS else scope,))
 

@@ -253,7 +253,7 @@ def sent(address: tuple[str, int], path: str, body: bytes, headers: dict[str, st
         if "Transfer-Encoding" not in headers:
             headers = {**headers, "Content-Length": str(len(body))}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: c\r\n{lines}\r\n".encode())
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
         if "Expect" in headers:
             assert answer.readline().startswith(b"HTTP/1.1 100 ")
             assert answer.readline() == b"\r\n"

@@ -268,7 +268,8 @@ async def ask_rest(port: int | None, model: str, value: float) -> str:
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
     body = orjson.dumps({"inputs": [tensor]})
     writer.write(
-        b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (model.encode(), len(body), body)
+        b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+        % (model.encode(), len(body), body)
     )
     head = await reader.readuntil(b"\r\n\r\n")
     found = re.search(rb"Content-Length: (\d+)", head)

@@ -36,8 +36,8 @@ CONFIG = {
     },
     "models": [{"name": "one", **MODEL}, {"name": "two", "slo": {"p99_ms": 100}, **MODEL}],
 }
-INFER = b"POST /v2/models/one/infer HTTP/1.1\r\nHost: h\r\n"
-INVOKE = b"POST /invocations HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n"
+INFER = b"POST /v2/models/one/infer HTTP/1.1\r\nHost: localhost\r\n"
+INVOKE = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
 NO_BODY = b"Content-Length: 2\r\n\r\n{}"
 OF_REST = {
     "a body that is too long": (INFER + b"Content-Length: 2000000\r\n\r\n", 413, "too_large"),
@@ -57,6 +57,8 @@ OF_REST = {
         INVOKE + b"X-Amzn-SageMaker-Target-Model: one\r\nContent-Type: a/b\r\n\r\n{}", 415, "unsupported_media_type",
     ),
     "a version that is no number": (INFER.replace(b"/infer", b"/versions/x/infer") + NO_BODY, 404, "not_found"),
+    "what another page sends": (INFER + b"Sec-Fetch-Site: cross-site\r\n" + NO_BODY, 403, "forbidden"),
+    "a name that is not the server's": (INFER.replace(b"localhost", b"evil.example") + NO_BODY, 421, "forbidden"),
     "a name that is no UTF-8": (INFER.replace(b"one", b"%ff") + NO_BODY, 400, "invalid_argument"),
 }  # fmt: skip
 

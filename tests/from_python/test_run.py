@@ -114,7 +114,7 @@ def test_nothing_of_it_stays_once_closed_though_a_fork_lives() -> None:
     rest, grpc_target = (("127.0.0.1", int(url.rsplit(":")[-1])) for url in (server.rest_url, server.grpc_target))
     with contextlib.ExitStack() as stack:
         kept = [stack.enter_context(socket.create_connection(address, timeout=10)) for address in (rest, grpc_target)]
-        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         kept[1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # RFC 9113, section 3.4
         for connection in kept:
             assert connection.recv(1 << 16)
@@ -140,7 +140,7 @@ def test_who_is_connected_hears_of_the_end_though_a_fork_has_a_copy_of_the_conne
         for url in (server.rest_url, server.grpc_target):
             connection = socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1])), timeout=10)
             kept.append(stack.enter_context(connection))
-        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        kept[0].sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         kept[1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")  # RFC 9113, section 3.4
         for connection in kept:
             assert connection.recv(1 << 16)

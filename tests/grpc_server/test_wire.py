@@ -20,8 +20,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.config import Limits
+from gateway.edges import grpc_call, http_server
 from gateway.edges.grpc_server import GrpcServer
 from gateway.engine.repository import Repository
+from gateway.wire import compression
 from gateway.wire.http2_frames import PREFACE, frame_head
 from gateway.wire.http2_receiver import NOBODY, Receiver
 from tests.grpc_server.serving import MODELS, Served, infer_request, on_loop, serving
@@ -106,9 +108,30 @@ async def test_compressed_messages_are_read() -> None:
 @on_loop
 async def test_a_message_that_inflates_beyond_the_limit_is_refused() -> None:
     async with serving(f"server: {{limits: {{body_bytes: 100000}}}}\n{MODELS}") as served:
-        answer = await ask(served, framed(gzip.compress(bytes(10_000_000)), 1), grpc_encoding="gzip")
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await ask(served, framed(gzip.compress(bytes(10_000_000)), 1), grpc_encoding="gzip")
+            assert not [each for each in gc.get_objects() if type(each) is compression._Collected], "waits for the collector"
+        finally:
+            gc.enable()
         assert answer.status is StatusCode.INVALID_ARGUMENT
         assert "expected at most 100000 bytes" in answer.text
+
+
+@on_loop
+async def test_a_message_for_which_there_is_no_memory_once_inflated_may_be_sent_again() -> None:
+    def inflate(*about: object) -> bytes:
+        raise MemoryError
+
+    async with serving() as served:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpc_call, "inflate", inflate)
+            for message in (GOOD, random.Random(1).randbytes(10_000)):  # on the loop, and beside it
+                answer = await ask(served, framed(gzip.compress(message), 1), grpc_encoding="gzip")
+                assert answer.status is StatusCode.UNAVAILABLE
+                assert "no memory" in answer.text
+                assert answer.fields["retry-after"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -225,6 +248,18 @@ async def test_connections_over_the_limit_are_closed() -> None:
         assert reader.at_eof()
         for _, each in [*kept, (reader, writer)]:
             each.close()
+
+
+@on_loop
+async def test_a_connection_for_which_there_is_hardly_a_file_is_refused() -> None:
+    async with serving() as served:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(http_server, "_KEPT_FILES", http_server.files())
+            reader, writer = await asyncio.open_connection(*served.url.split(":"))
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+        assert (await ask(served, framed(GOOD))).status is StatusCode.OK
 
 
 @on_loop

@@ -36,7 +36,7 @@ def post(address: Address, body: bytes, path: str = INFER, **headers: str) -> in
 
 
 def head(body_bytes: int, path: str = INFER) -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), body_bytes)
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), body_bytes)
 
 
 def infer(data: bytes, shape: str = "1,16") -> bytes:
@@ -210,7 +210,7 @@ def test_gzip_of_many_members(bench: Bench) -> None:
 def test_pipelined_scrapes(bench: Bench) -> None:
     def attack(http: Address, grpc: Address) -> None:
         with socket.create_connection(http) as asking:
-            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 3000)
+            asking.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
             assert asking.recv(1)
 
     bench.withstands(attack)
@@ -220,8 +220,8 @@ def test_long_paths(bench: Bench) -> None:
     def attack(http: Address, grpc: Address) -> None:
         with socket.create_connection(http) as asking, asking.makefile("rb") as answers:
             for number in range(4095):
-                asking.sendall(b"GET /v2/models/wide?%05d%b HTTP/1.1\r\nHost: x\r\n\r\n" % (number, b"a" * 30_000))
-                asking.sendall(b"GET /v2/models/wide%05d%b HTTP/1.1\r\nHost: x\r\n\r\n" % (number, b"a" * 30_000))
+                asking.sendall(b"GET /v2/models/wide?%05d%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (number, b"a" * 30_000))
+                asking.sendall(b"GET /v2/models/wide%05d%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % (number, b"a" * 30_000))
                 for _ in range(2):
                     length = 0
                     while (line := answers.readline()) != b"\r\n":

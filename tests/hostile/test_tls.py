@@ -121,7 +121,7 @@ def test_requests_for_new_keys(bench: Bench) -> None:
 
 @pytest.mark.parametrize("connections", [20, 400])
 def test_records_of_one_byte(bench: Bench, connections: int) -> None:
-    request = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n"
+    request = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000\r\n\r\n"
 
     def attack(http: Address, rpc: Address) -> None:
         with contextlib.ExitStack() as closing:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Limits
+from gateway.edges import http_server
 from gateway.edges.http_server import HttpConnection, HttpServer
 from gateway.wire.exchange import Exchange
 from tests.http_server.serving import Client, Holder, Served, digest, echo, get, post, serving
@@ -110,7 +111,7 @@ def test_the_body_of_one_request_does_not_count_as_the_head_of_the_next() -> Non
         assert client.receive().status == 200
 
 
-def test_a_connection_too_many_is_told_so() -> None:
+def test_a_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(echo, connections=2) as served:
         with served.connect() as one, served.connect() as two:
             assert one.ask(get()).status == two.ask(get()).status == 200
@@ -118,6 +119,11 @@ def test_a_connection_too_many_is_told_so() -> None:
                 assert_refused(three, 503, "2 connections")
             assert one.ask(get()).status == 200
         served.wait_for(lambda: not served.server.connections)
+        assert_unharmed(served)
+        with monkeypatch.context() as patch:
+            patch.setattr(http_server, "_KEPT_FILES", http_server.files())  # none is left
+            with served.connect() as client:
+                assert_refused(client, 503, "as many files open as it may", "ulimit -n")
         assert_unharmed(served)
 
 

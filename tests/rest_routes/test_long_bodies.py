@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -256,6 +257,23 @@ def test_a_process_that_dies_costs_the_request_that_it_had(served: Served) -> No
 def test_a_process_that_ended_while_it_had_nothing_costs_nothing(served: Served) -> None:
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
     end_children()
+    assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+
+
+def test_where_no_process_can_be_started_a_long_body_may_be_sent_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*about: object, **more: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    end_children()
+    with monkeypatch.context() as patch:
+        patch.setattr("subprocess.Popen", refuse)
+        status, answer = asked(served, "/v2/models/wide/infer", infer_body(values()))
+    assert (status, answer["error"]) == (
+        503, "what decodes long requests could not be started: OSError: [Errno 24] Too many open files"
+    )  # fmt: skip
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
 
 

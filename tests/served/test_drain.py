@@ -38,7 +38,7 @@ def test_a_hanging_model_delays_the_end_by_no_more_than_the_drain_time_and_each_
         unary = clients.submit(ask_grpc, gateway.grpc)
         stream = clients.submit(ask_stream, gateway.grpc)
         half = socket.create_connection(gateway.http.split(":"), timeout=20)
-        half.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: t\r\nContent-Length: 1000\r\n\r\nxxx")
+        half.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nxxx")
         time.sleep(1.0)  # until all are in flight
         begun = time.monotonic()
         gateway.process.terminate()

@@ -118,7 +118,9 @@ def test_nothing_outlives_a_gateway_that_is_killed_in_the_middle_of_a_run(tmp_pa
         address = process.stdout.readline().split()[2].removeprefix("http=")
         with socket.create_connection(address.split(":")) as client:
             body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 16], "data": [7.0] * 16}]})
-            client.sendall(f"POST /v2/models/m/infer HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            client.sendall(
+                f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
             stuck = stuck_processes(tmp_path)
             process.kill()
             assert all(ended(one) for one in stuck)

@@ -61,7 +61,10 @@ def ask(address: str, client: int) -> None:
     asked = b""
     for count in range(_AT_ONCE):
         body = json.dumps({"id": f"{client}-{count}", "inputs": [tensor]}).encode()
-        asked += b"POST /v2/models/m/versions/1/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        asked += b"POST /v2/models/m/versions/1/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
+            len(body),
+            body,
+        )
     host, port = address.split(":")
     answers = b""
     with socket.create_connection((host, int(port)), timeout=30) as connection:

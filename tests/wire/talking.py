@@ -4,7 +4,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from gateway.config import Limits
-from gateway.wire.exchange import Handler, Result
+from gateway.wire.compression import Outcome, Work, outcome_of
+from gateway.wire.exchange import Handler
 from gateway.wire.http1 import Http1Connection
 from gateway.wire.memory import Memory
 from gateway.wire.tensors import Buffer
@@ -63,11 +64,11 @@ class Kept:
     def abort(self) -> None:
         self.closed = True
 
-    def run(self, work: Result, done: Callable[[Result], None]) -> None:
+    def run(self, work: Work, done: Callable[[Outcome], None]) -> None:
         if self._at_once:
-            done(work)
+            done(outcome_of(work))
         else:
-            self.work.append(lambda: done(work))
+            self.work.append(lambda: done(outcome_of(work)))
 
     def work_once(self) -> None:
         """Do the work that was asked for first."""

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.errors import GatewayError, NotReady
+from gateway.errors import GatewayError, NotReady, Overloaded
+from gateway.wire import coding
 from gateway.wire.exchange import Exchange
 from gateway.wire.http1 import Http1Connection
 from tests.http_server.serving import echo, get, post
@@ -105,6 +106,36 @@ def test_a_body_that_is_being_inflated_at_the_end_is_refused_and_counted() -> No
     assert outlet.written.startswith(b"HTTP/1.1 503 ")
     assert outlet.written.count(b"Retry-After: 1\r\n") == outlet.written.count(b"HTTP/1.1 ") == 1
     assert [type(error) for error in told] == [NotReady]
+
+
+@pytest.mark.parametrize("size", [1000, 70_000])
+def test_a_body_for_which_there_is_no_memory_once_inflated_may_be_sent_again(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def inflate(*about: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(coding, "inflate", inflate)
+    told: list[GatewayError] = []
+    outlet = Kept()
+    connection = Http1Connection(echo, Limits(), outlet, on_fault=lambda exchange, error: told.append(error))
+    send(connection, outlet, post(gzip.compress(random.Random(1).randbytes(size)), "Content-Encoding: gzip"))
+    assert outlet.written.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nRetry-After: 1\r\n" in outlet.written
+    assert [type(error) for error in told] == [Overloaded]
+    assert not caplog.records
+    assert not connection.held_bytes
+
+
+def test_an_answer_that_cannot_be_compressed_goes_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deflate(*about: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr("gateway.wire.exchange.deflate", deflate)
+    connection, outlet = connect(lambda exchange: exchange.respond(200, b"a" * 100_000))
+    send(connection, outlet, get("/x", "Accept-Encoding: gzip"))
+    assert b"Content-Encoding" not in outlet.written
+    assert outlet.written.endswith(b"a" * 100_000)
 
 
 def test_an_answered_request_that_waits_for_its_turn_holds_its_answer_alone() -> None:

@@ -44,7 +44,7 @@ _KERNEL_UNSENT_BYTES: Final = 16 << 10  # of an answer in pieces: 36 KB are then
 _JOIN_BYTES: Final = 64 << 10  # up to here one copy is cheaper than one more write
 _LINGER_S: Final = 1.0
 _REFUSED_AT_ONCE: Final = 256  # connections above the limit that are being told so
-_KEPT_FILES: Final = 64  # of those that may be open: for what is no connection, and for refusals
+_KEPT_FILES: Final = 64
 _DRAIN_IDLE_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.5
 _STALL_LOOKS: Final = 4  # in body_timeout_s: whoever stops reading is cut off after that and at most a quarter
@@ -84,9 +84,15 @@ def no_room(limits: Limits, connections: int, descriptor: int) -> str:
     """
     if connections >= limits.connections:
         return f"the server has its {limits.connections} connections already (server.limits.connections)"
-    if descriptor >= (most := files()) - _KEPT_FILES:
+    most = files()
+    if descriptor >= most - _kept(most):
         return f"the server has nearly as many files open as it may, which are {most} (ulimit -n)"
     return ""
+
+
+def _kept(most: int) -> int:
+    """Of so many files that may be open, those that are for what is no connection, and for refusals."""
+    return min(_KEPT_FILES, most // 4)
 
 
 def listened_on(listeners: Iterable[asyncio.Server]) -> list[int]:
@@ -244,7 +250,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if why := no_room(self._limits, len(server.connections) - 1, self.descriptor):
             self.http.refuse(503, why)
             excess = len(server.connections) - self._limits.connections
-            if excess > _REFUSED_AT_ONCE or files() - self.descriptor <= _KEPT_FILES // 4:
+            if excess > _REFUSED_AT_ONCE or (most := files()) - self.descriptor <= _kept(most) // 4:
                 transport.abort()
         else:
             self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)

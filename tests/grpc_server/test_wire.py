@@ -254,7 +254,7 @@ async def test_connections_over_the_limit_are_closed() -> None:
 async def test_a_connection_for_which_there_is_hardly_a_file_is_refused() -> None:
     async with serving() as served:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(http_server, "_KEPT_FILES", http_server.files())
+            patch.setattr(http_server, "_kept", lambda most: most)
             reader, writer = await asyncio.open_connection(*served.url.split(":"))
             with contextlib.suppress(ConnectionError):
                 await asyncio.wait_for(reader.read(), 5)

@@ -121,7 +121,7 @@ def test_a_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
         served.wait_for(lambda: not served.server.connections)
         assert_unharmed(served)
         with monkeypatch.context() as patch:
-            patch.setattr(http_server, "_KEPT_FILES", http_server.files())  # none is left
+            patch.setattr(http_server, "_kept", lambda most: most)  # none is left
             with served.connect() as client:
                 assert_refused(client, 503, "as many files open as it may", "ulimit -n")
         assert_unharmed(served)

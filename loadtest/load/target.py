@@ -85,11 +85,14 @@ class Address:
 
     def is_here(self) -> bool:
         """Whether it is this machine's: a loopback address, one of its interfaces, or its name. No other name is looked up."""
+        host = self.host.rstrip(".")
         with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(self.host).is_loopback:
+            address = ipaddress.ip_address(host)
+            address = getattr(address, "ipv4_mapped", None) or address
+            if address.is_loopback or address.is_unspecified:
                 return True
         own = {address.address for found in psutil.net_if_addrs().values() for address in found}
-        return self.host in {"localhost", socket.gethostname().lower(), *own}
+        return host.endswith(".localhost") or host in {"localhost", socket.gethostname().lower(), *own}
 
     def headers(self, spec: LoadSpec, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """What a request says: what it has of its own, and what all say, the key included; the spec's replace others."""

@@ -200,7 +200,8 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
     flags = list(flags_of(mended, FaultPlace((), SpecFile)))
     for place in flags:
         faults.append(str(value_fault(place, document)))
-        _drop(mended, place.location)
+        if _has(mended, place.location):  # else it went with its list
+            _drop(mended, place.location)
     errors: list[Any] = []
     try:
         found = SpecFile.model_validate(mended)
@@ -221,6 +222,15 @@ def validated(document: Document, faults: list[str]) -> tuple[SpecFile, set[str]
     bad = {str(loc[0]) for loc in at_fault if loc[0] != "candidates" or len(loc) == 1}
     incomplete = {loc[1] for loc in at_fault if loc[0] == "candidates" and len(loc) > 1 and isinstance(loc[1], int)}
     return SpecFile.model_validate(mended), bad, incomplete
+
+
+def _has(document: Any, location: tuple[int | str, ...]) -> bool:
+    try:
+        for part in location:
+            document = document[part]
+    except LookupError:
+        return False
+    return True
 
 
 def _drop(document: dict[Any, Any], location: tuple[int | str, ...]) -> None:

@@ -36,7 +36,8 @@ _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond
 _ERRORS: Final = {_SUCCEEDED: event_error, _ANSWERED: independent_error}  # of a metric's mean, where not `mean_error`
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
 _NOTED: Final = (
-    *("protocol", "model", "version", "connections", "processes", "payloads", "content_type", "lengths", "pad", "timeout_s"),
+    *("pattern", "protocol", "model", "version", "connections", "processes", "payloads", "content_type", "lengths", "pad"),
+    "timeout_s",
 )
 
 
@@ -76,7 +77,9 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
     """
     closed = base.spec.pattern.startswith("users")
     alike = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
-    different = [f"{name} {_both(base, new, name)}" for name in _LOAD if _meant(base.spec, name) != _meant(new.spec, name)]
+    by_content = all("traces" in result.digests for result in (base, new))
+    meant = [{name: _meant(result.spec, name, by_content=by_content) for name in _LOAD} for result in (base, new)]
+    different = [f"{name} {_both(base, new, name)}" for name in _LOAD if meant[0][name] != meant[1][name]]
     if not different and (_differ(base, new, "traces") or (alike and _due_otherwise(base, new))):
         different.append(f"pattern {_both(base, new, 'pattern')} (with requests due at other times)")
     other_requests = _differ(base, new, "requests")
@@ -138,8 +141,10 @@ def _both(base: RunResult, new: RunResult, name: str) -> str:
     return f"{_told(getattr(base.spec, name))} and {_told(getattr(new.spec, name))}"
 
 
-def _meant(spec: LoadSpec, name: str) -> object:
-    """What a field asks for, in whatever way it is written."""
+def _meant(spec: LoadSpec, name: str, *, by_content: bool) -> object:
+    """What a field asks for, in whatever way it is written. by_content: traces count by that, not by their files' names."""
+    if name == "pattern":
+        return re.sub(r"(?<=[:,])file=[^,;]*", "", spec.pattern) if by_content else spec.pattern
     if name in ("rows", "length"):
         return range_of(f"--{name}", getattr(spec, name))
     return values_of("--values", spec.values, ()) if name == "values" else getattr(spec, name)

@@ -393,6 +393,10 @@ def test_a_file_of_the_same_name_with_another_content_is_another_load(kind: str,
     base = replace(made(levels(), spec=spec), digests={"requests": "a", "traces": "b"})
     assert compare(base, base).notes == ()
     assert compare(base, replace(base, digests={})).paired  # of a result that does not tell
+    moved = replace(base, spec=replace(spec, pattern="trace:file=a/t.csv"))
+    assert compare(base, moved).notes == ("pattern differs: trace:file=t.csv and trace:file=a/t.csv",)
+    with pytest.raises(UsageError, match=r"pattern trace:file=t\.csv and trace:file=a/t\.csv,column=b$"):
+        compare(base, replace(base, spec=replace(spec, pattern="trace:file=a/t.csv,column=b")))
     for seed in (0, 1):
         new = replace(base, spec=replace(spec, seed=seed), digests={**base.digests, kind: "c"})
         with pytest.raises(UsageError, match=told):

@@ -204,6 +204,14 @@ def faults_of(catalogue: Catalogue, **keys: Any) -> list[str]:
     return str(raised.value).splitlines()
 
 
+def test_each_flag_in_a_list_of_numbers_is_told_and_nothing_else(catalogue: Catalogue) -> None:
+    told = faults_of(catalogue, launcher={"kind": "local", "stands_for": {"c7i.large": [True, False]}})
+    assert [line.partition(": ")[2].partition(": expected")[0] for line in told] == [
+        "launcher.stands_for.c7i.large[0]: true",
+        "launcher.stands_for.c7i.large[1]: false",
+    ]
+
+
 def test_faults_of_every_kind_are_told_together(catalogue: Catalogue, tmp_path: Path) -> None:
     assert faults_of(
         catalogue,

@@ -71,6 +71,7 @@ def test_the_url_of_an_address_of_ipv6_has_brackets() -> None:
     ("host", "is_here"),
     [
         ("127.0.0.11", True), ("[::1]", True), ("localhost", True), (socket.gethostname(), True), ("192.0.2.7", True),
+        ("app.localhost", True), ("localhost.", True), ("0.0.0.0", True), ("[::ffff:127.0.0.1]", True),
         ("localhost.example", False), ("127.0.0.1.example", False), ("192.0.2.77", False), ("x/127.0.0.1", False),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from backends.check_tensors import unlike
 from backends.datatypes import NUMPY
 from backends.mistakes import Mistake, Place, Wanted
 from backends.near_file import near_file
-from backends.not_known import NotKnown, as_far_as_known
+from backends.not_known import NOT_KNOWN, NotKnown, as_far_as_known
 from backends.regular_file import absent, file_bytes
 from backends.signatures import Signature
 from backends.source import is_source, load_object, misfits
@@ -41,7 +41,9 @@ def _of_object(wanted: Wanted, code: Any) -> Iterator[Mistake]:
     if stated:
         return
     try:
-        signature = backends.python.called_as(wanted.model, code)
+        listed = (tensor.name for key, tensors in wanted.tensors if key == "inputs" for tensor in tensors)
+        known = as_far_as_known(name for name in listed if name is not NOT_KNOWN)
+        signature = backends.python.called_as(wanted.model, code, known)
     except BackendError as exc:
         yield _of_code(wanted, exc)
         return

@@ -4,7 +4,8 @@ Such a folder is put at the end of the import path, so that the code finds its n
 gateway itself, is hidden by one. Python keeps one module for each name: of two models that both have a `helper.py` beside
 their code, the second would compute with the helper of the first. So where two folders have a name in common, `import` looks
 at who asks, and gives code what its own folder has. The first folder on the path keeps the plain name in `sys.modules`, as if
-it were alone; a module of another is in a package that stands for its folder, such as `code_0123abcd.helper`.
+it were alone; a module of another is in a package that stands for its folder, such as `code_0123abcd.helper`. A model's own
+file, which is executed under a name that no import makes, is what the code beside it gets by `import` of it (`serve_as`).
 
 The folder of a Triton model's version has the model's folder behind it, as Triton has it on the path: what is in either is its
 own, and no module of another version.
@@ -33,6 +34,7 @@ _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its ow
 _whose: Final[dict[str, str]] = {}  # the folder that a plain name in such a place is for: the first of several
 _names: Final[dict[str, frozenset[str]]] = {}  # what may be imported from a folder, by the folder
 _shared: Final[set[str]] = set()  # the names that several folders have, or had: what was imported for one stays its own
+_served: Final[dict[str, dict[str, tuple[str, bool]]]] = {}  # by a file's stem and folder: its module, and whether it is whole
 _put: Final[set[str]] = set()  # the folders that were not on the import path before
 _plain: Callable[..., ModuleType] = builtins.__import__  # what was there before `_import`
 _looks = False  # whether that is there
@@ -71,20 +73,27 @@ def package_of(folder: Path | str) -> str:
     return f"code_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
-def names_of(path: Path) -> list[str]:
-    """The names by which the code beside a file imports it, once its folder was put on the path.
+def serve_as(path: Path, module: str, *, whole: bool) -> None:
+    """Have code beside a file, whose folder was put on the path, get the module of this name where it imports the file.
 
-    The plain one only where another process with this path imports the same by it, as one does that `multiprocessing` spawns:
-    not where another folder may have what the file imports.
+    Not where the process imported the file before. whole: it was executed to its end. Until then code gets this module only
+    where it has all names that are asked for: else the file is executed once more, so that imports in a circle end.
     """
-    if not path.stem.isidentifier():
-        return []
-    in_package = f"{package_of(path.parent)}.{path.stem}"
-    if path.stem in sys.modules or _names.get(str(path.parent), _shared) & _shared:
-        return [in_package]
-    found = find_spec(path.stem)
-    is_this = found is not None and found.origin is not None and Path(found.origin).resolve() == path
-    return [in_package, path.stem] if is_this else [in_package]
+    global _plain, _looks
+    stem, folder = path.stem, str(path.parent)
+    with _lock:
+        modules = _served.setdefault(stem, {})
+        if whole:
+            if folder in modules and module in sys.modules:
+                sys.modules.setdefault(f"{package_of(folder)}.{stem}", sys.modules[module])  # for `from . import model`
+                modules[folder] = module, True
+            return
+        found, before = PathFinder.find_spec(stem, [folder]), sys.modules.get(stem)
+        if found is None or found.origin != str(path) or (before and Path(_place(before)).resolve() == path):
+            return
+        modules[folder] = module, False
+        if not _looks:
+            _plain, builtins.__import__, _looks = builtins.__import__, _import, True
 
 
 def forget_code(folder: Path) -> None:
@@ -98,6 +107,8 @@ def forget_code(folder: Path) -> None:
         for package, place in [each for each in _packages.items() if (each[1] + os.sep).startswith(within)]:
             sys.modules.pop(package, None)
             del _packages[package], _places[place], _names[place]
+            for served in _served.values():
+                served.pop(place, None)
         for each in [each for each, place in _whose.items() if place not in _places]:
             del _whose[each]
         _put.difference_update([place for place in _put if (place + os.sep).startswith(within)])
@@ -126,6 +137,8 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
+    if name in _served and globals is not None and (served := _served_to(globals, name, fromlist, level)) is not None:
+        return served
     top = name.partition(".")[0]
     if level or top not in _shared:
         return _plain(name, globals, locals, fromlist, level)
@@ -150,6 +163,17 @@ def _import(
         return _plain(name, globals, locals, fromlist, level)
     found = _plain(f"{package}.{name}", globals, locals, fromlist, 0)
     return found if fromlist else sys.modules[f"{package}.{top}"]
+
+
+def _served_to(asks: Mapping[str, object], name: str, fromlist: Sequence[str] | None, level: int) -> ModuleType | None:
+    """The module that a file is served as, for the code beside it that imports it."""
+    folder = _packages.get(str(asks.get("__package__"))) if level == 1 else None if level else _folder_of(asks)
+    module, whole = _served[name].get(folder or "", ("", False))
+    # Nothing installed is hidden; and pickle, which asks for no names, takes what `sys.modules` has.
+    if module not in sys.modules or fromlist == [] or (not level and _home_of(name) not in _whose):
+        return None
+    found = sys.modules[module]
+    return found if whole or (fromlist and vars(found).keys() >= set(fromlist)) else None
 
 
 def _folder_of(module: Mapping[str, Any]) -> str | None:

@@ -21,7 +21,7 @@ SystemExit), its session.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -56,6 +56,7 @@ from backends.signatures import (
     parts_of,
     refuse_masked,
     refuse_nothing,
+    refuse_uncallable,
     signature_of,
     single_value,
     stream_by_name,
@@ -71,7 +72,7 @@ _OF_LITSERVE: Final = ("decode_request", "encode_response")
 def load(declared: ModelSpec, *, model: str, class_options: Mapping[str, Any] = NO_OPTIONS) -> "PythonModel":
     """model: `module:Class` or `path/to/file.py:Class`, or a function in place of the class."""
     code = load_code(model)
-    signature = called_as(model, code)
+    signature = called_as(model, code, [tensor.name for tensor in declared.inputs])
     options = dict(class_options)
     if inspect.isclass(code):
         check_options(model, code, options, key="class_options")
@@ -115,7 +116,10 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     if inputs and outputs:
         found = from_shapes(inputs, outputs)
         return replace(found, notes=found.notes + notes)
-    given = _as_hinted(signature.inputs, example if example is not None else example_of(model, code))
+    if example is None:
+        example = example_of(model, code)
+    signature = called_as(model, code, example or ())
+    given = _as_hinted(signature.inputs, example)
     if given is None and not inputs:
         shapeless = [name for name, hint in signature.inputs.items() if hint is not None and hint.shape is None]
         if shapeless:
@@ -182,8 +186,11 @@ def load_code(model: str) -> Any:
     return load_object(model)
 
 
-def called_as(model: str, code: Any) -> Signature:
-    """How a class or function is called, and what its type hints say. model: for messages. Raises: LoadFailed."""
+def called_as(model: str, code: Any, names: Iterable[str] = ()) -> Signature:
+    """How a class or function is called, and what its type hints say. Raises: LoadFailed.
+
+    model: for messages. names: of the inputs that are declared or in an example.
+    """
     if inspect.isclass(code):
         if hooks := [name for name in _OF_LITSERVE if callable(getattr(code, name, None))]:
             raise LoadFailed(
@@ -193,15 +200,21 @@ def called_as(model: str, code: Any) -> Signature:
         predict = getattr(code, "predict", None)
         if not callable(predict):
             raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`")
-        function, method = predict, not isinstance(inspect.getattr_static(code, "predict"), staticmethod | classmethod)
+        static = inspect.getattr_static(code, "predict")
+        function, method = predict, hasattr(static, "__get__") and not isinstance(static, staticmethod | classmethod)
     elif callable(code):
         function, method = code, False
     else:
         raise LoadFailed(f"{model}: expected a class with a method `predict(inputs)`, or a function, got {type(code).__name__}")
     try:
-        return signature_of(function, method=method)
+        signature = signature_of(
+            function, method=method, names={*names, *(own.name for own in _stated(model, code, "inputs") or ())}
+        )
+        if not inspect.isclass(code):
+            refuse_uncallable(signature, function, of_class=False)
     except LoadFailed as exc:
         raise LoadFailed(f"{model}: {exc}") from exc
+    return signature
 
 
 def said_of(signature: Signature, key: str, ours: tuple[TensorSpec, ...]) -> list[TensorSpec | None]:
@@ -318,6 +331,10 @@ class PythonModel:
                 raise
             except BaseException as exc:  # it may end with sys.exit()
                 raise LoadFailed(f"{self._model}: load raised {words_of(exc)} ({line_of(exc, self._code)})") from exc
+        try:
+            refuse_uncallable(self._signature, instance.predict, of_class=True)  # which may be another than its class's
+        except LoadFailed as exc:
+            raise LoadFailed(f"{self._model}: {exc}") from exc
         return PythonSession(instance.predict, instance, self._signature, self.spec)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ by that type alone.
 
 import inspect
 import reprlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -81,14 +81,16 @@ class Hint:
 def single_value(hint: Hint, tensor: TensorSpec, key: str) -> TensorSpec:
     """What the type of one row's value says of a declared tensor, in its own words where they go together.
 
-    A number of Python's has no width of its own. key: `inputs` or `outputs`.
+    A number of Python's has no width of its own, and one of numpy's may be wider than the input. key: `inputs` or `outputs`.
     """
     assert hint.datatype is not None  # as there is a scalar
     kind, of_hint = NUMPY[tensor.datatype].kind, NUMPY[hint.datatype].kind
     if key == "outputs":
         fits = of_hint in _kinds_into(kind)
     else:
-        fits = tensor.datatype == hint.datatype or kind in _TAKES.get(hint.scalar or object, "")
+        of_one_kind = kind == of_hint == "f" or {kind, of_hint} <= {"i", "u"}
+        as_wide = of_one_kind and np.can_cast(NUMPY[tensor.datatype], NUMPY[hint.datatype])
+        fits = tensor.datatype == hint.datatype or as_wide or kind in _TAKES.get(hint.scalar or object, "")
     one_a_row = key == "inputs" and tensor.shape and all(size in (1, -1) for size in tensor.shape[1:])
     return replace(tensor, datatype=tensor.datatype if fits else hint.datatype, shape=tensor.shape if one_a_row else _ROW)
 
@@ -135,8 +137,8 @@ def _whole(hints: Mapping[str, Hint | None]) -> tuple[TensorSpec, ...] | None:
     return found if specs and len(found) == len(specs) else None
 
 
-def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
-    """method: `function` is one of a class and gets `self` first.
+def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] = frozenset()) -> Signature:
+    """method: `function` is one of a class and gets `self` first. names: of the inputs, as far as they are known.
 
     Raises: LoadFailed, for hints that contradict each other, and for a function that cannot be called as a plain one.
     """
@@ -171,13 +173,7 @@ def signature_of(function: Callable[..., Any], *, method: bool) -> Signature:
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     given = get_args(returned)[0] if in_parts and get_args(returned) else returned
     outputs, keys = _outputs(given), _keys(given)
-    if not any(inputs.values()) and (method or _takes_dict(hints, list(inputs))):
-        if not any(takes(function, arguments + method) for arguments in (1, 2)):
-            this = "self, " if method else ""
-            raise LoadFailed(
-                f"predict cannot be called, expected predict({this}inputs) or predict({this}inputs, parameters) "
-                f"({place_of(function)})"
-            )
+    if not any(inputs.values()) and (method or _takes_dict(hints, list(inputs), names)):
         reads = takes_parameters(function, 3 if method else 2)
         own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
         return Signature("dict", {}, outputs, in_parts, reads_parameters=reads, keys=keys, defaults=own, untold=untold)
@@ -210,9 +206,19 @@ def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call if inspect.isfunction(call) and not hasattr(function, "__wrapped__") else function
 
 
-def _takes_dict(hints: Mapping[str, Any], names: list[str]) -> bool:
+def refuse_uncallable(signature: Signature, predict: Callable[..., Any], *, of_class: bool) -> None:
+    """Raises: LoadFailed, if what is to get a dict cannot be called with one. predict: bound, where it is a method."""
+    if signature.style == "dict" and not takes(predict, 1) and not takes(predict, 2):
+        this = "self, " if of_class else ""
+        raise LoadFailed(
+            f"predict cannot be called, expected predict({this}inputs) or predict({this}inputs, parameters) "
+            f"({place_of(predict)})"
+        )
+
+
+def _takes_dict(hints: Mapping[str, Any], names: list[str], known: Set[str]) -> bool:
     if names[:1] == ["inputs"] and all(name in PARAMETERS for name in names[1:]):
-        return True
+        return names == ["inputs"] or not known >= set(names)
     return len(names) in (1, 2) and _is_mapping(hints.get(names[0]))
 
 

@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from backends.base import BackendError, LoadFailed, words_of
-from backends.model_folders import names_of, package_of, put_on_path
+from backends.model_folders import package_of, put_on_path, serve_as
 from backends.regular_file import absent
 
 _EXECUTED_S: Final = 30.0  # the most that another thread is waited for
@@ -198,8 +198,7 @@ def _digest(file: str) -> str:
 def _module_name(path: Path) -> str:
     """Two files of one name are two modules; and a class in one can be found again by its name (pickle, dataclasses).
 
-    A module of its folder's package, from which it may import by `from .helper`; by a name that no import of a file makes. The
-    names that imports make are its too (`names_of`), unless they are taken.
+    A module of its folder's package, from which it may import by `from .helper`; by a name that no import of a file makes.
     """
     return f"{package_of(path.parent)}.{path.stem.replace('.', '_')}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
@@ -213,16 +212,12 @@ def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleTy
     spec = spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path}: not a Python file")
-    behind = [folder.resolve() for folder in behind]
-    put_on_path(path.parent, *behind)
     here, executed = threading.get_ident(), threading.Event()
     while True:
         with _looking:
             module = sys.modules.get(name)
             if module is None:
-                module = module_from_spec(spec)
-                names = [each for each in (name, *names_of(path)) if sys.modules.setdefault(each, module) is module]
-                module.__name__ = names[-1]  # in which pickle finds it
+                module = sys.modules[name] = module_from_spec(spec)
                 _executing[name] = here, executed
                 break
             thread, end = _executing.get(name, (here, executed))
@@ -230,15 +225,18 @@ def _module_of_file(path: Path, wanted: str, behind: Sequence[Path]) -> ModuleTy
             return module
     whole = False
     try:
+        behind = [folder.resolve() for folder in behind]
+        put_on_path(path.parent, *behind)
+        serve_as(path, name, whole=False)
         before = set(sys.modules)
         spec.loader.exec_module(module)
+        serve_as(path, name, whole=True)
         whole = True
     finally:
         with _looking:
             _executing.pop(name, None)
             if not whole:
-                for each in names:
-                    sys.modules.pop(each, None)
+                sys.modules.pop(name, None)
         executed.set()
     for imported in [sys.modules.get(each) for each in set(sys.modules) - before]:
         file = vars(imported).get("__file__") if type(imported) is ModuleType else None
@@ -269,7 +267,7 @@ class _FromSource(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         data = self.get_data(self.path)
-        _digests[self.name] = {self.path: hashlib.sha256(data).hexdigest()}
+        _digests[fullname] = {self.path: hashlib.sha256(data).hexdigest()}
         return self.source_to_code(data, self.path)
 
 

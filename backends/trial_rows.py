@@ -94,19 +94,27 @@ def rows_like(own: Tensors) -> Iterator[Tensors]:
 
 
 def with_fields_in_common(rows: Tensors) -> Iterator[Tensors]:
-    """These rows, the second with some fields of the first and the others of the third, for models that compare rows by a key.
+    """The first row, another one, and between them one with some fields of either, for models that compare rows by a key.
 
-    Fields are the inputs, or the columns of one that is narrow. Of any two, some rows share the one and not the other.
+    The other is the third row, and the second in each field in which the third is as the first. Fields are the inputs, or the
+    columns of one that is narrow. Of any two, some rows share the one and not the other.
     """
     places: list[tuple[int, ...]] = [()]
     if len(rows) == 1 and (first := next(iter(rows.values()))).ndim == 2 and first.shape[1] <= _MOST_COLUMNS:
         places = [(column,) for column in range(first.shape[1])]
-    fields = [(name, at) for name, array in rows.items() for at in places if not np.array_equal(array[0, *at], array[2, *at])]
+    last = {name: array[2:].copy() for name, array in rows.items()}
+    fields = []
+    for name, array in rows.items():
+        for at in places:
+            if np.array_equal(array[0, *at], array[2, *at]):  # of few numbers, which are often equal
+                last[name][0, *at] = array[1, *at]
+            if not np.array_equal(array[0, *at], last[name][0, *at]):
+                fields.append((name, at))
     parts = [[field for index, field in enumerate(fields) if index >> bit & 1] for bit in range(len(fields).bit_length())]
     others = [field for field in fields if of_floats(rows[field[0]]) != of_floats(rows[fields[0][0]])]  # keys of several fields
     for part in parts if others in parts else (others, *parts):
         if part:
-            mixed = {name: array[[0, 2, 2]] for name, array in rows.items()}
+            mixed = {name: np.concatenate([array[:1], last[name], last[name]]) for name, array in rows.items()}
             for name, at in part:
                 mixed[name][1, *at] = rows[name][0, *at]
             yield mixed

@@ -136,6 +136,13 @@ SCALE = "class Scale:\n    def by(self, x: float) -> float: return 3 * x\n"
         "from functools import partial\ndef _by(n: float, x: float) -> float: return n * x\npredict = partial(_by, 3)\n",
         "class Scale:\n    def __call__(self, x: float) -> float: return 3 * x\npredict = Scale()\n",
         PREDICT + "if __name__ == '__main__':\n    " + TREE.replace("\n", "\n    ").rstrip(" "),
+        PREDICT + "if '__main__' == __name__ and True:\n    " + TREE.replace("\n", "\n    ").rstrip(" "),
+        PREDICT + "class Config:\n    predict = True\n",
+        PREDICT + "from dataclasses import dataclass, field\n@dataclass\nclass A:\n    predict: float = field(default=0.0)\n",
+        PREDICT + "from enum import Enum, auto\nclass Mode(Enum):\n    predict = auto()\n",
+        PREDICT + "class Lists:\n    for predict in (1, 2): ...\n",
+        TREE.replace("x\n", "3 * x\n")
+        + "predict = None\nfor predict in (): ...\nfrom . import neighbour_of_predict as predict\n",
         PREDICT + "from typing import Protocol\nclass Predicts(Protocol):\n    predict: object\n",
     ],
 )
@@ -158,6 +165,19 @@ def test_what_a_file_calls_predict_is_its_model_however_it_comes_about(tmp_path:
 def test_a_file_that_may_mean_one_or_the_other_asks_which(tmp_path: Path, text: str, choice: str) -> None:
     (tmp_path / "m.py").write_text(text + HELPER)
     assert fault(str(tmp_path / "m.py")).endswith(f"which of {choice}? Name one, or mark one alone with `@gateway.model`")
+
+
+def test_a_class_that_may_inherit_from_a_file_beside_it_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "base_of_guess.py").write_text(TREE)
+    for start, base in {
+        "from base_of_guess import Tree": "Tree",
+        "from .base_of_guess import Tree as T": "T",
+        "import base_of_guess as b": "b.Tree",
+    }.items():
+        (tmp_path / "m.py").write_text(f"{start}\nclass Own({base}): ...\nclass Tuned(Own): ...\n{HELPER}")
+        assert "which of m.py:Own, m.py:Tuned, m.py:helper?" in fault(str(tmp_path / "m.py"))
+    (tmp_path / "m.py").write_text(f"from argparse import Action\nclass Own(Action): ...\n{HELPER}")
+    assert model(str(tmp_path / "m.py"))["backends"][0]["model"].endswith(":helper")
 
 
 def test_a_tokeniser_of_its_natural_form_gives_as_many_numbers_as_its_text_has(tmp_path: Path) -> None:

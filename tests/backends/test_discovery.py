@@ -1,5 +1,6 @@
 """Rows are found only where a batch gives every row its own answer; everything else runs alone and whole."""
 
+import itertools
 import json
 import re
 from typing import Any
@@ -649,6 +650,14 @@ def test_rows_that_change_those_of_their_key_run_alone(key: str, value: np.ndarr
     if key == "float":
         columns = np.hstack([example["key"], value, value + 1])
         assert from_example(run_of(lambda x: mean_of_key(x[:, :1], x[:, 1:])), {"x": columns}).max_rows in (0, 1)
+
+
+@pytest.mark.parametrize("values", [*itertools.product((1, 3, 5), repeat=3)])
+def test_rows_of_few_numbers_show_what_changes_those_of_their_key(values: tuple[int, ...]) -> None:
+    def run(arrays: Tensors) -> Tensors:
+        return {"y": np.array([arrays["value"][arrays["key"] == own].mean() for own in arrays["key"]])}
+
+    assert from_example(run, {"key": np.array([17, 42, 99]), "value": np.array(values)}).max_rows == 0
 
 
 def test_drawn_rows_show_what_changes_those_of_its_key() -> None:

@@ -246,14 +246,37 @@ def test_a_file_is_the_module_that_its_helpers_import(folder: Path) -> None:
         assert (near(), plain(), sys.modules[own.__module__].Own) == (own, own, own)
 
 
+@pytest.mark.parametrize(
+    ("start", "asks"),
+    [
+        ("import asker", "from itself import LATE"),
+        ("import asker", "import itself\nLATE = itself.LATE"),
+        ("from . import asker", "from .itself import LATE"),
+    ],
+)
+def test_a_file_and_its_helper_may_import_each_other(folder: Path, start: str, asks: str) -> None:
+    code = start + "\nLATE = {!r}\ndef seen(): return asker.LATE"
+    for each in two(folder, lambda of: {"itself.py": code.format(of), "asker.py": asks}):
+        assert load_object(f"{each}/itself.py:seen")() == load_object(f"{each}/itself.py:LATE")
+
+
+def test_a_file_leaves_its_plain_name_to_the_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, {"own/of_both.py": "def itself(): import of_both; return of_both", "installed/of_both.py": ""})
+    itself = load_object(f"{folder}/own/of_both.py:itself")
+    assert itself().itself is itself
+    assert sys.modules[itself.__module__].__loader__.get_source(itself.__module__)  # type: ignore[union-attr]
+    monkeypatch.syspath_prepend(folder / "installed")
+    import of_both  # type: ignore[import-not-found]  # the process's own
+
+    assert of_both.__file__ == f"{folder}/installed/of_both.py"
+
+
 @pytest.mark.slow
-def test_what_a_file_defines_runs_in_spawned_processes_unless_these_may_find_the_helper_of_another(folder: Path) -> None:
-    code = "from spawn_helper import K\ndef work(x): return x * K"
-    first, second = two(folder, lambda of: {"spawns.py": code, f"{of}.py": code, "spawn_helper.py": f"K = {ord(of)}"})
-    work = load_object(f"{first}/spawns.py:work")
+def test_what_a_helper_defines_runs_in_spawned_processes(folder: Path) -> None:
+    write(folder, {"spawns.py": "from spawn_helper import work", "spawn_helper.py": "def work(x): return 2 * x"})
+    work = load_object(f"{folder}/spawns.py:work")
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply_async(work, (2,)).get(timeout=20) == 2 * ord("a")
-    assert load_object(f"{second}/b.py:__name__") not in ("b", "spawns")
+        assert pool.apply_async(work, (2,)).get(timeout=20) == 4
 
 
 def test_what_is_installed_hides_a_helper(folder: Path) -> None:

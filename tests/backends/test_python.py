@@ -191,11 +191,11 @@ def test_tensors_that_contradict_the_type_hints_fail_the_load(datatype: str, sha
         load("Hinted", declared)
 
 
-def single(n: int, x: float, sure: bool, name: str, half: np.float16) -> tuple[float, int, bool, str]:
+def single(n: int, x: float, sure: bool, name: str, half: np.float16, wide: np.int32) -> tuple[float, int, bool, str]:
     return x, n, sure, name
 
 
-SINGLE_IN = {"n": "INT32", "x": "FP32", "sure": "BOOL", "name": "BYTES", "half": "FP16"}
+SINGLE_IN = {"n": "INT32", "x": "FP32", "sure": "BOOL", "name": "BYTES", "half": "FP16", "wide": "UINT16"}
 SINGLE_OUT = {"output_3": "BYTES", "output_0": "FP32", "output_1": "INT8", "output_2": "UINT8"}
 
 
@@ -208,6 +208,8 @@ SINGLE_OUT = {"output_3": "BYTES", "output_0": "FP32", "output_1": "INT8", "outp
         (TensorSpec("sure", "BYTES", (-1,)), "BOOL [-1]"),
         (TensorSpec("name", "FP32", (-1,)), "BYTES [-1]"),
         (TensorSpec("half", "FP32", (-1,)), "FP16 [-1]"),
+        (TensorSpec("half", "INT8", (-1,)), "FP16 [-1]"),
+        (TensorSpec("wide", "UINT32", (-1,)), "INT32 [-1]"),
         (TensorSpec("output_0", "INT32", (-1,)), "FP64 [-1]"),
         (TensorSpec("output_0", "FP64", (-1, 3)), "FP64 [-1]"),
         (TensorSpec("output_1", "BOOL", (-1,)), "INT64 [-1]"),
@@ -462,6 +464,48 @@ def test_tensors_that_are_stated_wrong_are_told(stated: str, words: str, tmp_pat
     with pytest.raises(LoadFailed) as failed:
         backends.load("python", {"model": f"{file}:Model"}, UNSTATED)
     assert words in str(failed.value)
+
+
+def two_arrays(inputs, params):  # type: ignore[no-untyped-def]  # as a user may write it
+    return inputs + params
+
+
+two_arrays.example = {"inputs": [1.0], "params": [2.0]}  # type: ignore[attr-defined]
+
+
+def test_inputs_of_the_names_of_a_dict_and_parameters_go_by_name() -> None:
+    model = f"{__name__}:two_arrays"
+    found = backends.read("python", model)
+    arrays = {"inputs": np.ones(1), "params": np.ones(1)}
+    assert [tensor.name for tensor in found.inputs] == [*arrays]
+    session = load("two_arrays", ModelSpec("", found.inputs, found.outputs, 8)).open_session(0)
+    assert session.run(arrays, {}) == {"output": [2]}
+
+
+CALLABLES = """
+from functools import partial
+
+class Doubled:
+    def __call__(self, inputs): return {"y": 2 * inputs["x"]}
+
+class OfPartial(Tensors):
+    predict = partial(lambda by, inputs: {"y": by * inputs["x"]}, 2)
+
+class OfObject(Tensors):
+    predict = Doubled()
+
+class OfInstance(Tensors):
+    def __init__(self): self.predict = Doubled()
+    def predict(self): ...
+"""
+
+
+@pytest.mark.parametrize("name", ["OfPartial", "OfObject", "OfInstance"])
+def test_what_an_instance_calls_predict_need_not_be_a_method(name: str, tmp_path: Path) -> None:
+    stated = 'class Tensors:\n    inputs, outputs = [("x", "FP32", (-1, 1))], [("y", "FP32", (-1, 1))]\n'
+    (tmp_path / "m.py").write_text(stated + CALLABLES)
+    session = backends.load("python", {"model": f"{tmp_path}/m.py:{name}"}).open_session(0)
+    assert session.run({"x": np.ones((1, 1), np.float32)}, {})["y"].tolist() == [[2]]
 
 
 @pytest.mark.parametrize("signature", ["self", "self, *, inputs", "self, inputs, *, parameters", "self, a, b, c"])

@@ -29,6 +29,8 @@ def test_the_marked_one_of_a_file_needs_no_name(tmp_path: Path) -> None:
 from gateway import model, model as marked
 import gateway
 import gateway as gw
+import gateway.testing
+assigned = gateway.model
 
 def helper(x: float) -> float:
     return x
@@ -45,12 +47,20 @@ def {name}(x: float) -> float:
     return helper(x)
 """
     named = 'gateway.model(name="three")'
-    for name, decorator in {"one": "gateway.model", "two": "model", "any": named, "four": "gw.model", "six": "marked"}.items():
+    marks = {"one": "gateway.model", "two": "model", "any": named, "four": "gw.model", "six": "marked", "seven": "assigned"}
+    for name, decorator in marks.items():
         (tmp_path / f"{name}.py").write_text(code.format(decorator=decorator, name=name))
         (found,) = guess(str(tmp_path / f"{name}.py")).document["models"]
         assert found["backends"][0]["model"] == f"{tmp_path}/{name}.py:{name}"
         assert found["name"] == ("three" if name == "any" else name)
-    assert [found["name"] for found in guess(str(tmp_path)).document["models"]] == ["three", "four", "one", "six", "two"]
+    assert [found["name"] for found in guess(str(tmp_path)).document["models"]] == [
+        "three",
+        "four",
+        "one",
+        "seven",
+        "six",
+        "two",
+    ]
 
 
 def test_of_several_marked_ones_one_is_to_be_named(tmp_path: Path) -> None:

@@ -415,6 +415,9 @@ def _outputs(response: Any, shared: Mapping[str, memoryview]) -> Tensors:
         contents = [b"" if tensor.name in shared else next(in_message, b"") for tensor in response.outputs]
     for tensor, raw in zip(response.outputs, contents, strict=True):
         in_region = tensor.name in shared and not raw
+        if in_region and tensor.datatype == "BYTES":  # of an unknown size, and refused for its dtype: none there is declared so
+            outputs[tensor.name] = np.empty(0, object)
+            continue
         try:
             if in_region:  # of which only so much is of this answer: the model may give less than it declares
                 size = prod(tensor.shape) * numpy_dtype(tensor.name, tensor.datatype).itemsize

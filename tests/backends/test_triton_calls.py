@@ -395,6 +395,9 @@ def test_what_the_model_gives_is_read_from_shared_memory_and_not_what_it_declare
     double.answer["BIG"] = np.full((1, 7), 3, np.float32)
     with pytest.raises(OutputsRefused, match=r"'BIG': expected shape .* the model gave shape \[1, 7\]"):
         session.run({"X": X}, {})
+    double.answer["BIG"] = np.full((1, 7), b"word", object)
+    with pytest.raises(OutputsRefused, match=r"'BIG': expected FP32, the model gave object: .* or declare BYTES"):
+        session.run({"X": X}, {})
     session.close()
 
 

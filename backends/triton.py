@@ -41,7 +41,7 @@ from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
 from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
-from backends.triton_shared_memory import WORTH_BYTES, SessionRegion
+from backends.triton_shared_memory import WORTH_BYTES, AbandonedRegions, SessionRegion
 from gateway.errors import InvalidArgument
 from gateway.wire.tensors import numpy_dtype, tensor_from_bytes, tensor_to_bytes
 
@@ -128,6 +128,7 @@ class TritonModel:
         self._declared = declared
         self._urls = urls
         self._shared_memory = shared_memory
+        self._abandoned = {url: AbandonedRegions() for url in urls}
         self._repair = repair
         self._repairs = threading.Lock()
         self._dead: set[str] = set()
@@ -145,11 +146,20 @@ class TritonModel:
     def open_session(self, index: int) -> "TritonSession":
         self._several |= index > 0
         connection = self._connect(index)
-        region = SessionRegion(connection) if self._shared_memory and not self.spec.decoupled else None
+        region = None
+        if self._shared_memory and not self.spec.decoupled:
+            region = SessionRegion(connection, self._abandoned[connection.url])
         return TritonSession(self, connection, region)
 
     def close(self) -> None:
-        pass
+        for url, abandoned in self._abandoned.items():
+            if names := abandoned.names:
+                log.warning(
+                    "triton %s: regions %s of shared memory stay registered there until it ends or a client unregisters them: "
+                    "calls that were given up may still write to them",
+                    url,
+                    ", ".join(names),
+                )
 
     def is_dead(self, url: str) -> None:
         """Note that the model's process on this server is gone."""
@@ -405,6 +415,9 @@ def _outputs(response: Any, shared: Mapping[str, memoryview]) -> Tensors:
         contents = [b"" if tensor.name in shared else next(in_message, b"") for tensor in response.outputs]
     for tensor, raw in zip(response.outputs, contents, strict=True):
         in_region = tensor.name in shared and not raw
+        if in_region and tensor.datatype == "BYTES":  # of an unknown size, and refused for its dtype: none there is declared so
+            outputs[tensor.name] = np.empty(0, object)
+            continue
         try:
             if in_region:  # of which only so much is of this answer: the model may give less than it declares
                 size = prod(tensor.shape) * numpy_dtype(tensor.name, tensor.datatype).itemsize

@@ -376,7 +376,7 @@ def _fate(life: dict[str, Any]) -> str:
             return f"answered after {ended_ms:.1f} ms, {ended_ms - limit_ms:.1f} ms late"
         return f"answered after {ended_ms:.1f} ms, in time"
     if fate in ("waiting", "running", "cancelled", "failed", "handed over"):
-        return str(fate)
+        return str(fate) if ended_ms is None else f"{fate} after {ended_ms:.1f} ms"
     return f"refused after {ended_ms:.1f} ms ({fate})"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import grpc
@@ -62,6 +62,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.shapes = {"Y": [-1, 2]}  # of the outputs
         self.answer: Tensors = {}  # in place of the echo
         self.regions: dict[str, mmap.mmap] = {}
+        self.in_use = False  # all regions are
         self.decoupled = False
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.configs: dict[str, model_config_pb2.ModelConfig] = {}  # of others, by name
@@ -123,6 +124,9 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.in_use:  # the words of Triton 2.50 and 2.51
+            words = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
+            context.abort(grpc.StatusCode.INTERNAL, words)
         self.regions.pop(request.name).close()
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
@@ -358,11 +362,16 @@ def test_bytes_that_are_not_those_of_the_shape_fail_the_run(
 
 
 def sharing(double: Double) -> Any:
-    """A session whose output BIG passes through shared memory, and SMALL, behind it, in the message."""
+    """A session of `sharing_model`."""
+    return sharing_model(double).open_session(0)
+
+
+def sharing_model(double: Double) -> Model:
+    """Its output BIG passes through shared memory, and SMALL, behind it, in the message."""
     double.shapes = {"BIG": [-1, LARGE], "SMALL": [-1, 1]}
     spec = replace(SPEC, outputs=())
     options = {"url": f"127.0.0.1:{double.port}", "model": "m", "shared_memory": True}
-    return backends.load("triton", options, spec).open_session(0)
+    return backends.load("triton", options, spec)
 
 
 def test_an_output_in_the_message_may_come_behind_one_in_shared_memory(double: Double) -> None:
@@ -386,6 +395,9 @@ def test_what_the_model_gives_is_read_from_shared_memory_and_not_what_it_declare
     double.answer["BIG"] = np.full((1, 7), 3, np.float32)
     with pytest.raises(OutputsRefused, match=r"'BIG': expected shape .* the model gave shape \[1, 7\]"):
         session.run({"X": X}, {})
+    double.answer["BIG"] = np.full((1, 7), b"word", object)
+    with pytest.raises(OutputsRefused, match=r"'BIG': expected FP32, the model gave object: .* or declare BYTES"):
+        session.run({"X": X}, {})
     session.close()
 
 
@@ -408,6 +420,38 @@ def test_a_region_serves_again_where_the_server_has_ended_the_call(
             session.run({"X": X}, {})
     assert len(double.regions) == regions
     session.close()
+
+
+def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_told(
+    double: Double, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("backends.triton_shared_memory.time", SimpleNamespace(monotonic=lambda: now_s))
+    model = sharing_model(double)
+
+    def lose() -> None:
+        """A session, whose call may go on at the server."""
+        session = model.open_session(0)
+        double.refusal = grpc.StatusCode.UNKNOWN, "no luck"
+        with pytest.raises(ExecutionFailed, match="no luck"):
+            session.run({"X": X}, {})
+        session.close()
+
+    lose()
+    (first,) = double.regions
+    now_s = 61.0
+    double.in_use = True  # that call takes longer still
+    model.open_session(0).close()
+    assert [*double.regions] == [first]
+    double.in_use = False
+    now_s = 122.0
+    model.open_session(0).close()
+    assert not double.regions
+    lose()
+    (second,) = double.regions
+    model.close()
+    assert f"triton 127.0.0.1:{double.port}: regions {second} of shared memory stay registered there" in caplog.text
+    assert first not in caplog.text
 
 
 def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Double) -> None:

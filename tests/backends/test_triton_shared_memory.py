@@ -15,7 +15,7 @@ PROGRAM = textwrap.dedent("""
     from tritonclient.grpc import service_pb2
 
     from backends.base import ExecutionFailed
-    from backends.triton_shared_memory import SessionRegion
+    from backends.triton_shared_memory import AbandonedRegions, SessionRegion
 
     class Connection:
         def register(self, name, byte_size): ...
@@ -26,7 +26,7 @@ PROGRAM = textwrap.dedent("""
         tensor = service_pb2.ModelInferRequest.InferInputTensor()
         region.take(tensor, (size,), np.uint8)[...] = 7
 
-    region = SessionRegion(Connection())
+    region = SessionRegion(Connection(), AbandonedRegions())
     fill(1 << 20)
     try:
         fill(4 << 20)

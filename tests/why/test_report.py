@@ -243,7 +243,9 @@ def test_of_one_request_that_left_it_is_said_that_it_would_have_left() -> None:
     data = packed("m", "1", [batcher.ring], process="p", processes=1, now_ns=2 * S, unix_s=0.0)
     (life,) = of_request([answer(unpacked(data, "here")[0], "here")], "5")
     assert life["would_have"]["the same, simulated"] == {"ended_ms": None, "in_time": False, "left": True}
-    assert "the same, simulated: left (simulated)" in life_told(life)
+    told_of_it = life_told(life)
+    assert "\n  cancelled after 2.0 ms\n" in told_of_it
+    assert "the same, simulated: left (simulated)" in told_of_it
 
 
 @pytest.mark.parametrize(("answered", "share"), [(0, 0.0), (1, 0.5)])

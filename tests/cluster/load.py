@@ -38,7 +38,7 @@ class Load:
 
     def __enter__(self) -> "Load":
         body = json.dumps(infer_body([[float(column) for column in range(16)]])).encode()
-        head = f"POST /v2/models/{self.model}/infer HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/{self.model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         self._request = head.encode() + body
         self._stopping = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)

@@ -28,7 +28,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from backends.datatypes import NUMPY
-from backends.no_array import remedy_for
 from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
@@ -321,9 +320,9 @@ def checked_outputs(spec: ModelSpec, inputs: Tensors, outputs: Tensors, *, cast:
         array = outputs.get(expected.name)
         if not isinstance(array, np.ndarray):
             if expected.name in outputs:
-                raise OutputsRefused(
-                    f"output {expected.name!r}: expected an array, the model gave {type(array).__name__}: {remedy_for(array)}"
-                )
+                from backends.no_array import no_array  # what few gateways need
+
+                raise OutputsRefused(f"output {expected.name!r}: {no_array(array)}")
             raise OutputsRefused(f"output {expected.name!r} is missing, the model gave {_names(outputs)}")
         if array.dtype != NUMPY[expected.datatype]:
             array = made[expected.name] = as_declared(expected, array, allowed=cast)

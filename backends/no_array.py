@@ -1,8 +1,12 @@
 """What a model may write where it gave no array. Knows PyTorch's tensors without PyTorch."""
 
 
-def remedy_for(value: object) -> str:
-    """Whatever may be in the way of `numpy.asarray`, which raises then."""
+def no_array(value: object) -> str:
+    """What is wrong with it as an output, and what helps, whatever may be in the way of `numpy.asarray`, which raises then."""
+    return f"expected an array, the model gave {type(value).__name__}: {_remedy_for(value)}"
+
+
+def _remedy_for(value: object) -> str:
     if not hasattr(value, "requires_grad"):
         return "return it as numpy.asarray(…)"
     device, dtype, layout = (str(getattr(value, name, "")) for name in ("device", "dtype", "layout"))

@@ -129,9 +129,10 @@ class Attendance:
         return Standing(self._live > 0, self._live if ingress == self._counts else 0)
 
     def wanted(self, ingress: str, batches: float) -> None:
-        """So many batches wait there."""
-        if ingress in self.leases.of:
-            self.leases.of[ingress].wants = batches
+        """So many batches wait there; below 1: at least so many, as the last batch may have told of more."""
+        lease = self.leases.of.get(ingress)
+        if lease is not None:
+            lease.wants = max(lease.wants, batches) if batches < 1 else batches
             self.deal()
 
     def deal(self) -> None:

@@ -182,6 +182,22 @@ def test_a_slot_passes_with_the_end_of_a_batch_that_came_as_what_its_ingress_is_
     run(test)
 
 
+def test_a_wish_behind_running_batches_hides_no_backlog_that_they_told_of() -> None:
+    async def test() -> None:
+        replica = await open_replica(fixed_ms=20.0)
+        attendance = replica._attendance
+        attendance.enter("a", None)
+        lease = attendance.leases.begin("a", 36.0, 0)
+        attendance.wanted("a", 0.1)
+        assert lease.wants == 36.0
+        attendance.leases.begin("a", 0.0, 0)
+        attendance.wanted("a", 0.1)
+        assert lease.wants == 0.1
+        await replica.close()
+
+    run(test)
+
+
 def test_an_ingress_learns_its_slots_when_they_change() -> None:
     async def test() -> None:
         replica = await open_replica(sessions=4)

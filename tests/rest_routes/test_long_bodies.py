@@ -273,8 +273,8 @@ def test_where_no_process_can_be_started_a_long_body_may_be_sent_again(
     assert (status, answer["error"]) == (
         503, "what decodes long requests could not be started: OSError: [Errno 24] Too many open files"
     )  # fmt: skip
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert asked(served, "/v2/models/wide/infer", infer_body(values()))[0] == 200
+    assert not [record for record in caplog.records if record.exc_info or record.levelname == "ERROR"]
 
 
 def test_what_is_long_does_not_wait_for_what_is_much_longer(served: Served) -> None:

@@ -1,6 +1,7 @@
 """YAML is read as yaml.safe_load reads it, with lines; what is no sensible YAML is told with its place and its usual cause."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,13 @@ def test_text_that_yaml_reads_otherwise_is_to_be_put_in_quotes_as_it_stands(text
         f"x:2: files: {text}: expected a list, each item text; write it as a list: [{text}]"
     )
     assert validated(Named, parse(f'name: "{text}"\n', source="x")).name == text
+
+
+@pytest.mark.parametrize(("text", "item"), [("*", '"*"'), ("a, b", '"a, b"'), ("1", '"1"'), ("a.b", "a.b"), ("é", "é")])
+def test_text_where_a_list_belongs_is_told_as_an_item_that_is_that_text(text: str, item: str) -> None:
+    with pytest.raises(ConfigFaults, match=re.escape(f"write it as a list: [{item}]")):
+        validated(Named, parse(f'name: n\nfiles: "{text}"\n', source="x"))
+    assert validated(Named, parse(f"name: n\nfiles: [{item}]\n", source="x")).files == (text,)
 
 
 @pytest.mark.parametrize(("text", "remedy"), [("010", '; write "010"'), ("0x10", ""), ("1.10", ""), ("null", "")])

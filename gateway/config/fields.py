@@ -54,19 +54,33 @@ def _version(value: object) -> object:
 
 
 def _host(value: object) -> object:
+    return _address_or_name(value, of_port="the ports are http_port and grpc_port")
+
+
+def _allowed_host(value: object) -> object:
+    if value == "*":
+        return value
+    found = _address_or_name(value, of_port="leave the port out: it is allowed at any")
+    if isinstance(found, str) and not found.isascii():
+        try:
+            remedy = f"write {found.encode('idna').decode()}"
+        except UnicodeError:
+            remedy = ""
+        raise Unfit(expected="a name as clients send it", remedy=remedy)
+    return found
+
+
+def _address_or_name(value: object, *, of_port: str) -> object:
+    """of_port: what helps where a port is with it. Raises: Unfit."""
     if not isinstance(value, str):
         return value
     try:
         ipaddress.ip_address(value)
     except ValueError:
         if not re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", value):
-            remedy = "the ports are http_port and grpc_port" if re.search(r":\d+$", value) else ""
+            remedy = of_port if re.search(r":\d+$", value) else ""
             raise Unfit(expected="an address such as 127.0.0.1, or a name", remedy=remedy) from None
     return value
-
-
-def _allowed_host(value: object) -> object:
-    return value if value == "*" else _host(value)
 
 
 def _path(value: object) -> object:

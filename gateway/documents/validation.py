@@ -6,12 +6,14 @@ ours raise `Unfit` or `Refused`, whose words are told as they are.
 """
 
 import datetime
+import json
 import math
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -197,7 +199,7 @@ def value_fault(place: FaultPlace, document: Document) -> Fault:
     elif value in ([], {}):
         remedy = "add one"
     elif get_origin(inner) is tuple and not isinstance(value, list):
-        item = value if isinstance(value, str) else document.text(place.location)
+        item = _as_item(value) if isinstance(value, str) else document.text(place.location)
         remedy = f"write it as a list: [{'…' if value is None or isinstance(value, dict) else item}]"
     elif get_origin(inner) is Literal:
         remedy = did_you_mean(value, map(str, get_args(inner)))
@@ -207,6 +209,15 @@ def value_fault(place: FaultPlace, document: Document) -> Fault:
         expected=expected,
         remedy=remedy or _without(place),
     )
+
+
+def _as_item(text: str) -> str:
+    """Of a list of YAML: in quotes, where it would be read as another value."""
+    try:
+        is_plain = yaml.safe_load(f"[{text}]") == [text]
+    except yaml.YAMLError:
+        is_plain = False
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def _without(place: FaultPlace) -> str:

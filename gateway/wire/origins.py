@@ -58,12 +58,12 @@ class Origins:
                 return ""
         elif site in _SAME:
             return ""
-        if origin is not None and _name(_authority(origin)) in self._allowed:
+        host = "" if origin is None else _name(_authority(origin))
+        if host in self._allowed:
             return ""
-        return (
-            f"a web page of another origin{'' if origin is None else ' (' + origin.decode('latin-1') + ')'} has sent this: to "
-            "let its pages ask, add the name of its host to server.allowed_hosts"
-        )
+        remedy = f"to let its pages ask, add {host} to" if host else "have it come from a host that is named in"
+        told = "" if origin is None else f" ({origin.decode('latin-1')})"
+        return f"a web page of another origin{told} has sent this: {remedy} server.allowed_hosts"
 
 
 def _authority(origin: bytes) -> str:

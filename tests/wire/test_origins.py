@@ -78,3 +78,14 @@ def test_a_page_of_another_origin_may_change_nothing(fields: tuple[str, ...], ow
         assert asked(OTHER, method, "Host: localhost:8000", *fields) == other
     for method in ("GET", "OPTIONS"):
         assert asked(OWN, method, "Host: localhost:8000", *fields) == 200
+
+
+@pytest.mark.parametrize(
+    ("origin", "told"),
+    [
+        (b"https://evil.example:4", "to let its pages ask, add evil.example to server.allowed_hosts"),
+        (b"null", "have it come from a host that is named in server.allowed_hosts"),
+    ],
+)
+def test_what_is_told_of_a_page_can_be_done(origin: bytes, told: str) -> None:
+    assert OWN.foreign(b"POST", {b"origin": origin, b"host": b"localhost"}).endswith(told)

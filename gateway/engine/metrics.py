@@ -53,7 +53,7 @@ class Told(Protocol):
         """All of it."""
 
     def taken(self) -> Callable[[], None]:
-        """What was told up to now is about to be published. Gives what to call when it is."""
+        """What `states` gives now is about to be published. Gives what to call when it is."""
 
 
 class _NothingTold:
@@ -251,6 +251,7 @@ class Metrics:
         recorders: tuple[EndpointMetrics | LaneMetrics | RoutingMetrics, ...]
         recorders = (*self._endpoints.values(), *self._lanes, *self._routings)
         costs, ended = tuple(self._costs.values()), tuple(self._ended.items())
+        told = tuple(self._told.states())  # neither more nor less than `taken` says
         now_ns = time.monotonic_ns()
         for recorder in recorders:
             if wanted is None or recorder.key.labels[:2] in wanted:
@@ -258,7 +259,7 @@ class Metrics:
         for cost in costs:
             yield cost.key, cost.state(now_ns)
         yield from self._process.states(now_ns)
-        yield from self._told.states()
+        yield from told
         ready = {SEP.join(one[:2]): int(one[2]) for one in readiness}
         yield Key("node", ()), (self._process.info or None, ready or None)
         yield from ended

@@ -1,7 +1,7 @@
 """A replica tells what it counts to an ingress of another node, by real sockets: whose metrics show it then."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 import uvloop
 
 from gateway.cluster.account_lines import AccountKeeper, AccountTeller
+from gateway.cluster.accounts import ReplicaAccount
 from gateway.cluster.channel import Answer, ChannelServer, Running, Tell, Tenant
-from gateway.engine.metric_files import Block
+from gateway.engine.metric_files import Block, read
 from gateway.engine.metrics import Metrics
 from gateway.wire.tensors import Buffer
 from tests.cluster.test_accounts import COST, PROCESS, cost, process
@@ -109,6 +110,23 @@ def test_an_ingress_says_what_it_has_published_and_so_it_counts_once_if_the_ingr
         await replica.server.close()
 
     asyncio.run(asyncio.wait_for(test(), 20))
+
+
+@pytest.mark.parametrize("how", [Metrics._publish, Metrics._blocks])
+def test_what_is_told_between_slices_is_either_published_and_said_to_be_so_or_neither(
+    tmp_path: Path, how: Callable[[Metrics], Iterator[None]]
+) -> None:
+    keeper, metrics, account = AccountKeeper(), Metrics(directory=tmp_path), ReplicaAccount()
+    metrics.watch_told(keeper)
+    metrics.endpoint("m", "1", "rest")  # of which a slice is before
+    keeper._accounts[b"replica"] = account
+    account.told(1, {COST: cost(10)})
+    for _ in how(metrics):
+        account.told(account.number + 1, {COST: cost(10 * account.number + 10)})
+    (file,) = tmp_path.glob("*.blocks")
+    published = {(kind, tuple(labels)): state for kind, labels, state in read(file.read_bytes()) or ()}
+    assert account.number > account.published
+    assert published[COST][0] == cost(10 * account.published)[0]
 
 
 def test_a_replica_knows_whether_an_ingress_lives_on_its_node(tmp_path: Path) -> None:

@@ -318,11 +318,6 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool,
     return out if batched else out[0]
 
 
-def datatypes_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The v2 datatype of each array."""
-    return {name: datatype_of(array) for name, array in tensors.items()}
-
-
 def filled(shape: Sequence[int], count: int) -> list[int] | None:
     """A shape of so many elements: the innermost open size holds all, other open ones are 1. None: there is no such shape."""
     for size in shape:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.commands.deploy_options import named
-from gateway.commands.ec2_options import REGION, VOLUME_GIB, MachineOptions
+from gateway.commands.ec2_options import REGION, MachineOptions
 from gateway.commands.package import packed, write
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
@@ -16,8 +16,8 @@ from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.on_machine import moved
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
-from gateway.deploying.ray_cluster import LISTENS, MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
-from gateway.deploying.ray_groups import check_ports
+from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
+from gateway.deploying.ray_groups import LISTENS, check_ports
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.documents.whole_file import asked_by, write_whole
@@ -50,7 +50,6 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         folder=str(out.absolute()),
         wheel=wheel.name,
         groups=found,
-        volume_gib=VOLUME_GIB,
         profile=arguments.instance_profile,
     )
     devices = dict.fromkeys(group.device for group in found)

@@ -15,7 +15,7 @@ from gateway.config import Config
 from gateway.configuring.ingresses import decided
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.ec2 import IMAGES, Architecture, Machine
+from gateway.deploying.ec2 import IMAGES, VOLUME_GIB, Architecture, Machine
 from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import Needs, of_all
 from gateway.deploying.on_machine import lacking, secrets_of
@@ -32,7 +32,6 @@ _PROFILE: Final = re.compile(r"[\w+=,.@-]{1,128}", re.ASCII)
 _WHEEL: Final = re.compile(r"serving_gateway-[\w.]+-py3-none-any\.whl", re.ASCII)
 _SOURCE: Final = re.compile(r"(secretsmanager|ssm):[\w/+=.@:-]{1,512}", re.ASCII)
 _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
-VOLUME_GIB: Final[dict[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
 _LEAST_PREFIX: Final = 8  # of a network that may reach the machine: nobody has a larger one
 
 

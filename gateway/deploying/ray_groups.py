@@ -18,6 +18,7 @@ from gateway.errors import ConfigError
 
 RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
 INGRESS: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
+LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
 DASHBOARD_PORT: Final = 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)

@@ -19,8 +19,7 @@ from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, 
 from gateway.protocols.long_answer import Slices
 from gateway.protocols.media import Form
 from gateway.protocols.raw_body import RawCodec
-from gateway.protocols.rest import ReadRegion
-from gateway.protocols.tensors import ParsesLong, TakesLong
+from gateway.protocols.tensors import ParsesLong, ReadRegion, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import STATUS, error_body

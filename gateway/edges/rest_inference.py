@@ -13,8 +13,8 @@ from gateway.engine.inference import C, Endpoint, Endpoints, Inference, Streamed
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.long_answer import Slices
-from gateway.protocols.rest import ReadRegion, RestCodec, header_length
-from gateway.protocols.tensors import LONG_JSON_BYTES, ParsesLong, TakesLong
+from gateway.protocols.rest import RestCodec, header_length
+from gateway.protocols.tensors import LONG_JSON_BYTES, ParsesLong, ReadRegion, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import STATUS, error_body

@@ -30,10 +30,11 @@ from gateway.protocols.json_data import (
     texts_to_json,
     to_json,
 )
-from gateway.protocols.rest import LONG_BYTES, WriteRegion, take_ours
+from gateway.protocols.rest import LONG_BYTES, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import (
     TakesLong,
+    WriteRegion,
     check_input,
     check_most,
     check_own,

@@ -13,7 +13,6 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import copy
-from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -38,7 +37,9 @@ from gateway.protocols.repeated import LONGEST_BYTES, RepeatedBodies
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
+    ReadRegion,
     TakesLong,
+    WriteRegion,
     check_input,
     check_integer,
     check_length,
@@ -62,9 +63,6 @@ from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_by
 
 if TYPE_CHECKING:
     from gateway.config import Ragged
-
-ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
-WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()

@@ -17,11 +17,14 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.turns import SLICE, pause
-from gateway.types import OutputRequest, ParameterValue
-from gateway.wire.tensors import check_bytes
+from gateway.types import OutputRequest, ParameterValue, RegionRef
+from gateway.wire.tensors import Buffer, check_bytes
 
 if TYPE_CHECKING:
     from gateway.config import Ragged
+
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 # As in Triton: integers, FP32 and FP64.
 _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))

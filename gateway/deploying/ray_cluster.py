@@ -17,7 +17,15 @@ from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, RO
 from gateway.deploying.machine_data import setup_program
 from gateway.deploying.needs import GIB, Needs, needs_low_port
 from gateway.deploying.preflight import NEURON, Device, device_of
-from gateway.deploying.ray_groups import HEAD, INGRESS, LISTENS, ReplicaGroup, application, ingress_needs, replica_groups
+from gateway.deploying.ray_groups import (
+    HEAD,
+    INGRESS_RESOURCE,
+    LISTENS,
+    ReplicaGroup,
+    application,
+    ingress_needs,
+    replica_groups,
+)
 from gateway.errors import ConfigError
 from gateway.instances.facts import InstanceType, InstanceTypes
 
@@ -207,7 +215,7 @@ def _resources(held: Contents, group: NodeGroup) -> dict[str, int]:
         for backend in model.backends:
             if backend.placement == "embedded":
                 own |= {key: own.get(key, 0) + math.ceil(n) for key, n in backend.resources.items() if key not in known}
-    return {"CPU": 0, INGRESS: 1, **devices, **own}
+    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **own}
 
 
 def _installed(group: NodeGroup) -> str:

@@ -37,7 +37,7 @@ from gateway.deploying.ray_groups import (
     AGENT_PORT,
     DASHBOARD_PORT,
     HEAD,
-    INGRESS,
+    INGRESS_RESOURCE,
     LISTENS,
     RAY_VERSION,
     ReplicaGroup,
@@ -107,7 +107,7 @@ def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS: 1})},
+        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS_RESOURCE: 1})},
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 

@@ -71,7 +71,7 @@ _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _HEADS_KEPT: Final = 256
-LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little, and parameters are not too many
+LONG_BODY_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little, and parameters are not too many
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -187,7 +187,7 @@ class RestCodec:
             view = memoryview(body)
             message = parse(view[:header_bytes], _body_decoder, _LooseBody, in_haste=self._in_haste)
             tail = view[header_bytes:]
-        long = len(body) > LONG_BYTES
+        long = len(body) > LONG_BODY_BYTES
         inputs: Tensors = {}
         places: dict[str, int] = {}
         at = 0

@@ -117,7 +117,7 @@ moves = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, derandomize=True)
 @given(st.lists(moves, max_size=40))
 def test_it_is_a_list_that_is_always_sorted(history: list[tuple[object, ...]]) -> None:
     queue = Queue(None)

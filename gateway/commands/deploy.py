@@ -30,7 +30,7 @@ _MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
 _BYTES: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `deploy` to the command line, with a command for each place."""
     command = add_command(
         commands,
@@ -44,7 +44,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_kubernetes(places)
     deploy_sagemaker.add_parser(places)
     deploy_ec2.add_parser(places)
-    return command
 
 
 def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

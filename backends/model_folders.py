@@ -28,6 +28,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 _SUFFIXES: Final = tuple(all_suffixes())
+_VARIABLE: Final = "PYTHONPATH"
 _lock: Final = threading.Lock()
 _packages: Final[dict[str, str]] = {}  # the folder that a package stands for, by the package
 _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
@@ -117,6 +118,25 @@ def forget_code(folder: Path) -> None:
 def path_without() -> list[str]:
     """The import path without these folders, for a process that puts its own there: handed on, they would seem installed."""
     return [path for path in sys.path if path not in _put]
+
+
+def with_path() -> dict[str, str]:
+    """The environment of a Python process that is to find what this one does without these folders."""
+    return os.environ | {_VARIABLE: os.pathsep.join(path or os.getcwd() for path in path_without())}
+
+
+def own_path() -> tuple[list[str], str | None]:
+    """What a process that was started `with_path` is told, for `take_path`."""
+    return path_without(), os.environ.get(_VARIABLE)
+
+
+def take_path(path: list[str], variable: str | None) -> None:
+    """Have the import path, and the variable that names it to what is started from here, as who told it has them."""
+    sys.path[:] = path
+    if variable is None:
+        del os.environ[_VARIABLE]
+    else:
+        os.environ[_VARIABLE] = variable
 
 
 def _share() -> None:

@@ -533,7 +533,7 @@ def test_candidates_that_cannot_work_are_refused_before_anything_is_made(aws: Fa
         ),
         (
             refused("403", "Forbidden"),
-            f"launcher.bucket: {BUCKET}: S3 answered 403: expected a bucket of yours, and the right s3:",
+            f"launcher.bucket: {BUCKET}: S3 answered 403: expected a bucket of yours, credentials that",
         ),
         ({"BucketRegion": "eu-central-1"}, f"{BUCKET}: is in eu-central-1: expected one in launcher.region {REGION}"),
         (AwsRefused("AWS: s3.head_bucket: no credentials: expected those of an account"), "no credentials: expected those of"),

@@ -8,9 +8,9 @@
     def predict(inputs, parameters)                                                         and the parameters of the request
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
-(output_0, output_1, …) or a TypedDict (each output by its key, all required). A function that yields answers in parts:
-`Iterator[…]` of what a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what another yields says so
-by that type alone.
+(output_0, output_1, …), a NamedTuple or a TypedDict (each output by its field or key, all required). A function that yields
+answers in parts: `Iterator[…]` of what a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what
+another yields says so by that type alone.
 """
 
 import inspect
@@ -47,7 +47,7 @@ from backends.base import (
     integers_as_declared,
     words_of,
 )
-from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.datatypes import NUMPY, datatype_of, fields_of, normalised
 from backends.source import PARAMETERS, place_of, takes, takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -172,7 +172,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     returned = hints.get("return")
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     given = get_args(returned)[0] if in_parts and get_args(returned) else returned
-    outputs, keys = _outputs(given), _keys(given)
+    outputs, keys = _whole_hints(_by_output(given)), _keys(given)
     if not any(inputs.values()) and (method or _takes_dict(hints, list(inputs), names)):
         reads = takes_parameters(function, 3 if method else 2)
         own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
@@ -227,14 +227,24 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _outputs(hint: Any) -> Mapping[str, Hint] | None:
+def _by_output(hint: Any) -> dict[str, Any]:
+    """What a return type says of each output, in its own words."""
     if is_typeddict(hint):
         hints = get_type_hints(hint, include_extras=True)
-        found = {name: hint_of(get_args(own)[0] if get_origin(own) in _MARKS else own) for name, own in hints.items()}
-    elif get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        found = {f"output_{index}": hint_of(own) for index, own in enumerate(get_args(hint))}
-    else:
-        found = {"output": hint_of(hint)}
+        return {name: get_args(own)[0] if get_origin(own) in _MARKS else own for name, own in hints.items()}
+    if isinstance(hint, type) and issubclass(hint, tuple) and (fields := getattr(hint, "_fields", ())):
+        try:
+            hints = get_type_hints(hint, include_extras=True)
+        except Exception:  # as of a function
+            hints = {}
+        return {name: hints.get(name) for name in fields}
+    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
+        return {f"output_{index}": own for index, own in enumerate(get_args(hint))}
+    return {"output": hint}
+
+
+def _whole_hints(by_output: Mapping[str, Any]) -> Mapping[str, Hint] | None:
+    found = {name: hint_of(own) for name, own in by_output.items()}
     known = {name: own for name, own in found.items() if own is not None}
     return known if len(known) == len(found) else None
 
@@ -416,6 +426,9 @@ def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
 
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
     refuse_nothing(result, did)
+    fields = fields_of(result)
+    if fields and (outputs is None or not outputs.keys().isdisjoint(fields)):
+        result = dict(zip(fields, result, strict=True))
     if isinstance(result, Mapping):
         return refuse_masked({str(name): value for name, value in result.items()})
     parts = result if isinstance(result, tuple) else (result,)

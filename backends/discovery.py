@@ -225,17 +225,19 @@ def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpe
     raise failed
 
 
-def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, int] = (3, 5)) -> Found:
+def from_ones(
+    run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, int] = (3, 5), max_rows: int = MOST_ROWS
+) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
-    lengths: the open sizes behind the first one.
+    lengths: the open sizes behind the first one. max_rows: the most that it takes; 1: it is run on one row only.
     Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
     Raises: LoadFailed, if it fails on the ones.
     """
     batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
-    spec = ModelSpec("", inputs, (), MOST_ROWS if batched else 0)
+    spec = ModelSpec("", inputs, (), max_rows if batched else 0)
     results: list[tuple[TensorSpec, ...]] = []
-    for rows, length in zip((2, 3), lengths, strict=True):
+    for rows, length in ((1, lengths[0]),) if max_rows == 1 else zip((2, 3), lengths, strict=True):
         arrays = example_inputs(spec, rows, length)
         try:
             given = normalised(run(arrays))
@@ -248,17 +250,19 @@ def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, i
         results.append(_specs(given))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
-    outputs = _common(*results)
+    outputs = _common(results[0], results[-1])
+    if batched:
+        outputs = _open(outputs)
     try:
         other = _specs(normalised(run({name: _other_content(array) for name, array in arrays.items()})))
     except BackendError:  # it takes not just anything
         fixed = any(size >= 0 for tensor in outputs for size in tensor.shape[batched:])
-        return Found(inputs, outputs, MOST_ROWS if batched else 0, (_sizes_are_those("of ones"),) if fixed else ())
+        return Found(inputs, outputs, max_rows if batched else 0, (_sizes_are_those("of ones"),) if fixed else ())
     seen = _common(results[-1], other)
     if seen == results[-1]:
-        return Found(inputs, outputs, MOST_ROWS if batched else 0)
+        return Found(inputs, outputs, max_rows if batched else 0)
     note = "the sizes of its outputs change with the content of its inputs, so each request runs alone"
-    return Found(inputs, _common(outputs, seen), 0, (note,))
+    return Found(inputs, _common(outputs, seen), 1 if max_rows == 1 else 0, (note,))
 
 
 def _common(first: tuple[TensorSpec, ...], second: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

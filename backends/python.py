@@ -106,6 +106,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     example: one request; None: the attribute `example` of the class, the function or its module, if there is one.
     Raises: LoadFailed, with what to write where that does not suffice.
     """
+    from backends.company import MOST_ROWS
     from backends.discovery import from_example, from_ones, from_shapes
 
     code = load_code(model)
@@ -154,7 +155,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             found = replace(found, inputs=inputs) if inputs else found
         else:
             assert inputs is not None  # as just seen
-            found = from_ones(run, inputs)
+            one_row = signature.in_parts and signature.style == "rows"
+            found = from_ones(run, inputs, max_rows=1 if one_row else MOST_ROWS)
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
         return replace(found, outputs=outputs, notes=found.notes + notes)

@@ -43,6 +43,7 @@ _MOST_CLOCK_S: Final = 5.0  # for the former, by the clock alone, of a model tha
 _MOST_ALIKE: Final = 3  # kinds of rows that get one answer
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
 _IN_TRAIN_MODE: Final = "if it was exported in train mode, call .eval() before"
+_WITH_ANSWER: Final = "give an `example` that has an answer, or state `outputs`"
 _OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
 
@@ -119,7 +120,7 @@ def from_example(
     given = _as_requested(example)
     before = spent()
     once = normalised(run(given))
-    inputs, outputs = _specs(given), _specs(once)
+    inputs, outputs = _specs(given), _seen(once, "the example")
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     sizes = _sizes_are_those(sizes_of)
     if len(firsts) > 1 or not (rows := max(firsts)):
@@ -232,7 +233,7 @@ def from_ones(
 
     lengths: the open sizes behind the first one. max_rows: the most that it takes; 1: it is run on one row only.
     Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
-    Raises: LoadFailed, if it fails on the ones.
+    Raises: LoadFailed, if it fails on the ones, or gives nothing.
     """
     batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
     spec = ModelSpec("", inputs, (), max_rows if batched else 0)
@@ -247,7 +248,7 @@ def from_ones(
                 f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
                 "or give an `example`"
             ) from exc
-        results.append(_specs(given))
+        results.append(_seen(given, "ones"))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
     outputs = _common(results[0], results[-1])
@@ -357,6 +358,13 @@ def _as_requested(example: Mapping[str, object]) -> Tensors:
                 if isinstance(text, str):
                     arrays[name][index] = text.encode()
     return arrays
+
+
+def _seen(outputs: Tensors, on: str) -> tuple[TensorSpec, ...]:
+    """Raises: LoadFailed, for no outputs."""
+    if not outputs:
+        raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")
+    return _specs(outputs)
 
 
 def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:

@@ -708,6 +708,15 @@ def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
         from_ones(run_of(only_one), inputs)
 
 
+def test_what_gives_no_outputs_is_told_so() -> None:
+    for seen, words in (
+        (lambda: from_ones(lambda given: {}, (spec("x", -1),)), "it gave no outputs on ones: give an `example` that has"),
+        (lambda: from_example(lambda given: {}, {"x": np.ones(1)}), "it gave no outputs on the example: give an"),
+    ):
+        with pytest.raises(LoadFailed, match=words):
+            seen()
+
+
 def codes(texts: np.ndarray) -> np.ndarray:
     rows = [list(text) for text in texts.flat]
     if len({len(row) for row in rows}) > 1:

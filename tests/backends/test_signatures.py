@@ -2,8 +2,8 @@
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,32 @@ def test_a_function_is_called_as_its_parameters_say(function: Any, style: str, i
     signature = signature_of(function, method=False)
     found = [specs and tuple(spec.name for spec in specs) for specs in (signature.input_specs(), signature.output_specs())]
     assert (signature.style, *found) == (style, inputs, outputs)
+
+
+class Several(TypedDict):
+    words: Required[list[str]]
+    boxes: Sequence[tuple[float, float]]
+    scores: list[npt.NDArray[np.float32]]
+    nested: tuple[tuple[int, ...], ...]
+    mixed: tuple[int, str]
+    unsaid: list[Any]
+    bare: list  # type: ignore[type-arg]  # as a user may write it
+
+
+def several(text: str) -> Several:
+    return {}  # type: ignore[typeddict-item]
+
+
+def several_of_arrays(x: Rows) -> Several:
+    return {}  # type: ignore[typeddict-item]
+
+
+def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
+    of_batch = {"words": ("BYTES", (-1,)), "boxes": ("FP64", (-1, -1)), "scores": ("FP32", None), "nested": ("INT64", (-1, -1))}
+    of_rows = {name: (datatype, shape and (-1, *shape)) for name, (datatype, shape) in of_batch.items()}
+    for function, said in ((several, of_rows), (several_of_arrays, of_batch)):
+        empty = signature_of(function, method=False).empty
+        assert {name: (hint.datatype, hint.shape) for name, hint in empty.items()} == said
 
 
 def test_a_method_without_types_gets_a_dict() -> None:

@@ -243,7 +243,7 @@ def output_fn(prediction, accept):
     return prediction
 """
     with gateway.load(guess(str(a_package(tmp_path / "many", code))).document) as model:
-        assert model.predict({"body": ["1", "2"]})["body"].tolist() == ["1 of [1, 2]", "2 of [1, 2]"]
+        assert model.predict({"body": ["1", "2"]})["body"].tolist() == [b"1 of [1, 2]", b"2 of [1, 2]"]
 
 
 # model.tar.gz
@@ -452,7 +452,7 @@ def test_what_a_package_requires_is_installed_in_a_folder_of_its_own(package: Pa
         "def transform_fn(model, body, content_type, accept):\n    return asked_for_by_a_package.VERSION\n"
     )
     with gateway.load(found.document) as served:
-        assert served.predict({"body": [""]})["body"].tolist() == ["1.5"]
+        assert served.predict({"body": [""]})["body"].tolist() == [b"1.5"]
     before = folder.stat()
     assert guess(str(package)).document == found.document
     assert folder.stat() == before  # pip was not asked again

@@ -91,8 +91,7 @@ class LoadedModel:
 
         inputs: by name. Arrays have the datatype that the model declares; nested lists are taken as such. Shapes: (rows, …), as
         declared. outputs: only these; none means all. parameters: as in a v2 request: `timeout` in microseconds, `priority`,
-        and what the model knows. Returns copies, by name; texts are `str`, or all of an output `bytes` where some are no UTF-8.
-        Raises: GatewayError, in the words a server would use (`words`).
+        and what the model knows. Returns copies, by name. Raises: GatewayError, in the words a server would use (`words`).
         """
         return self._hosted.run(_asked(self._hosted.ingress.repository, self._codec, inputs, outputs, parameters))
 
@@ -238,19 +237,7 @@ def _request(
 
 
 def _copied(response: InferResponse) -> Outputs:
-    return {name: _texts(array) if array.dtype.hasobject else np.array(array) for name, array in response.outputs.items()}
-
-
-def _texts(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """One kind for all: a model gives either, and one in another process gives `bytes` always."""
-    texts: list[str] | list[bytes]
-    try:
-        texts = [str(each) if isinstance(each, str) else bytes(each).decode() for each in array.flat]
-    except UnicodeDecodeError:
-        texts = [each.encode() if isinstance(each, str) else bytes(each) for each in array.flat]
-    copy = np.empty(array.shape, object)
-    copy.ravel()[:] = texts
-    return copy
+    return {name: np.array(array) for name, array in response.outputs.items()}
 
 
 async def _asked(

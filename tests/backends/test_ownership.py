@@ -114,4 +114,4 @@ def test_what_a_backend_did_to_its_inputs_does_not_reach_the_next(tmp_path: Path
     )
     with gateway.load(str(tmp_path / "gateway.yaml")) as model:
         answers = [model.predict({"texts": [b"asked"]})["output"].tolist() for _ in range(4)]
-    assert answers == [["asked"]] * 4
+    assert answers == [[b"asked"]] * 4

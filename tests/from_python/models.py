@@ -63,11 +63,6 @@ def half(x: Annotated[npt.NDArray[np.float16], (-1, 2)]) -> Annotated[npt.NDArra
     return x
 
 
-def repeated(text: bytes) -> str:
-    kind = {b"str": str, b"numpy": np.str_}.get(text, bytes)
-    return kind(text if kind is bytes else text.decode())  # type: ignore[return-value]  # as a user may return it
-
-
 def by_example(x):  # type: ignore[no-untyped-def]  # as users write it
     return {"y": x + 1}
 

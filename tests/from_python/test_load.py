@@ -24,7 +24,7 @@ import gateway
 from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from gateway.from_python import hosted
-from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer, repeated
+from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
 
 ROOT = Path(__file__).parent.parent.parent
 TWO_MODELS = {
@@ -71,15 +71,6 @@ def test_text_is_given_as_text_or_bytes(given: Any) -> None:
     with gateway.load(Letters) as letters:
         assert letters.predict({"text": given})["output"].tolist() == [[1], [3]]
         assert (letters.name, letters.version, letters.outputs[0].datatype) == ("letters", "1", "INT64")
-
-
-def test_texts_of_an_answer_are_of_one_kind_whatever_the_model_gave() -> None:
-    with gateway.load(repeated) as model:
-        for given in (["str", "numpy", "b\u00fctes"], ["str", b"\xff"], [b"\xff"]):
-            answer = model.predict({"text": given})["output"]
-            kind = str if b"\xff" not in given else bytes
-            assert [*map(type, answer)] == [kind] * len(given)
-            assert answer.tolist() == [each if kind is str or isinstance(each, bytes) else each.encode() for each in given]
 
 
 def test_half_precision_is_taken_from_lists_and_given() -> None:

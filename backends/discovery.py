@@ -110,7 +110,7 @@ def from_example(
     run: Run,
     example: Tensors,
     *,
-    empty: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, "Hint"] | None = None,
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -118,14 +118,14 @@ def from_example(
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    empty: as of `from_ones`. sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode.
+    of_lists: as of `from_ones`. sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode.
     quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = _as_requested(example)
     before = spent()
     once = normalised(run(given))
-    inputs, outputs = _specs(given), _seen(once, "the example", empty)
+    inputs, outputs = _specs(given), _seen(once, "the example", of_lists)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     sizes = _sizes_are_those(sizes_of)
     if nothing := [tensor.name for tensor in outputs if -1 in tensor.shape]:
@@ -242,13 +242,13 @@ def from_ones(
     *,
     lengths: tuple[int, int] = (3, 5),
     max_rows: int = MOST_ROWS,
-    empty: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, "Hint"] | None = None,
 ) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
     lengths: the open sizes behind the first one. max_rows: the most that it takes; 1: it is run on one row only.
-    empty: what type hints say of outputs without elements, where numpy says float64, as it does of an empty list; None: what
-    arrays say is so.
+    of_lists: what type hints say of outputs such as lists, of whose elements numpy knows no more than that they are none, or
+    whole numbers; None: what arrays say is so.
     Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
     Raises: LoadFailed, if it fails on the ones, or gives nothing.
     """
@@ -265,7 +265,7 @@ def from_ones(
                 f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
                 "or give an `example`"
             ) from exc
-        results.append(_seen(given, "ones", empty))
+        results.append(_seen(given, "ones", of_lists))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
     outputs = _common(results[0], results[-1])
@@ -274,7 +274,7 @@ def from_ones(
     notes: tuple[str, ...] = ()
     ones = other = results[-1]
     try:
-        other = _seen(normalised(run({name: _other_content(array) for name, array in arrays.items()})), "ones", empty)
+        other = _seen(normalised(run({name: _other_content(array) for name, array in arrays.items()})), "ones", of_lists)
     except BackendError:  # it takes not just anything
         if any(size >= 0 for tensor in outputs for size in tensor.shape[batched:]):
             notes = (_sizes_are_those("of ones"),)
@@ -393,16 +393,18 @@ def _as_requested(example: Mapping[str, object]) -> Tensors:
     return arrays
 
 
-def _seen(outputs: Tensors, on: str, empty: Mapping[str, "Hint"] | None) -> tuple[TensorSpec, ...]:
+def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, "Hint"] | None) -> tuple[TensorSpec, ...]:
     """Outputs, of which a size of 0 is open; without a datatype, where nothing says it. Raises: LoadFailed, for none."""
     if not outputs:
         raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")
     found = []
     for tensor in _specs(outputs):
+        hint = of_lists.get(tensor.name) if of_lists is not None else None
+        if hint is not None and hint.scalar is float and tensor.datatype == "INT64":
+            tensor = replace(tensor, datatype="FP64")
         if 0 in tensor.shape:
             tensor = replace(tensor, shape=tuple(size or -1 for size in tensor.shape))
-            if empty is not None and tensor.datatype == "FP64":
-                hint = empty.get(tensor.name)
+            if of_lists is not None and tensor.datatype == "FP64":
                 shape = max(tensor.shape, (hint and hint.shape) or (), key=len)
                 tensor = replace(tensor, datatype=(hint and hint.datatype) or "", shape=shape)
         found.append(tensor)

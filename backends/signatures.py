@@ -109,7 +109,7 @@ class Signature:
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     reads_parameters: of style `dict`, the second argument gets the parameters of the request.
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
-    empty: what the return type says of outputs that may have no elements, such as lists; None as a shape: any.
+    of_lists: what the return type says of outputs such as lists, which may be empty, or hold whole numbers; None as a shape: any.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
@@ -122,7 +122,7 @@ class Signature:
     _: KW_ONLY
     reads_parameters: bool = False
     keys: Mapping[str, bool] = field(default_factory=dict)
-    empty: Mapping[str, Hint] = field(default_factory=dict)
+    of_lists: Mapping[str, Hint] = field(default_factory=dict)
     defaults: tuple[str, ...] = ()
     untold: str = ""
 
@@ -180,7 +180,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
         reads = takes_parameters(function, 3 if method else 2)
         own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
         called = Signature("dict", {}, outputs, in_parts, reads_parameters=reads, defaults=own)
-        return replace(called, keys=keys, empty=_empty(by_output), untold=untold)
+        return replace(called, keys=keys, of_lists=_of_lists(by_output), untold=untold)
     if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
         raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
@@ -199,8 +199,8 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
     style: Literal["rows", "names"] = "rows" if scalars else "names"
-    empty = _empty(by_output, of_rows=bool(scalars))
-    return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, empty=empty, defaults=defaults, untold=untold)
+    lists = _of_lists(by_output, of_rows=bool(scalars))
+    return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, of_lists=lists, defaults=defaults, untold=untold)
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,7 +254,7 @@ def _whole_hints(by_output: Mapping[str, Any]) -> Mapping[str, Hint] | None:
     return known if len(known) == len(found) else None
 
 
-def _empty(by_output: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
+def _of_lists(by_output: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
     found = {name: _of_list(GenericAlias(list, own) if of_rows else own) for name, own in by_output.items()}
     return {name: hint for name, hint in found.items() if hint is not None and hint.datatype}
 

@@ -757,13 +757,13 @@ STRINGS = {"y": Hint("BYTES", (-1, -1))}
     ],
 )
 def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any, output: Any) -> None:
-    found = from_ones(run_of(function), (spec("x", -1),), empty=hints)
+    found = from_ones(run_of(function), (spec("x", -1),), of_lists=hints)
     assert ((found.outputs[0].datatype, found.outputs[0].shape), found.max_rows) == (output, 0)
     assert found.notes == (EMPTY.format("ones"),)
 
 
 def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:
-    found = from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, empty=STRINGS)
+    found = from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, of_lists=STRINGS)
     assert (found.inputs, found.outputs) == ((TensorSpec("x", "FP64", (-1,)),), (TensorSpec("y", "BYTES", (-1, -1)),))
     assert (found.max_rows, found.notes[0]) == (0, EMPTY.format("the example"))
     found = from_example(run_of(lambda x: np.empty((0, 4), np.float32)), {"x": np.ones(2)})
@@ -773,9 +773,9 @@ def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:
 def test_an_output_without_elements_that_nothing_says_the_datatype_of_is_refused() -> None:
     words = r"output 'y' is empty on {}, and no return type such as `list\[str\]` says of what: give an `example` that"
     with pytest.raises(LoadFailed, match=words.format("ones")):
-        from_ones(run_of(lambda x: np.empty((len(x), 0))), (spec("x", -1),), empty={})
+        from_ones(run_of(lambda x: np.empty((len(x), 0))), (spec("x", -1),), of_lists={})
     with pytest.raises(LoadFailed, match=words.format("the example")):
-        from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, empty={})
+        from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, of_lists={})
 
 
 def test_what_takes_only_the_ones_is_noted_to_have_their_sizes() -> None:

@@ -296,9 +296,21 @@ def outliers(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[str]:
     return [f"{value:g}" for value in x if value > 3]
 
 
+def halves_of(x: float) -> list[float]:
+    return [int(x / 2) if x % 2 == 0 else x / 2, int(x)]
+
+
+def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
+    return [[int(value) if value % 1 == 0 else float(value), 1] for value in x]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "answer"),
     [
+        ("halves_of", 3, [[1.5, 3]]),
+        ("halves_of", 4, [[2, 4]]),
+        ("rounded", 1.5, [[1.5, 1]]),
+        ("rounded", 1, [[1, 1]]),
         ("found_in", b"a@b or c@d", [["a@b", "c@d"]]),
         ("found_in", b"none", [[]]),
         ("boxes_of", 4, [[[2, 4], [3, 6]]]),
@@ -307,7 +319,7 @@ def outliers(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[str]:
         ("outliers", np.float32(2), []),
     ],
 )
-def test_a_list_may_be_empty_on_ones_and_in_any_answer(name: str, value: Any, answer: Any) -> None:
+def test_a_list_may_be_empty_or_of_whole_numbers_on_ones_and_in_any_answer(name: str, value: Any, answer: Any) -> None:
     found = backends.read("python", f"{__file__}:{name}")
     spec = ModelSpec("", found.inputs, found.outputs, found.max_rows)
     (tensor,), (output,) = spec.inputs, spec.outputs

@@ -109,7 +109,7 @@ class Signature:
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     reads_parameters: of style `dict`, the second argument gets the parameters of the request.
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
-    of_lists: what the return type says of outputs such as lists, which may be empty, or hold whole numbers; None as a shape: any.
+    of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """

@@ -195,22 +195,26 @@ class Queue:
         self.rows = 0
         return taken
 
-    def take_rows(self, rows: int, last: int | None) -> None:
-        """Take rows off the first, of which some stay: as the first, or with `last` as its sequence number as the last."""
-        entries = self.entries
-        key, sequence, deadline_ns, waiting, request = entries[0]
-        if last is None or len(entries) == 1:
-            entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
+    def take_rows(self, rows: int, anew: tuple[int, int] | None = None) -> None:
+        """Take rows off the first, of which some stay: as the first, or where they would stand if they came anew.
+
+        anew: when, and by which sequence number.
+        """
+        key, sequence, deadline_ns, waiting, request = self.entries[0]
+        if anew is None:
+            self.entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
             self.rows -= rows
         else:
+            now_ns, sequence = anew
             self.pop()
-            self.push(max(key, entries[-1][0]), last, deadline_ns, waiting - rows, request)
+            key = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
+            self.push(key, sequence, deadline_ns, waiting - rows, request)
             self._in_order = False
 
     def remove(self, request: InferRequest, key: int | None) -> int:
         """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here.
 
-        key: None, if it may have been put last since.
+        key: None, if it may have been put further back since.
         """
         entries = self.entries
         if key is None:

@@ -29,6 +29,8 @@ PATIENCE_NS = 1_000_000_000
 
 _DEFAULT_PRIORITY = 2
 _LOWEST_PRIORITY = 4
+MOST_WEIGHT = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
+"""Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
 
@@ -36,7 +38,8 @@ _EMPTY_QUEUES_KEPT = 64
 def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
     """The first of arrival + SLO, less what is reserved of it, and the client's own deadline; `NEVER` if there is neither.
 
-    reserved_ns: what answering takes of the SLO after the batch.
+    reserved_ns: what answering takes of the SLO after the batch. Of who comes t later it is at most t / MOST_WEIGHT more: else
+    he would be before those of his class that came earlier.
     """
     own = request.deadline_ns
     if slo_ns is None:

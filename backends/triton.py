@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from math import prod
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
@@ -203,11 +203,10 @@ class TritonSession:
         self._model = model
         self._connection = connection
         self._region = region
-        self._answer: AnswerInParts | None = None  # of a decoupled model, while it is given
         self._closed = False
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        timeout_s = self._first_within_s(parameters)
+        timeout_s = self._within_s(parameters)
         request = self._request(parameters)
         shared = self._fill(request, inputs)
         due_s = time.monotonic() + timeout_s
@@ -222,59 +221,41 @@ class TritonSession:
         return _outputs(response, shared)
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
-        within_s = self._first_within_s(parameters)
+        self._within_s(parameters)  # beyond that whoever asked waits no more, and what comes is dropped
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
         call = self._connection.stream_infer(request, metadata=_metadata(parameters))
         with closing(AnswerInParts(call)) as answer:
-            self._answer = answer
             try:
-                while (message := self._read(answer, within_s)) is not None:
-                    within_s = self._model.timeout_s
+                while (message := self._read(answer)) is not None:
                     if message.error_message:
-                        yield from self._failed(answer, message.error_message)
+                        raise self._error("", message.error_message, time.monotonic())
                     response = message.infer_response
                     final = response.parameters[_FINAL].bool_param
                     if response.outputs or not final:
                         yield LastPart(_outputs(response, {})) if final else _outputs(response, {})
                     # Behind the final one its end is read: a call that was cancelled would be a failed one.
+            except ExecutionFailed as exc:
+                yield EarlyFailure(exc)
+                raise
             finally:
-                self._answer = None
+                with suppress(self._connection.grpc.RpcError):
+                    answer.drop(self._model.timeout_s)
 
-    def _read(self, answer: AnswerInParts, within_s: float) -> Any:
+    def _read(self, answer: AnswerInParts) -> Any:
         """The next message of an answer; None: there are no more. Raises: what `stream` does."""
-        due_s = time.monotonic() + within_s
         try:
-            message = answer.read(within_s)
+            return answer.read(self._model.timeout_s)
         except self._connection.grpc.RpcError as exc:
-            if answer.late and within_s < self._model.timeout_s:
-                raise ExecutionFailed("the deadline passed before the first part of the answer") from exc
             if answer.late:
                 raise SessionLost(
                     f"triton {self._connection.url}: no part of the answer within timeout_s {self._model.timeout_s:g}"
                 ) from exc
-            if answer.cancelled:
-                raise RunCancelled(f"triton {self._connection.url}: the call was cancelled") from exc
-            raise self._mapped(exc, due_s, handed_on=False) from exc
-        return message
+            raise self._mapped(exc, time.monotonic(), handed_on=False) from exc
 
-    def _failed(self, answer: AnswerInParts, details: str) -> Generator[Tensors, None, NoReturn]:
-        """Tell the error of an answer, then read on to its end: of clients that hung up, Triton 2.51 died once in 400 calls."""
-        error = self._error("", details, time.monotonic())
-        if not isinstance(error, SessionLost):
-            yield EarlyFailure(error)
-        until_s = time.monotonic() + self._model.timeout_s
-        with suppress(self._connection.grpc.RpcError):
-            while answer.read(until_s - time.monotonic()) is not None:
-                pass
-        try:
-            raise error
-        finally:
-            del error  # or it and this frame would hold each other, and the answer
-
-    def _first_within_s(self, parameters: Mapping[str, object]) -> float:
-        """How long a call, of a decoupled model its first part, may take. Raises: SessionLost; ExecutionFailed, if no time."""
+    def _within_s(self, parameters: Mapping[str, object]) -> float:
+        """How long a call may take. Raises: SessionLost; ExecutionFailed, if no time."""
         if self._closed:
             raise SessionLost("the session is closed")
         timeout_s = self._model.timeout_s
@@ -371,10 +352,8 @@ class TritonSession:
         return True
 
     def cancel(self) -> None:
-        answer = self._answer
-        if answer is not None:
-            answer.cancel()
-        elif not self._model.spec.decoupled and (self._region is None or self._region.may_abandon):
+        """Of a decoupled model the run is left to go on: its caller wants no more once it has the next part."""
+        if not self._model.spec.decoupled and (self._region is None or self._region.may_abandon):
             self._connection.cancel()
 
     def close(self) -> None:

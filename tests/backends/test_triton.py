@@ -106,7 +106,7 @@ def test_a_refusal_of_the_model_has_its_code(triton: TritonServer, model: Model)
     np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
 
 
-def test_errors_among_the_parts_leave_the_server_alive(triton: TritonServer, model: Model) -> None:
+def test_errors_among_the_parts_and_clients_that_leave_there_keep_the_server_alive(triton: TritonServer, model: Model) -> None:
     lookup: Any = load(triton, ModelSpec("", (), (), 0), model="lookup").open_session(0)
     for call in range(200):
         key = np.full(1, call % 2, np.float32)
@@ -116,6 +116,10 @@ def test_errors_among_the_parts_leave_the_server_alive(triton: TritonServer, mod
         with pytest.raises(ExecutionFailed, match="no such key") as failed:
             next(parts)
         assert not isinstance(failed.value, InputRefused)  # Triton tells no code here
+        left = lookup.stream({"KEY": key}, {})
+        next(left)
+        lookup.cancel()
+        left.close()
     lookup.close()
     model.open_session(0).run(rows(), {})
 

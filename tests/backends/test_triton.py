@@ -106,6 +106,31 @@ def test_a_refusal_of_the_model_has_its_code(triton: TritonServer, model: Model)
     np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
 
 
+def test_a_model_that_was_loaded_anew_with_another_shape_loses_its_session_and_no_longer_opens_one(
+    triton: TritonServer,
+) -> None:
+    from tritonclient.grpc import InferenceServerClient
+
+    wide = load(triton, UNSTATED, model="wide")
+    session = wide.open_session(0)
+    with InferenceServerClient(triton.grpc_url) as client:
+        config = client.get_model_config("wide", as_json=True)["config"]
+        config["input"][0]["dims"] = [16]
+        try:
+            client.load_model("wide", config=json.dumps(config))
+            with pytest.raises(
+                SessionLost, match=r"wide is not what was loaded here, load it again: input 'INPUT0' is FP32 \[-1, 16\]"
+            ):
+                session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
+            with pytest.raises(LoadFailed, match="load it again"):
+                wide.open_session(0)
+        finally:
+            client.unload_model("wide")  # else it keeps that configuration
+            client.load_model("wide")
+    wide.open_session(0).close()
+    session.close()
+
+
 def test_errors_among_the_parts_and_clients_that_leave_there_keep_the_server_alive(triton: TritonServer, model: Model) -> None:
     lookup: Any = load(triton, ModelSpec("", (), (), 0), model="lookup").open_session(0)
     for call in range(200):

@@ -1,6 +1,7 @@
 """What the Triton backend sends and when it hangs up, against a double of the server's gRPC service that notes every call."""
 
 import mmap
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +60,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.refusal: tuple[grpc.StatusCode, str] | None = None  # of any call: of a stream the server's, not the model's
         self.datatype = "FP32"
         self.raw: Callable[[bytes], bytes] = lambda given: given  # the bytes of an answer, by those of its input
+        self.inputs = {"X": [-1, 2]}
         self.shapes = {"Y": [-1, 2]}  # of the outputs
         self.answer: Tensors = {}  # in place of the echo
         self.regions: dict[str, mmap.mmap] = {}
@@ -67,6 +69,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.configs: dict[str, model_config_pb2.ModelConfig] = {}  # of others, by name
         self.versions_asked: dict[str, str] = {}  # for the configurations
+        self.configs_asked = 0
         self.parts: list[float | str | None] = []  # of a stream's answer: a value, an error, or the empty end
         self.rows = 1  # of a part
         self.parts_sent = 0
@@ -82,11 +85,12 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
             tensor = service_pb2.ModelMetadataResponse.TensorMetadata
             return [tensor(name=name, datatype=self.datatype, shape=shape) for name, shape in shapes.items()]
 
-        inputs, outputs = tensors({"X": [-1, 2]}), tensors(self.shapes)
+        inputs, outputs = tensors(self.inputs), tensors(self.shapes)
         return service_pb2.ModelMetadataResponse(name=request.name, inputs=inputs, outputs=outputs)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         self.versions_asked[request.name] = request.version
+        self.configs_asked += 1
         self.config.model_transaction_policy.decoupled = self.decoupled
         return service_pb2.ModelConfigResponse(config=self.configs.get(request.name, self.config))
 
@@ -528,6 +532,62 @@ def test_a_refusal_of_the_model_has_its_code_and_costs_no_session(double: Double
     double.refusal = None
     answer(session, False)
     session.close()
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "a shape": ({"inputs": {"X": [-1, 6]}}, "input 'X' is FP32 [-1, 6], and was FP32 [-1, 2]"),
+    "a datatype": ({"datatype": "INT32"}, "input 'X' is INT32 [-1, 2], and was FP32 [-1, 2]; output 'Y' is INT32"),
+    "a name": ({"inputs": {"Z": [-1, 2]}}, "input 'X' is missing, and was FP32 [-1, 2]; input 'Z' is FP32 [-1, 2]"),
+    "rows": ({"config": model_config_pb2.ModelConfig(max_batch_size=2)}, "it takes 2 rows at most, and took 8"),
+    "no rows": ({"config": model_config_pb2.ModelConfig(), "inputs": {"X": [2]}}, "has max_batch_size 0 and a tensor without"),
+    "parts": ({"decoupled": True}, "it answers in parts now, and did not"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_as_it_was(
+    double: Double, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    values, told = CHANGES[change]
+    before = {name: getattr(double, name) for name in values}
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
+    sessions = [model.open_session(index) for index in range(2)]
+    vars(double).update(values)
+    double.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected"
+    for session in sessions:
+        with pytest.raises(SessionLost, match=f"m is not what was loaded here, load it again: .*{re.escape(told)}"):
+            session.run({"X": X}, {})
+        session.close()
+    with pytest.raises(LoadFailed, match=re.escape(told)):
+        model.open_session(0)
+    assert caplog.text.count("is not what was loaded here") == 1
+    vars(double).update(before, refusal=None)
+    session = model.open_session(0)
+    answer(session, False)
+    session.close()
+
+
+def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(double: Double) -> None:
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
+    double.inputs, double.shapes = {"X": [-1, 2], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
+    double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=[{"name": "MORE", "optional": True}])
+    session = model.open_session(0)
+    double.refusal, asked = (grpc.StatusCode.INVALID_ARGUMENT, "no such user"), double.configs_asked
+    for _ in range(3):
+        with pytest.raises(InputRefused, match="no such user"):
+            session.run({"X": X}, {})
+    assert double.configs_asked == asked + 1  # 2 s later the next time
+    session.close()
+
+
+def test_a_session_passes_over_a_server_that_has_another_model_of_that_name() -> None:
+    with serving() as first, serving() as second:
+        first.inputs = {"X": [-1, 6]}
+        model = load(second, url=[f"127.0.0.1:{each.port}" for each in (second, first)])
+        session = model.open_session(1)
+        answer(session, False)
+        assert len(second.calls) == 1
+        session.close()
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "INTERNAL"])

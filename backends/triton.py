@@ -248,17 +248,26 @@ class TritonSession:
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
         timeout_s = self._within_s(parameters)
-        request = self._request(parameters)
-        shared = self._fill(request, inputs)
         due_s = time.monotonic() + timeout_s
         try:
-            response = self._connection.infer(request, timeout_s, _metadata(parameters))
+            try:
+                return self._infer(inputs, parameters, due_s)
+            except self._connection.grpc.RpcError as exc:
+                if self._region is None or not self._region.try_renew(exc):
+                    raise
+                return self._infer(inputs, parameters, due_s)  # the server has run nothing
         except (RunCancelled, self._connection.grpc.RpcError) as exc:
             if self._region is not None and not self._is_through(exc):
                 self._region.abandon()
             if isinstance(exc, RunCancelled):
                 raise
             raise self._mapped(exc, due_s, handed_on=timeout_s < self._model.timeout_s) from exc
+
+    def _infer(self, inputs: Tensors, parameters: Mapping[str, object], due_s: float) -> Tensors:
+        """Raises: grpc.RpcError; else as `run`."""
+        request = self._request(parameters)
+        shared = self._fill(request, inputs)
+        response = self._connection.infer(request, due_s - time.monotonic(), _metadata(parameters))
         return _outputs(response, shared)
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
@@ -378,7 +387,7 @@ class TritonSession:
                 declared = f"{tensor.datatype} {list(tensor.shape)}"
                 remedy = f"the model gives more than {declared}: have it give that, or set shared_memory: false"
                 return OutputsRefused(f"{message}: {remedy}")
-        if "shared memory region" in details:  # the server was restarted, or a client unregistered all regions
+        if "shared memory region" in details:  # a client unregisters all regions, again and again
             return SessionLost(message)
         gone = any(words.format(self._model.model) in details for words in _GONE)
         if gone or code in _NOT_LET_IN or (code in _OF_EITHER and not self._is_ready(due_s)):

@@ -289,8 +289,11 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
     session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
     with InferenceServerClient(triton.grpc_url) as client:
         assert len(client.get_system_shared_memory_status().regions) == registered + 1
+        client.unregister_system_shared_memory()  # of everybody
+        assert (session.run({"INPUT0": np.ones((1, 262144), np.float32)}, {})["OUTPUT0"] == 1).all()
+        assert len(client.get_system_shared_memory_status().regions) == 1
         session.close()
-        assert len(client.get_system_shared_memory_status().regions) == registered
+        assert not client.get_system_shared_memory_status().regions
     assert set(Path("/dev/shm").glob(f"gateway-{os.getpid()}-*")) == before
 
 

@@ -101,6 +101,10 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.before_answer()
         if self.refusal is not None:
             context.abort(*self.refusal)
+        for output in request.outputs:
+            region = dict(output.parameters).get("shared_memory_region")
+            if region is not None and region.string_param not in self.regions:  # the words of Triton 2.51
+                context.abort(grpc.StatusCode.NOT_FOUND, f"Unable to find shared memory region: '{region.string_param}'")
         response = service_pb2.ModelInferResponse(model_name=request.model_name)
         if not self.answer:
             response.outputs.add(name="Y", datatype=self.datatype, shape=request.inputs[0].shape)
@@ -423,6 +427,25 @@ def test_a_region_serves_again_where_the_server_has_ended_the_call(
         with pytest.raises(ExecutionFailed, match=details):
             session.run({"X": X}, {})
     assert len(double.regions) == regions
+    session.close()
+
+
+def test_a_region_that_another_client_has_unregistered_is_reserved_anew(double: Double) -> None:
+    session = sharing(double)
+    double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
+    session.run({"X": X}, {})
+    (first,) = double.regions
+    double.regions.clear()
+    outputs = session.run({"X": X}, {"own": 2, DEADLINE_NS: time.monotonic_ns() + 5_000_000_000})
+    assert (outputs["BIG"] == 9).all()
+    assert first not in double.regions
+    _, refused, again = double.calls
+    assert again.parameters == refused.parameters
+    assert max(double.left_s[1:]) < 6  # of timeout_s: 30
+    double.before_answer = double.regions.clear  # again and again
+    with pytest.raises(SessionLost, match="Unable to find shared memory region"):
+        session.run({"X": X}, {})
+    assert len(double.calls) == 5
     session.close()
 
 

@@ -325,6 +325,9 @@ class TritonSession:
         for name, value in parameters.items():
             if name not in _RESERVED and not name.startswith("triton_"):
                 _set_parameter(request.parameters[name], value)
+        if DEADLINE_NS in parameters:  # a model's `timeout()`, in µs; Triton's queue heeds it where the model's policy says so
+            left_ns = int(str(parameters[DEADLINE_NS])) - time.monotonic_ns()
+            request.parameters["timeout"].int64_param = max(1, left_ns // 1000)
         return request
 
     def _fill(self, request: Any, inputs: Tensors) -> dict[str, memoryview]:

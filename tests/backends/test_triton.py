@@ -151,11 +151,14 @@ def test_errors_among_the_parts_and_clients_that_leave_there_keep_the_server_ali
 
 def test_parameters_reach_the_model_as_what_they_are(model: Model) -> None:
     session = model.open_session(0)
+    soon = {DEADLINE_NS: time.monotonic_ns() + 9_500_000_000}
     with pytest.raises(ExecutionFailed) as failed:
-        session.run(rows(-401), {"flag": True, "count": 3, "word": "3", "share": 0.5, "priority": 2})
+        session.run(rows(-401), {"flag": True, "count": 3, "word": "3", "share": 0.5, "priority": 2, **soon})
     session.close()
     told = json.loads(str(failed.value).partition("asked with ")[2])
+    left_us = told.pop("left_us")
     assert told == {"flag": True, "count": 3, "word": "3", "share": 0.5}
+    assert 0 < left_us <= 9_500_000
 
 
 def test_a_model_whose_process_died_is_repaired_by_opening_a_session(model: Model) -> None:

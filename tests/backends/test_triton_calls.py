@@ -213,12 +213,14 @@ def test_parameters_arrive_as_what_they_are(double: Double) -> None:
     }
 
 
-def test_what_triton_takes_for_itself_is_kept_from_it(double: Double) -> None:
+def test_what_triton_takes_for_itself_is_ours_and_the_time_that_is_left(double: Double) -> None:
     session = load(double).open_session(0)
     deadline_ns = time.monotonic_ns() + 5_000_000_000
     session.run({"X": X}, {"priority": 1, "timeout": 9, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
     session.close()
-    assert list(double.calls[0].parameters) == ["own"]
+    sent = double.calls[0].parameters
+    assert sorted(sent) == ["own", "timeout"]
+    assert 4_000_000 < sent["timeout"].int64_param <= 5_000_000  # µs that are left, and not the client's 9
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -440,7 +442,7 @@ def test_a_region_that_another_client_has_unregistered_is_reserved_anew(double: 
     assert (outputs["BIG"] == 9).all()
     assert first not in double.regions
     _, refused, again = double.calls
-    assert again.parameters == refused.parameters
+    assert sorted(again.parameters) == sorted(refused.parameters) == ["own", "timeout"]
     assert max(double.left_s[1:]) < 6  # of timeout_s: 30
     double.before_answer = double.regions.clear  # again and again
     with pytest.raises(SessionLost, match="Unable to find shared memory region"):

@@ -12,6 +12,7 @@ from backends.base import (
     NO_OPTIONS,
     BackendError,
     Device,
+    ExecutionFailed,
     LoadFailed,
     Model,
     ModelSpec,
@@ -198,8 +199,13 @@ class _CheckedSession:
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
         with closing(self._stream(inputs, parameters)) as parts:
             for outputs in parts:
-                failed = isinstance(outputs, EarlyFailure)
-                yield outputs if failed else checked_outputs(self._spec, inputs, outputs, cast=self._cast)
+                if not isinstance(outputs, EarlyFailure):
+                    try:
+                        outputs = checked_outputs(self._spec, inputs, outputs, cast=self._cast)
+                    except ExecutionFailed as exc:
+                        yield EarlyFailure(exc)
+                        raise
+                yield outputs
 
     def close(self) -> None:
         self._close()

@@ -13,10 +13,10 @@ With several urls, session i begins with url i modulo their number. Each session
 import logging
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
-from math import prod
-from typing import Any, Final, NoReturn
+from math import inf, prod
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,13 +34,15 @@ from backends.base import (
     OutputsRefused,
     RunCancelled,
     SessionLost,
+    SpecMismatch,
     Tensors,
     TensorSpec,
 )
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
 from backends.refusals import Refusal
-from backends.triton_connection import AnswerInParts, Metadata, TritonConnection
+from backends.triton_changes import changes
+from backends.triton_connection import PROBE_TIMEOUT_S, AnswerInParts, Metadata, TritonConnection
 from backends.triton_shared_memory import WORTH_BYTES, AbandonedRegions, SessionRegion
 from gateway.errors import InvalidArgument
 from gateway.wire.tensors import numpy_dtype, tensor_from_bytes, tensor_to_bytes
@@ -60,6 +62,9 @@ _REFUSALS: Final[dict[str, Refusal]] = {
 }
 # Of the model, or of the server, which is asked then whether it has the model.
 _OF_EITHER = ("NOT_FOUND", "CANCELLED", "UNAVAILABLE", "UNKNOWN")
+# What it answers to calls that do not fit the model, and a model of its own; in a stream without a code.
+_OF_CHANGED = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "")
+_LOOKED_FOR_S = 2.0  # so long is believed what was read of the model
 # What it answers, as INTERNAL, where an output needs more than its part of the region.
 _TOO_LARGE = "shared memory size specified with the request for output '{}'"
 # What only an answer of its own says: other codes may also be gRPC's, of a call that goes on there.
@@ -132,6 +137,9 @@ class TritonModel:
         self._repair = repair
         self._repairs = threading.Lock()
         self._dead: set[str] = set()
+        self._looks = threading.Lock()
+        self._looked_s: dict[str, float] = {}  # by url, when calls that failed had it looked at
+        self._changes: dict[str, str] = {}  # by url, as of the last look
         self._several = len(urls) > 1  # or sessions
         self._warned_of_order = False
 
@@ -144,8 +152,9 @@ class TritonModel:
             connection.close()
 
     def open_session(self, index: int) -> "TritonSession":
+        """Raises: LoadFailed, also where the model is not any more what it was when it was loaded."""
         self._several |= index > 0
-        connection = self._connect(index)
+        connection = self._connect(index, self._check_unchanged)
         region = None
         if self._shared_memory and not self.spec.decoupled:
             region = SessionRegion(connection, self._abandoned[connection.url])
@@ -175,8 +184,39 @@ class TritonModel:
                 self.model,
             )
 
-    def _connect(self, index: int) -> TritonConnection:
-        """To the first url, counted from the session's own, that has the model ready. Raises: LoadFailed, with every reason."""
+    def change(self, connection: TritonConnection, due_s: float) -> str:
+        """How the model on this server is not what was loaded here; empty: it is, as far as the server says by due_s."""
+        url = connection.url
+        with self._looks:
+            if time.monotonic() - self._looked_s.get(url, -inf) > _LOOKED_FOR_S:
+                with suppress(LoadFailed, ValueError):  # ValueError: `cancel` has closed the channel
+                    self._look(connection, min(max(_LEAST_PROBE_S, due_s - time.monotonic()), PROBE_TIMEOUT_S))
+                self._looked_s[url] = time.monotonic()
+            return self._changes.get(url, "")
+
+    def _check_unchanged(self, connection: TritonConnection) -> None:
+        with self._looks:
+            self._look(connection, PROBE_TIMEOUT_S)
+            if change := self._changes[connection.url]:
+                raise LoadFailed(change)
+
+    def _look(self, connection: TritonConnection, within_s: float) -> None:
+        url = connection.url
+        try:
+            change = "; ".join(changes(self.spec, connection.spec(self._declared, within_s, told=False)))
+        except SpecMismatch as exc:
+            change = str(exc)
+        if change:
+            change = f"triton {url}: {self.model} is not what was loaded here, load it again: {change}"
+            if change != self._changes.get(url):
+                log.warning("%s", change)
+        self._changes[url] = change
+
+    def _connect(self, index: int, check: Callable[[TritonConnection], None] = lambda connection: None) -> TritonConnection:
+        """To the first url, counted from the session's own, that has the model ready. Raises: LoadFailed, with every reason.
+
+        check: whether it may be that one; raises LoadFailed.
+        """
         faults = []
         for step in range(len(self._urls)):
             url = self._urls[(index + step) % len(self._urls)]
@@ -189,6 +229,7 @@ class TritonModel:
                             connection.reload()
                             self._dead.discard(url)
                 connection.check_ready()
+                check(connection)
                 return connection
             except LoadFailed as exc:
                 connection.close()
@@ -203,78 +244,70 @@ class TritonSession:
         self._model = model
         self._connection = connection
         self._region = region
-        self._answer: AnswerInParts | None = None  # of a decoupled model, while it is given
         self._closed = False
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
-        timeout_s = self._first_within_s(parameters)
-        request = self._request(parameters)
-        shared = self._fill(request, inputs)
+        timeout_s = self._within_s(parameters)
         due_s = time.monotonic() + timeout_s
         try:
-            response = self._connection.infer(request, timeout_s, _metadata(parameters))
+            try:
+                return self._infer(inputs, parameters, due_s)
+            except self._connection.grpc.RpcError as exc:
+                if self._region is None or not self._region.try_renew(exc):
+                    raise
+                return self._infer(inputs, parameters, due_s)  # the server has run nothing
         except (RunCancelled, self._connection.grpc.RpcError) as exc:
             if self._region is not None and not self._is_through(exc):
                 self._region.abandon()
             if isinstance(exc, RunCancelled):
                 raise
             raise self._mapped(exc, due_s, handed_on=timeout_s < self._model.timeout_s) from exc
+
+    def _infer(self, inputs: Tensors, parameters: Mapping[str, object], due_s: float) -> Tensors:
+        """Raises: grpc.RpcError; else as `run`."""
+        request = self._request(parameters)
+        shared = self._fill(request, inputs)
+        response = self._connection.infer(request, due_s - time.monotonic(), _metadata(parameters))
         return _outputs(response, shared)
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
-        within_s = self._first_within_s(parameters)
+        within_s = self._within_s(parameters)  # beyond that whoever asked waits no more, and what comes is dropped
         request = self._request(parameters)
         request.parameters[_WANTS_FINAL].bool_param = True
         self._fill(request, inputs)
         call = self._connection.stream_infer(request, metadata=_metadata(parameters))
         with closing(AnswerInParts(call)) as answer:
-            self._answer = answer
             try:
                 while (message := self._read(answer, within_s)) is not None:
                     within_s = self._model.timeout_s
                     if message.error_message:
-                        yield from self._failed(answer, message.error_message)
+                        raise self._error("", message.error_message, time.monotonic() + within_s)
                     response = message.infer_response
                     final = response.parameters[_FINAL].bool_param
                     if response.outputs or not final:
                         yield LastPart(_outputs(response, {})) if final else _outputs(response, {})
                     # Behind the final one its end is read: a call that was cancelled would be a failed one.
+            except ExecutionFailed as exc:
+                yield EarlyFailure(exc)
+                raise
             finally:
-                self._answer = None
+                with suppress(self._connection.grpc.RpcError):
+                    answer.drop(self._model.timeout_s)
 
     def _read(self, answer: AnswerInParts, within_s: float) -> Any:
         """The next message of an answer; None: there are no more. Raises: what `stream` does."""
         due_s = time.monotonic() + within_s
         try:
-            message = answer.read(within_s)
+            return answer.read(self._model.timeout_s)
         except self._connection.grpc.RpcError as exc:
-            if answer.late and within_s < self._model.timeout_s:
-                raise ExecutionFailed("the deadline passed before the first part of the answer") from exc
             if answer.late:
                 raise SessionLost(
                     f"triton {self._connection.url}: no part of the answer within timeout_s {self._model.timeout_s:g}"
                 ) from exc
-            if answer.cancelled:
-                raise RunCancelled(f"triton {self._connection.url}: the call was cancelled") from exc
             raise self._mapped(exc, due_s, handed_on=False) from exc
-        return message
 
-    def _failed(self, answer: AnswerInParts, details: str) -> Generator[Tensors, None, NoReturn]:
-        """Tell the error of an answer, then read on to its end: of clients that hung up, Triton 2.51 died once in 400 calls."""
-        error = self._error("", details, time.monotonic())
-        if not isinstance(error, SessionLost):
-            yield EarlyFailure(error)
-        until_s = time.monotonic() + self._model.timeout_s
-        with suppress(self._connection.grpc.RpcError):
-            while answer.read(until_s - time.monotonic()) is not None:
-                pass
-        try:
-            raise error
-        finally:
-            del error  # or it and this frame would hold each other, and the answer
-
-    def _first_within_s(self, parameters: Mapping[str, object]) -> float:
-        """How long a call, of a decoupled model its first part, may take. Raises: SessionLost; ExecutionFailed, if no time."""
+    def _within_s(self, parameters: Mapping[str, object]) -> float:
+        """How long a call may take. Raises: SessionLost; ExecutionFailed, if no time."""
         if self._closed:
             raise SessionLost("the session is closed")
         timeout_s = self._model.timeout_s
@@ -292,6 +325,9 @@ class TritonSession:
         for name, value in parameters.items():
             if name not in _RESERVED and not name.startswith("triton_"):
                 _set_parameter(request.parameters[name], value)
+        if DEADLINE_NS in parameters:  # a model's `timeout()`, in µs; Triton's queue heeds it where the model's policy says so
+            left_ns = int(str(parameters[DEADLINE_NS])) - time.monotonic_ns()
+            request.parameters["timeout"].int64_param = max(1, left_ns // 1000)
         return request
 
     def _fill(self, request: Any, inputs: Tensors) -> dict[str, memoryview]:
@@ -354,11 +390,13 @@ class TritonSession:
                 declared = f"{tensor.datatype} {list(tensor.shape)}"
                 remedy = f"the model gives more than {declared}: have it give that, or set shared_memory: false"
                 return OutputsRefused(f"{message}: {remedy}")
-        if "shared memory region" in details:  # the server was restarted, or a client unregistered all regions
+        if "shared memory region" in details:  # a client unregisters all regions, again and again
             return SessionLost(message)
         gone = any(words.format(self._model.model) in details for words in _GONE)
         if gone or code in _NOT_LET_IN or (code in _OF_EITHER and not self._is_ready(due_s)):
             return SessionLost(message)
+        if code in _OF_CHANGED and (change := self._model.change(self._connection, due_s)):
+            return SessionLost(change)
         refusal = _REFUSALS.get(code)
         return InputRefused(message, code=refusal) if refusal else ExecutionFailed(message)
 
@@ -371,10 +409,8 @@ class TritonSession:
         return True
 
     def cancel(self) -> None:
-        answer = self._answer
-        if answer is not None:
-            answer.cancel()
-        elif not self._model.spec.decoupled and (self._region is None or self._region.may_abandon):
+        """Of a decoupled model the run is left to go on: its caller wants no more once it has the next part."""
+        if not self._model.spec.decoupled and (self._region is None or self._region.may_abandon):
             self._connection.cancel()
 
     def close(self) -> None:

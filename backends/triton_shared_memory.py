@@ -128,6 +128,16 @@ class SessionRegion:
             self._name = ""
         self._map = None
 
+    def try_renew(self, error: Any) -> bool:
+        """Take a fresh region next time if the server has this one no more: it was restarted, or a client unregistered all.
+
+        error: of gRPC, from a call that named it.
+        """
+        gone = bool(self._name) and error.code().name == "NOT_FOUND" and f"'{self._name}'" in (error.details() or "")
+        if gone:
+            self._name, self._map = "", None
+        return gone
+
     def _unregister_abandoned(self) -> None:
         for region in self._abandoned.take_due():
             self._unregister(region.name, region.by)

@@ -166,6 +166,11 @@ class Worker:
     def runs(self, batch: Work) -> bool:
         return self.current is not None and self.current.work is batch
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for what it runs."""
+        return self.current is not None and self.current.cancelled
+
     def active_ns(self, now_ns: int) -> int:
         """Since when the session has been at what it does now; one that waits for a client does nothing."""
         return now_ns if self.current is not None and self.current.waits else self.moved_ns
@@ -296,6 +301,7 @@ class Worker:
                     return
                 if isinstance(outputs, EarlyFailure):
                     error = _error_of(outputs.error, self._name)
+                    job.cancelled = True  # nobody waits for its end
                     self._back.post(self._part_made, job, EarlyFailure(error, job.first_part_ns))
                     next(parts, None)
                     try:

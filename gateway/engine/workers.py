@@ -25,7 +25,7 @@ from gateway.engine.nearness import Nearness
 from gateway.engine.runner import PARTS_AHEAD, Execution, Work
 from gateway.engine.session_process import ProcessModel
 from gateway.engine.worker import Job, Reports, Worker
-from gateway.errors import BackendFailed, BackendUnreachable, ConfigError, GatewayError
+from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError
 from gateway.process import large_pages
 
 _BACKOFF_FIRST_S: Final = 0.1
@@ -222,6 +222,7 @@ class WorkerPool:
     async def close(self) -> None:
         """Wait for what runs (at most the hang timeout, by the watchdog), then free everything.
 
+        For what runs elsewhere, and for nobody, it waits as long as for sessions.
         Cancelled: as `abort` does, without waiting any longer.
         """
         self._closing = True
@@ -229,7 +230,9 @@ class WorkerPool:
             task.cancel()
         try:
             if self._busy:
+                leave = self._clock.call_at(self._clock.now_ns() + round(_CLOSE_S * 1e9), self._leave_cancelled)
                 await self._drained.wait()
+                leave.cancel()
             if self._watchdog is not None:
                 self._watchdog.cancel()
             self._stop_idle()
@@ -245,6 +248,14 @@ class WorkerPool:
         except asyncio.CancelledError:
             self.abort()
             raise
+
+    def _leave_cancelled(self) -> None:
+        """Leave what runs elsewhere for nobody to its threads, which end on their own."""
+        assert self._model is not None
+        if self._model.device.kind == "remote":
+            error = Cancelled(f"{self._name}: the model is closed, and nobody waits for the end of the run")
+            for worker in [worker for worker in self._busy if worker.cancelled]:
+                self._give_up(worker, self._clock.now_ns(), error)
 
     # the model
 

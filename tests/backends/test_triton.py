@@ -106,7 +106,32 @@ def test_a_refusal_of_the_model_has_its_code(triton: TritonServer, model: Model)
     np.testing.assert_allclose(session.run(rows(), {})["OUTPUT0"], expected(rows()["INPUT0"]), rtol=1e-5, atol=1e-5)
 
 
-def test_errors_among_the_parts_leave_the_server_alive(triton: TritonServer, model: Model) -> None:
+def test_a_model_that_was_loaded_anew_with_another_shape_loses_its_session_and_no_longer_opens_one(
+    triton: TritonServer,
+) -> None:
+    from tritonclient.grpc import InferenceServerClient
+
+    wide = load(triton, UNSTATED, model="wide")
+    session = wide.open_session(0)
+    with InferenceServerClient(triton.grpc_url) as client:
+        config = client.get_model_config("wide", as_json=True)["config"]
+        config["input"][0]["dims"] = [16]
+        try:
+            client.load_model("wide", config=json.dumps(config))
+            with pytest.raises(
+                SessionLost, match=r"wide is not what was loaded here, load it again: input 'INPUT0' is FP32 \[-1, 16\]"
+            ):
+                session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
+            with pytest.raises(LoadFailed, match="load it again"):
+                wide.open_session(0)
+        finally:
+            client.unload_model("wide")  # else it keeps that configuration
+            client.load_model("wide")
+    wide.open_session(0).close()
+    session.close()
+
+
+def test_errors_among_the_parts_and_clients_that_leave_there_keep_the_server_alive(triton: TritonServer, model: Model) -> None:
     lookup: Any = load(triton, ModelSpec("", (), (), 0), model="lookup").open_session(0)
     for call in range(200):
         key = np.full(1, call % 2, np.float32)
@@ -116,17 +141,24 @@ def test_errors_among_the_parts_leave_the_server_alive(triton: TritonServer, mod
         with pytest.raises(ExecutionFailed, match="no such key") as failed:
             next(parts)
         assert not isinstance(failed.value, InputRefused)  # Triton tells no code here
+        left = lookup.stream({"KEY": key}, {})
+        next(left)
+        lookup.cancel()
+        left.close()
     lookup.close()
     model.open_session(0).run(rows(), {})
 
 
 def test_parameters_reach_the_model_as_what_they_are(model: Model) -> None:
     session = model.open_session(0)
+    soon = {DEADLINE_NS: time.monotonic_ns() + 9_500_000_000}
     with pytest.raises(ExecutionFailed) as failed:
-        session.run(rows(-401), {"flag": True, "count": 3, "word": "3", "share": 0.5, "priority": 2})
+        session.run(rows(-401), {"flag": True, "count": 3, "word": "3", "share": 0.5, "priority": 2, **soon})
     session.close()
     told = json.loads(str(failed.value).partition("asked with ")[2])
+    left_us = told.pop("left_us")
     assert told == {"flag": True, "count": 3, "word": "3", "share": 0.5}
+    assert 0 < left_us <= 9_500_000
 
 
 def test_a_model_whose_process_died_is_repaired_by_opening_a_session(model: Model) -> None:
@@ -260,8 +292,11 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
     session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
     with InferenceServerClient(triton.grpc_url) as client:
         assert len(client.get_system_shared_memory_status().regions) == registered + 1
+        client.unregister_system_shared_memory()  # of everybody
+        assert (session.run({"INPUT0": np.ones((1, 262144), np.float32)}, {})["OUTPUT0"] == 1).all()
+        assert len(client.get_system_shared_memory_status().regions) == 1
         session.close()
-        assert len(client.get_system_shared_memory_status().regions) == registered
+        assert not client.get_system_shared_memory_status().regions
     assert set(Path("/dev/shm").glob(f"gateway-{os.getpid()}-*")) == before
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from backends.base import ExecutionFailed, Model, OutputsRefused, SessionLost, Tensors
+from backends.base import Device, ExecutionFailed, Model, OutputsRefused, SessionLost, Tensors
 from backends.early_failure import EarlyFailure
 from gateway.batching.batch import Batch
 from gateway.config import Python, Synthetic
@@ -413,6 +413,35 @@ def test_closing_waits_for_a_stream() -> None:
         await asyncio.wait_for(closing, PATIENCE_S)
         assert run.parts == [1, 2]
         assert (await run.end()).error is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["left", "failed"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_closing_waits_only_a_while_for_a_stream_elsewhere_that_nobody_reads(elsewhere: bool, failed: bool) -> None:
+    async def main() -> None:
+        opened = Opened()
+        opened.model.device = Device("remote" if elsewhere else "cpu")
+        await opened.pool.open()
+        run = Run(opened.pool)
+        await until_true(lambda: opened.session.asked)
+        if failed:
+            opened.session.put(EarlyFailure(ExecutionFailed("no luck")))
+            await asyncio.wait_for(run.failed, PATIENCE_S)
+        else:
+            opened.pool.cancel(run.batch)
+        closing = asyncio.ensure_future(opened.pool.close())
+        await asyncio.sleep(0)
+        opened.clock.advance(7)
+        if elsewhere:
+            execution = await run.end()
+            assert isinstance(execution.error, Cancelled)
+            await asyncio.wait_for(closing, PATIENCE_S)
+            assert not opened.session.closers  # it goes on
+        opened.session.put(None)
+        await asyncio.wait_for(closing, PATIENCE_S)
+        await until_true(lambda: opened.session.closed)
 
     asyncio.run(main())
 

@@ -96,17 +96,28 @@ def load(
     model: str,
     model_version: str = "",
     timeout_s: float = 30.0,
+    drain_s: float | None = None,
     shared_memory: bool = False,
     repair: bool = True,
 ) -> "TritonModel":
     """url: host:port of the gRPC endpoint, or several. timeout_s: a call that takes longer loses its session; of a decoupled
     model, a part that does.
 
-    shared_memory: pass tensors through a system shared memory region; the server must be on this host. Not those of a
-    decoupled model, whose parts have any number of rows.
+    drain_s: how long what nobody wants of a decoupled model's answer is read on, from the next part, before the call is
+    cancelled; None: timeout_s. shared_memory: pass tensors through a system shared memory region; the server must be on this
+    host. Not those of a decoupled model, whose parts have any number of rows.
     """
     urls = (url,) if isinstance(url, str) else tuple(url)
-    loaded = TritonModel(declared, urls, model, model_version, timeout_s, shared_memory, repair)
+    loaded = TritonModel(
+        declared,
+        urls,
+        model=model,
+        model_version=model_version,
+        timeout_s=timeout_s,
+        drain_s=drain_s,
+        shared_memory=shared_memory,
+        repair=repair,
+    )
     loaded.read_spec()
     return loaded
 
@@ -118,9 +129,11 @@ class TritonModel:
         self,
         declared: ModelSpec,
         urls: tuple[str, ...],
+        *,
         model: str,
         model_version: str,
         timeout_s: float,
+        drain_s: float | None,
         shared_memory: bool,
         repair: bool,
     ) -> None:
@@ -130,6 +143,7 @@ class TritonModel:
         self.model = model
         self.model_version = model_version
         self.timeout_s = timeout_s
+        self.drain_s = timeout_s if drain_s is None else drain_s
         self._declared = declared
         self._urls = urls
         self._shared_memory = shared_memory
@@ -292,7 +306,7 @@ class TritonSession:
                 raise
             finally:
                 with suppress(self._connection.grpc.RpcError):
-                    answer.drop(self._model.timeout_s)
+                    answer.drop(self._model.drain_s)
 
     def _read(self, answer: AnswerInParts, within_s: float) -> Any:
         """The next message of an answer; None: there are no more. Raises: what `stream` does."""

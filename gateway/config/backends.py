@@ -240,6 +240,7 @@ class Triton(Backend):
     model: str  # its name there
     model_version: str = _TRITON["model_version"]  # empty: what the server would take
     timeout_s: Seconds = _TRITON["timeout_s"]  # of one call; longer means that the server hangs
+    drain_s: SecondsOrZero | None = _TRITON["drain_s"]  # reads on a stream that was left, then cancels; None: timeout_s
     shared_memory: bool = _TRITON["shared_memory"]  # pass tensors through /dev/shm: the server must be on this host
     repair: bool = _TRITON["repair"]  # unload and load a model whose process died: needs --model-control-mode=explicit
 

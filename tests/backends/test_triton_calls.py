@@ -787,6 +787,17 @@ def test_a_server_that_goes_among_the_parts_loses_the_session(in_parts: Double) 
     session.close()
 
 
+def test_what_is_left_of_an_answer_is_not_read_where_that_is_said(in_parts: Double) -> None:
+    in_parts.parts = [1.0, 2.0, 3.0, None]
+    in_parts.before_part = lambda: time.sleep(0.05 * in_parts.parts_sent)
+    session = opened(in_parts, drain_s=0)
+    parts = session.stream({"X": X}, {})
+    next(parts)
+    parts.close()
+    session.close()
+    assert in_parts.parts_sent < 4
+
+
 def test_what_is_left_of_an_answer_is_read_to_its_end_and_dropped(in_parts: Double) -> None:
     in_parts.parts = [*map(float, range(1000)), None]
     session = opened(in_parts)

@@ -64,7 +64,8 @@ from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, mis
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
 

@@ -17,7 +17,8 @@ import msgspec
 
 from gateway.batching.batch import Batch
 from gateway.batching.queue import LengthGroup, State
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 from gateway.batching.streams import Streams
 
 CAP: Final = 0.55

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.batching.policy import WAIT
 from gateway.batching.queue import Entry, Queue
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 
 ARRIVALS: Final = 128
 UTILISATION_AT_LEAST: Final = 0.7

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from gateway.batching.policy import Fill
 from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 
 # Times what the first has waited: by so much later may have come a request that is worth 1/e of what it else were.
 _PASSES: Final = 4.0

@@ -24,7 +24,7 @@ from gateway.batching.forecast import Forecast
 from gateway.batching.inflow import ARRIVALS, View
 from gateway.batching.joining import Moment, joined
 from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 from gateway.types import InferRequest
 
 OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.replay import PastBatch
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 
 _ENOUGH: Final = 5  # batches of a size, whose median is not moved by one that went wrong
 _OUTLIER: Final = 1.5

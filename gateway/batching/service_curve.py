@@ -122,6 +122,11 @@ class ServiceCurve:
         return bool(self._seen)
 
     @property
+    def fleeting(self) -> bool:
+        """Whether it has hardly more than one batch of its own: so many of its size, beside what was borrowed."""
+        return all(seen.count <= 2 for seen in self._seen.values())
+
+    @property
     def steps(self) -> Steps | None:
         """In which rows are padded inside the model; None: in none, as far as is known."""
         return self._surface.steps if self._length else self._finder.steps

@@ -53,3 +53,8 @@ def normalised(arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
         array = np.asarray(value)
         found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
     return found
+
+
+def fields_of(results: object) -> tuple[str, ...]:
+    """The names in a named tuple, whose values are outputs of these names; none of anything else."""
+    return getattr(results, "_fields", ()) if isinstance(results, tuple) else ()

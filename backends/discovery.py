@@ -9,7 +9,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from backends.company import (
 from backends.datatypes import datatype_of, normalised
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
+if TYPE_CHECKING:
+    from backends.signatures import Hint
+
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
 _MOST_ELEMENTS: Final = 1 << 21  # of one row of a tensor; an image of 640 x 640 has 1.2 million
@@ -43,6 +46,7 @@ _MOST_CLOCK_S: Final = 5.0  # for the former, by the clock alone, of a model tha
 _MOST_ALIKE: Final = 3  # kinds of rows that get one answer
 _MOST_GROWN_BYTES: Final = 512 << 20  # of a batch of four
 _IN_TRAIN_MODE: Final = "if it was exported in train mode, call .eval() before"
+_WITH_ANSWER: Final = "give an `example` that has an answer, or state `outputs`"
 _OTHER_NUMBERS: Final = Why("it fails on other numbers of rows than the example's")
 
 
@@ -106,6 +110,7 @@ def from_example(
     run: Run,
     example: Tensors,
     *,
+    of_lists: Mapping[str, "Hint"] | None = None,
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -113,15 +118,21 @@ def from_example(
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode. quantises: as of `from_shapes`.
+    of_lists: as of `from_ones`. sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode.
+    quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
     given = _as_requested(example)
     before = spent()
     once = normalised(run(given))
-    inputs, outputs = _specs(given), _specs(once)
+    inputs, outputs = _specs(given), _seen(once, "the example", of_lists)
     firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
     sizes = _sizes_are_those(sizes_of)
+    if nothing := [tensor.name for tensor in outputs if -1 in tensor.shape]:
+        note = _told_of_nothing(outputs, nothing, "the example")
+        if len(firsts) == 1:
+            inputs, outputs = _open(inputs), _open(outputs)
+        return Found(inputs, outputs, 0, (note, sizes))
     if len(firsts) > 1 or not (rows := max(firsts)):
         note = "its outputs have no row for each row of the example, so each request runs alone"
         return Found(inputs, outputs, 0, (note, sizes))
@@ -225,17 +236,26 @@ def outputs_of_ones(run: Run, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpe
     raise failed
 
 
-def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, int] = (3, 5)) -> Found:
+def from_ones(
+    run: Run,
+    inputs: tuple[TensorSpec, ...],
+    *,
+    lengths: tuple[int, int] = (3, 5),
+    max_rows: int = MOST_ROWS,
+    of_lists: Mapping[str, "Hint"] | None = None,
+) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
-    lengths: the open sizes behind the first one.
+    lengths: the open sizes behind the first one. max_rows: the most that it takes; 1: it is run on one row only.
+    of_lists: what type hints say of outputs such as lists, of whose elements numpy knows no more than that they are none, or
+    whole numbers; None: what arrays say is so.
     Sizes that the content changes are open, and then each request runs alone: rows of different sizes make no array.
-    Raises: LoadFailed, if it fails on the ones.
+    Raises: LoadFailed, if it fails on the ones, or gives nothing.
     """
     batched = bool(inputs) and all(tensor.shape and tensor.shape[0] < 0 for tensor in inputs)
-    spec = ModelSpec("", inputs, (), MOST_ROWS if batched else 0)
+    spec = ModelSpec("", inputs, (), max_rows if batched else 0)
     results: list[tuple[TensorSpec, ...]] = []
-    for rows, length in zip((2, 3), lengths, strict=True):
+    for rows, length in ((1, lengths[0]),) if max_rows == 1 else zip((2, 3), lengths, strict=True):
         arrays = example_inputs(spec, rows, length)
         try:
             given = normalised(run(arrays))
@@ -245,30 +265,48 @@ def from_ones(run: Run, inputs: tuple[TensorSpec, ...], *, lengths: tuple[int, i
                 f"what it gives is not stated, and it fails on ones ({shapes}): {exc}; state its return type or `outputs`, "
                 "or give an `example`"
             ) from exc
-        results.append(_specs(given))
+        results.append(_seen(given, "ones", of_lists))
         if batched and any(not tensor.shape or tensor.shape[0] != rows for tensor in results[-1]):
             batched = False
-    outputs = _common(*results)
+    outputs = _common(results[0], results[-1])
+    if batched:
+        outputs = _open(outputs)
+    notes: tuple[str, ...] = ()
+    ones = other = results[-1]
     try:
-        other = _specs(normalised(run({name: _other_content(array) for name, array in arrays.items()})))
+        other = _seen(normalised(run({name: _other_content(array) for name, array in arrays.items()})), "ones", of_lists)
     except BackendError:  # it takes not just anything
-        fixed = any(size >= 0 for tensor in outputs for size in tensor.shape[batched:])
-        return Found(inputs, outputs, MOST_ROWS if batched else 0, (_sizes_are_those("of ones"),) if fixed else ())
-    seen = _common(results[-1], other)
-    if seen == results[-1]:
-        return Found(inputs, outputs, MOST_ROWS if batched else 0)
-    note = "the sizes of its outputs change with the content of its inputs, so each request runs alone"
-    return Found(inputs, _common(outputs, seen), 0, (note,))
+        if any(size >= 0 for tensor in outputs for size in tensor.shape[batched:]):
+            notes = (_sizes_are_those("of ones"),)
+    seen = _common(ones, other)
+    outputs = _common(outputs, seen)
+    if nothing := [tensor.name for each in (*results, other) for tensor in each if -1 in tensor.shape]:
+        note = _told_of_nothing(outputs, nothing, "ones")
+    elif seen == ones:
+        return Found(inputs, outputs, max_rows if batched else 0, notes)
+    else:
+        note = "the sizes of its outputs change with the content of its inputs, so each request runs alone"
+    return Found(inputs, outputs, 1 if max_rows == 1 else 0, (note,))
 
 
 def _common(first: tuple[TensorSpec, ...], second: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """The first, with the sizes open that are others in the second. Raises: LoadFailed, if they differ in more than sizes."""
-    if [(t.name, t.datatype, len(t.shape)) for t in first] != [(t.name, t.datatype, len(t.shape)) for t in second]:
+    """The first, with the sizes open that are others in the second; of which one has no datatype, the other's, all open.
+
+    Raises: LoadFailed, if they differ in more than sizes.
+    """
+    changes = [tensor.name for tensor in first] != [tensor.name for tensor in second]
+    found = []
+    for one, two in () if changes else zip(first, second, strict=True):
+        if not (one.datatype and two.datatype):
+            known = one if one.datatype else two
+            found.append(replace(known, shape=(-1,) * len(known.shape)))
+            continue
+        changes |= (one.datatype, len(one.shape)) != (two.datatype, len(two.shape))
+        shape = tuple(size if size == other else -1 for size, other in zip(one.shape, two.shape, strict=False))
+        found.append(replace(one, shape=shape))
+    if changes:
         raise LoadFailed("what it gives changes with its inputs: state its return type or `outputs`")
-    return tuple(
-        replace(one, shape=tuple(size if size == other else -1 for size, other in zip(one.shape, two.shape, strict=True)))
-        for one, two in zip(first, second, strict=True)
-    )
+    return tuple(found)
 
 
 def _other_content(array: np.ndarray) -> np.ndarray:
@@ -353,6 +391,35 @@ def _as_requested(example: Mapping[str, object]) -> Tensors:
                 if isinstance(text, str):
                     arrays[name][index] = text.encode()
     return arrays
+
+
+def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, "Hint"] | None) -> tuple[TensorSpec, ...]:
+    """Outputs, of which a size of 0 is open; without a datatype, where nothing says it. Raises: LoadFailed, for none."""
+    if not outputs:
+        raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")
+    found = []
+    for tensor in _specs(outputs):
+        hint = of_lists.get(tensor.name) if of_lists is not None else None
+        if hint is not None and hint.scalar is float and tensor.datatype == "INT64":
+            tensor = replace(tensor, datatype="FP64")
+        if 0 in tensor.shape:
+            tensor = replace(tensor, shape=tuple(size or -1 for size in tensor.shape))
+            if of_lists is not None and tensor.datatype == "FP64":
+                shape = max(tensor.shape, (hint and hint.shape) or (), key=len)
+                tensor = replace(tensor, datatype=(hint and hint.datatype) or "", shape=shape)
+        found.append(tensor)
+    return tuple(found)
+
+
+def _told_of_nothing(outputs: tuple[TensorSpec, ...], nothing: list[str], on: str) -> str:
+    """A note. nothing: the outputs that had no elements. Raises: LoadFailed, where nobody says of what these are."""
+    if unknown := [tensor.name for tensor in outputs if not tensor.datatype]:
+        raise LoadFailed(
+            f"output {', '.join(map(repr, unknown))} is empty on {on}, and no return type such as `list[str]` says of what: "
+            f"{_WITH_ANSWER}"
+        )
+    names = ", ".join(map(repr, dict.fromkeys(nothing)))
+    return f"output {names} is empty on {on}, so its sizes are taken to be open, and each request runs alone"
 
 
 def _specs(arrays: Tensors) -> tuple[TensorSpec, ...]:

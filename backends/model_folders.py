@@ -11,7 +11,8 @@ The folder of a Triton model's version has the model's folder behind it, as Trit
 own, and no module of another version.
 
 That holds whenever `import` runs, within a request as well. It cannot hold for who imports in the name of that code and takes
-what `sys.modules` then has, as pickle does: that is refused. `importlib.import_module` is not seen; it finds the first.
+what `sys.modules` then has, as pickle does: that is refused, and a model's own file is put there, where the name is free and
+would find it. `importlib.import_module` is not seen; it finds the first, and executes a model's own file once more.
 """
 
 import builtins
@@ -28,6 +29,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 _SUFFIXES: Final = tuple(all_suffixes())
+_VARIABLE: Final = "PYTHONPATH"
 _lock: Final = threading.Lock()
 _packages: Final[dict[str, str]] = {}  # the folder that a package stands for, by the package
 _places: Final[dict[str, list[str]]] = {}  # where code in a folder finds its own: in it and those behind it, by the folder
@@ -88,6 +90,8 @@ def serve_as(path: Path, module: str, *, whole: bool) -> None:
                 sys.modules.setdefault(f"{package_of(folder)}.{stem}", sys.modules[module])  # for `from . import model`
                 modules[folder] = module, True
             return
+        if getattr(sys.modules.get(stem), "__name__", "") == module:  # put there by `_import`, of an execution that failed
+            del sys.modules[stem]
         found, before = PathFinder.find_spec(stem, [folder]), sys.modules.get(stem)
         if found is None or found.origin != str(path) or (before and Path(_place(before)).resolve() == path):
             return
@@ -119,6 +123,25 @@ def path_without() -> list[str]:
     return [path for path in sys.path if path not in _put]
 
 
+def with_path() -> dict[str, str]:
+    """The environment of a Python process that is to find what this one does without these folders."""
+    return os.environ | {_VARIABLE: os.pathsep.join(path or os.getcwd() for path in path_without())}
+
+
+def own_path() -> tuple[list[str], str | None]:
+    """What a process that was started `with_path` is told, for `take_path`."""
+    return path_without(), os.environ.get(_VARIABLE)
+
+
+def take_path(path: list[str], variable: str | None) -> None:
+    """Have the import path, and the variable that names it to what is started from here, as who told it has them."""
+    sys.path[:] = path
+    if variable is None:
+        del os.environ[_VARIABLE]
+    else:
+        os.environ[_VARIABLE] = variable
+
+
 def _share() -> None:
     """Have `import` look at who asks once there is a name that several folders have."""
     global _plain, _looks
@@ -140,17 +163,22 @@ def _import(
     if name in _served and globals is not None and (served := _served_to(globals, name, fromlist, level)) is not None:
         return served
     top = name.partition(".")[0]
-    if level or top not in _shared:
+    if level or (top not in _shared and name not in _served):
         return _plain(name, globals, locals, fromlist, level)
     frame = sys._getframe(1)
     own = _folder_of(frame.f_globals if globals is None else globals)
     if (asks := own or _asking(frame)) is None or (first := _whose.get(_home_of(top))) is None:  # nothing installed is hidden
         return _plain(name, globals, locals, fromlist, level)
+    # Whether who calls takes what `sys.modules` has, and not what it is given here: C code, and pickle's Python code.
+    by_name = fromlist == [] or (globals is None and own is None)
+    if by_name and first == asks and (module := _served.get(name, {}).get(asks, ("", False))[0]) in sys.modules:
+        sys.modules.setdefault(name, sys.modules[module])  # else the file would be executed once more, with classes of its own
+    if top not in _shared:
+        return _plain(name, globals, locals, fromlist, level)
     package = package_of(asks)
     made = f"{package}.{top}" in sys.modules
     of_other = first != asks and (made or PathFinder.find_spec(top, _places.get(asks, [])) is not None)
-    # Whether who calls takes what `sys.modules` has, and not what it is given here: C code, and pickle's Python code.
-    if fromlist == [] or (globals is None and own is None):
+    if by_name:
         if of_other:
             raise ImportError(
                 f"{name!r} is asked for by its name, as pickle does, for the code in {asks}, which has its own; in this "

@@ -8,18 +8,18 @@
     def predict(inputs, parameters)                                                         and the parameters of the request
 
 A shape has the rows in front, -1 for any size. Parameters that have a default are no inputs. A return type may be a tuple
-(output_0, output_1, …) or a TypedDict (each output by its key, all required). A function that yields answers in parts:
-`Iterator[…]` of what a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what another yields says so
-by that type alone.
+(output_0, output_1, …), a NamedTuple or a TypedDict (each output by its field or key, all required). A function that yields
+answers in parts: `Iterator[…]` of what a part is, such as `def predict(text: str) -> Iterator[str]`. One that returns what
+another yields says so by that type alone.
 """
 
 import inspect
 import reprlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from types import UnionType
+from types import GenericAlias, UnionType
 from typing import (
     Annotated,
     Any,
@@ -47,7 +47,7 @@ from backends.base import (
     integers_as_declared,
     words_of,
 )
-from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.datatypes import NUMPY, datatype_of, fields_of, normalised
 from backends.source import PARAMETERS, place_of, takes, takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -109,6 +109,7 @@ class Signature:
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     reads_parameters: of style `dict`, the second argument gets the parameters of the request.
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
+    of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
@@ -121,6 +122,7 @@ class Signature:
     _: KW_ONLY
     reads_parameters: bool = False
     keys: Mapping[str, bool] = field(default_factory=dict)
+    of_lists: Mapping[str, Hint] = field(default_factory=dict)
     defaults: tuple[str, ...] = ()
     untold: str = ""
 
@@ -172,11 +174,13 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     returned = hints.get("return")
     in_parts = inspect.isgeneratorfunction(plain) or (get_origin(returned) or returned) in (Iterator, Generator)
     given = get_args(returned)[0] if in_parts and get_args(returned) else returned
-    outputs, keys = _outputs(given), _keys(given)
+    by_output, keys = _by_output(given), _keys(given)
+    outputs = _whole_hints(by_output)
     if not any(inputs.values()) and (method or _takes_dict(hints, list(inputs), names)):
         reads = takes_parameters(function, 3 if method else 2)
         own = () if reads else tuple(p.name for p in parameters[1:] if p.default is not p.empty)
-        return Signature("dict", {}, outputs, in_parts, reads_parameters=reads, keys=keys, defaults=own, untold=untold)
+        called = Signature("dict", {}, outputs, in_parts, reads_parameters=reads, defaults=own)
+        return replace(called, keys=keys, of_lists=_of_lists(by_output), untold=untold)
     if nameless := [p.name for p in wanted if p.kind is p.POSITIONAL_ONLY]:
         raise LoadFailed(f"parameter {', '.join(nameless)} is positional-only, but inputs go by name: leave the `/` out")
     scalars = [name for name, hint in inputs.items() if hint is not None and hint.scalar is not None]
@@ -195,7 +199,8 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
         outputs = None  # one value of a whole batch, or an array of one row: what that gives is seen by running it
     any_inputs = not inputs and any(p.kind is p.VAR_KEYWORD for p in parameters)
     style: Literal["rows", "names"] = "rows" if scalars else "names"
-    return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, defaults=defaults, untold=untold)
+    lists = _of_lists(by_output, of_rows=bool(scalars))
+    return Signature(style, inputs, outputs, in_parts, any_inputs, keys=keys, of_lists=lists, defaults=defaults, untold=untold)
 
 
 def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,16 +232,41 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _outputs(hint: Any) -> Mapping[str, Hint] | None:
+def _by_output(hint: Any) -> dict[str, Any]:
+    """What a return type says of each output, in its own words."""
     if is_typeddict(hint):
         hints = get_type_hints(hint, include_extras=True)
-        found = {name: hint_of(get_args(own)[0] if get_origin(own) in _MARKS else own) for name, own in hints.items()}
-    elif get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        found = {f"output_{index}": hint_of(own) for index, own in enumerate(get_args(hint))}
-    else:
-        found = {"output": hint_of(hint)}
+        return {name: get_args(own)[0] if get_origin(own) in _MARKS else own for name, own in hints.items()}
+    if isinstance(hint, type) and issubclass(hint, tuple) and (fields := getattr(hint, "_fields", ())):
+        try:
+            hints = get_type_hints(hint, include_extras=True)
+        except Exception:  # as of a function
+            hints = {}
+        return {name: hints.get(name) for name in fields}
+    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
+        return {f"output_{index}": own for index, own in enumerate(get_args(hint))}
+    return {"output": hint}
+
+
+def _whole_hints(by_output: Mapping[str, Any]) -> Mapping[str, Hint] | None:
+    found = {name: hint_of(own) for name, own in by_output.items()}
     known = {name: own for name, own in found.items() if own is not None}
     return known if len(known) == len(found) else None
+
+
+def _of_lists(by_output: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
+    found = {name: _of_list(GenericAlias(list, own) if of_rows else own) for name, own in by_output.items()}
+    return {name: hint for name, hint in found.items() if hint is not None and hint.datatype}
+
+
+def _of_list(hint: Any) -> Hint | None:
+    """What a type such as `list[tuple[float, float]]` says of the array that numpy makes of it."""
+    origin, own = get_origin(hint), set(get_args(hint)) - {Ellipsis}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and len(own) == 1:
+        element = _of_list(own.pop())
+        return element and replace(element, shape=None if element.shape is None else (-1, *element.shape))
+    found = hint_of(hint)
+    return found if found is None or found.scalar is None else replace(found, shape=())
 
 
 def _keys(hint: Any) -> dict[str, bool]:
@@ -352,7 +382,7 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts
     array, kinds = np.asarray(values), _kinds_into(dtype.kind)
-    if array.dtype.kind not in kinds:
+    if array.size and array.dtype.kind not in kinds:
         for value in values:
             if np.asarray(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
                 raise OutputsRefused(
@@ -416,6 +446,9 @@ def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
 
 def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
     refuse_nothing(result, did)
+    fields = fields_of(result)
+    if fields and (outputs is None or not outputs.keys().isdisjoint(fields)):
+        result = dict(zip(fields, result, strict=True))
     if isinstance(result, Mapping):
         return refuse_masked({str(name): value for name, value in result.items()})
     parts = result if isinstance(result, tuple) else (result,)

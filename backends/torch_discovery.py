@@ -26,12 +26,12 @@ from backends.base import (
     TensorSpec,
 )
 from backends.company import Run, without_nan
-from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.datatypes import NUMPY, datatype_of, fields_of, normalised
 from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import CpuSession, by_name, load_callable, parameters_of, unloadable
-from backends.torch_tensors import check_tensor, fields_of, mapped, to_array, to_tensor
+from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
 from backends.trial_rows import drawn
 
 _DATATYPES = {

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from backends.base import BackendError, ExecutionFailed, ModelSpec, OutputsRefused, SessionLost
+from backends.datatypes import fields_of
 
 if TYPE_CHECKING:
     import torch
@@ -56,20 +57,15 @@ def check_tensor(name: str, result: Any) -> None:
         )
 
 
-def fields_of(results: Any) -> tuple[str, ...]:
-    """The names in a named tuple; none of anything else."""
-    return getattr(results, "_fields", ()) if isinstance(results, tuple) else ()
-
-
 def ordered_outputs(spec: ModelSpec, results: Any, indices: Sequence[int] = ()) -> list["torch.Tensor"]:
-    """A module's results in the spec's order, from a mapping by name, from a named tuple too where its fields have these names.
+    """A module's results in the spec's order, by name from a mapping, and from a named tuple with any field of these names.
 
     indices: which of a tuple or list the outputs are, counted from 0; empty: all of it. What autocast left in half precision
     comes in the FP32 that was declared. Raises: OutputsRefused, if there are more or fewer, one is missing, or is no tensor.
     """
     import torch
 
-    if (fields := fields_of(results)) and {tensor.name for tensor in spec.outputs} <= {*fields}:
+    if not {tensor.name for tensor in spec.outputs}.isdisjoint(fields_of(results)):
         results = results._asdict()
     if isinstance(results, Mapping):
         missing = [tensor.name for tensor in spec.outputs if tensor.name not in results]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ConfigError
 from gateway.garbage import collecting_seldom
-from gateway.process.command_line import FAULTY, UNREAD, Paragraphs, add_command, add_speech, ended, examples, program, speech
+from gateway.process.command_line import FAULTY, UNREAD, add_command, add_speech, ended, program, speech
 from gateway.process.completion import completed_by_files
 from gateway.process.console import set_up, step, words
 from gateway.process.interrupts import ENDED_AT_ONCE, ctrl_c_ends_at_once
@@ -41,16 +41,6 @@ _COMMANDS: Final = {
     "key": "key",
     "examples": "examples",
 }
-_EXAMPLES: Final = {
-    "check": ("gateway check configs/examples/linear.yaml", "gateway check --load configs/examples/linear.yaml"),
-    "predict": ("gateway predict configs/examples/linear.yaml linear --input request.json",),
-    "route": (
-        "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
-        "gateway route explain configs/examples/fleet.yaml minilm",
-    ),
-    "top": ("gateway top", "gateway top 127.0.0.1:8000 --once"),
-}
-
 _PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 EXIT_CODES: Final = {
@@ -99,12 +89,9 @@ def _add(name: str, commands: "argparse._SubParsersAction[argparse.ArgumentParse
     if module is None:
         {"serve": _add_serve, "init": _add_init, "compile": _add_compile}[name](commands)
         return
-    command: argparse.ArgumentParser = importlib.import_module(f"gateway.commands.{module}").add_parser(commands)
+    added = importlib.import_module(f"gateway.commands.{module}").add_parser(commands)
     if name == "sagemaker":
-        command.set_defaults(run=_sagemaker)
-    if name in _EXAMPLES:
-        command.epilog = examples(*_EXAMPLES[name])
-        command.formatter_class = Paragraphs
+        added.set_defaults(run=_sagemaker)
 
 
 def _add_compile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

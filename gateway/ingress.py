@@ -291,10 +291,6 @@ class Ingress:
         served = [self.repository.model(row["name"], row["version"]) for row in rows]
         return tuple(ReadyModel(model.name, model.version, model.spec, _probed(model.lanes)) for model in served)
 
-    def healthy(self) -> bool:
-        """Whether every model that should be served can be."""
-        return self.repository.ready()
-
     def _open_runner(self, model: ModelSection, backend: Backend, declared: ModelSpec) -> BatchRunner:
         if self._open_remote is not None and backend.placement == "replicas":
             return self._open_remote(model, backend, declared)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tests.file_scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
@@ -26,6 +27,9 @@ os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A node looks for itself in the cluster for 30 s, and once a first request was lost, as happens on a busy machine, again.
 os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")  # by itself 60
+
+settings.register_profile("ours", deadline=None)  # on a busy machine any example may take long
+settings.load_profile("ours")
 
 # What a shell in the background, or nohup, ignores is ignored by the processes that tests start as well, and signal.
 for _number in (signal.SIGINT, signal.SIGHUP):

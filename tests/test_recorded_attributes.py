@@ -32,8 +32,8 @@ def states_of_batchers() -> Iterator[Any]:
         batcher = batching.recorder(**settings)
         batcher.record()
         driver = batching.Driver(batcher, random.Random(0), lengths="lengths" in case)
-        for _ in range(6):
-            driver.drive(60)
+        for _ in range(18):
+            driver.drive(20)
             yield batcher._frozen()
 
 

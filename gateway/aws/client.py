@@ -17,12 +17,17 @@ _ABSENT: Final = (
     "NoSuchEntity",
     "InvalidGroup.NotFound",
     "InvalidInstanceID.NotFound",
+    "InvalidVolume.NotFound",
     "404",
 )
 THROTTLED: Final = frozenset(
     ("Throttling", "ThrottlingException", "ThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown")
 )
 RIGHTS: Final = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
+UNSAID: Final = {  # why head_bucket is refused: HEAD has no body, so S3 gives its status, and no reason
+    "400": "the credentials may have expired: sign in again, as by `aws sso login`",
+    "403": "expected a bucket of yours, credentials that are valid, and the right s3:ListBucket for it",
+}
 _NO_ROOM: Final = ("Insufficient", "Capacity")  # InsufficientInstanceCapacity and like it, which are 500 of EC2
 _REMEDIES: Final = {
     "InsufficientInstanceCapacity": "name another instance type, a subnet of another zone, or try again later",
@@ -137,6 +142,6 @@ class Aws:
             raise PlatformRefused(f"{what}: {exc}", "") from exc
 
 
-def absent(exc: PlatformRefused) -> bool:
+def absent(reason: str, message: str) -> bool:
     """Whether what was asked for is not there. SageMaker has no word of its own for that: it says so in a sentence."""
-    return exc.reason in _ABSENT or (exc.reason == "ValidationException" and "Could not find" in exc.message)
+    return reason in _ABSENT or (reason == "ValidationException" and "Could not find" in message)

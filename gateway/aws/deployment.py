@@ -238,7 +238,7 @@ class Deploying:
             try:
                 self._wait(call, call.until)
             except PlatformRefused as exc:
-                if not absent(exc):
+                if not absent(exc.reason, exc.message):
                     raise
             return
         began_s = self._now_s()
@@ -247,7 +247,7 @@ class Deploying:
                 self._answers[call.named] = self._called(call)
                 return
             except PlatformRefused as exc:
-                if absent(exc) or (call.already and exc.reason == call.already):
+                if absent(exc.reason, exc.message) or (call.already and exc.reason == call.already):
                     return
                 busy = _busy(exc)
                 if exc.reason and not busy:
@@ -272,7 +272,7 @@ class Deploying:
                 answer = self._asked(call)
                 state = _state(answer, until)
             except PlatformRefused as exc:
-                if not until.done and absent(exc):
+                if not until.done and absent(exc.reason, exc.message):
                     return
                 young = self._now_s() - began_s < _AGAIN_S
                 if exc.reason and exc.reason not in THROTTLED and not (exc.reason in call.again and young):

@@ -50,6 +50,6 @@ class Questions:
         except PlatformRefused as exc:
             if exc.reason in RIGHTS:
                 self._unseen[f"s3://{where}: {exc.message}" if where else exc.message] = None
-            elif not absent(exc):  # a bucket that was removed, or what was listed a moment ago
+            elif not absent(exc.reason, exc.message):  # a bucket that was removed, or what was listed a moment ago
                 raise
         return None

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from gateway.aws.client import Platform, absent
+from gateway.aws.client import UNSAID, Platform, absent
 from gateway.aws.questions import Questions
 from gateway.deploying.sagemaker import PREFIX, TAG_BY, TAG_NAME, alarms_of, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingEndpoint, StandingScale
@@ -60,10 +60,6 @@ _OF_ALARM: Final = (
     "ThresholdMetricId",
 )
 _RUNNING: Final = ("InProgress", "Stopping")
-_UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
-    "400": "the credentials may have expired: sign in again, as by `aws sso login`",
-    "403": "expected a bucket of yours, credentials that are valid, and the right s3:ListBucket for it",
-}
 
 
 def standing(platform: Platform, name: str, bucket: str | None = None) -> Deployed:
@@ -82,11 +78,11 @@ def check_bucket(platform: Platform, bucket: str) -> None:
     try:
         found = platform.call("s3", "head_bucket", {"Bucket": bucket})
     except PlatformRefused as exc:
-        if absent(exc):
+        if absent(exc.reason, exc.message):
             made = f"`aws s3 mb s3://{bucket} --region {platform.region}` makes it"
             raise ConfigError(f"--bucket: {bucket}: there is no such bucket: {made}") from exc
-        if exc.reason in _UNSAID:
-            raise ConfigError(f"--bucket: {bucket}: S3 answered {exc.reason}: {_UNSAID[exc.reason]}") from exc
+        if exc.reason in UNSAID:
+            raise ConfigError(f"--bucket: {bucket}: S3 answered {exc.reason}: {UNSAID[exc.reason]}") from exc
         raise
     there = found.get("BucketRegion", platform.region)
     if there != platform.region:

@@ -56,6 +56,7 @@ from typing import Final
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.choosing import decide_among
+from gateway.batching.forecast import CAP
 from gateway.batching.holding import THINNED, hold, pace
 from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, Inflows, View
 from gateway.batching.joining import filled, in_turn, joined
@@ -69,7 +70,6 @@ from gateway.batching.service_model import ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
 
-_CAP: Final = 0.55
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
@@ -492,7 +492,7 @@ def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: b
         # while hand-overs take longer than before, small batches would let the queue grow, and nothing is late here.
         at_once = -(-waiting // view.workers)
         return min(max(sustains, bisect_left(view.sizes, max(round(soonest), at_once))), len(view.sizes) - 1)
-    cap = view.fits((max(_CAP, view.workers / (view.workers + 1)) if of_line else _CAP) * slo_ns)
+    cap = view.fits((max(CAP, view.workers / (view.workers + 1)) if of_line else CAP) * slo_ns)
     if cap < sustains:
         cap = min(sustains, view.fits(CAP_AT_MOST * slo_ns))
     return cap if cap > 0 else 0

@@ -410,11 +410,11 @@ class Batcher(Untold):
         parts: list[Part] = []
         limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self.max_rows
         padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
-        rows = self._take(queue, limit if limit < most else most, parts, padding) if limit else 0
+        rows = self._take(queue, limit if limit < most else most, parts, padding, now_ns) if limit else 0
         group = queue.group if rows else next(more.queue.group for more in fill if more.rows)
         for more in [each for each in fill if each.rows]:
             padding = padding or (None if self._ragged is None else Padding(self._ragged, parts))
-            rows += self._take(more.queue, min(more.rows, most - rows), parts, padding)
+            rows += self._take(more.queue, min(more.rows, most - rows), parts, padding, now_ns)
             other = more.queue.group
             if isinstance(group, LengthGroup) and isinstance(other, LengthGroup) and group.length < other.length:
                 group = other  # the longest: what the model will see
@@ -422,7 +422,7 @@ class Batcher(Untold):
         reason = "full" if rows >= most and reason == "idle" else reason
         self._dispatch(parts, rows, reason, now_ns, group, decision.expected_ns, batches)
 
-    def _take(self, queue: Queue, limit: int, parts: list[Part], padding: Padding | None) -> int:
+    def _take(self, queue: Queue, limit: int, parts: list[Part], padding: Padding | None, now_ns: int) -> int:
         """Move requests from the front into parts, `limit` rows at most; but one whole request if there are no parts yet."""
         entries, state = queue.entries, self._state
         if queue.rows == len(entries) and self._batched and padding is None:  # one row each, as mostly
@@ -446,9 +446,9 @@ class Batcher(Untold):
                 queue.pop()
                 state.requests -= 1
             else:
-                # What is left of a large one lets those pass that came meanwhile, until it is the last of it.
-                self._sequence += 1
-                queue.take_rows(rest, self._sequence if waiting - rest > self.max_rows else None)
+                self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
+                yields = waiting - rest > self.max_rows and state.requests > 1
+                queue.take_rows(rest, (now_ns, self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

@@ -73,19 +73,16 @@ class WorkerShare(Generic[K]):
                 return member
         return None
 
-    def charge(self, member: K, expected_ns: float) -> None:
-        """A batch of this member has started. expected_ns: 0 if unknown, then `settle` charges all."""
-        self._spend(member, expected_ns)
+    def charge(self, member: K, time_ns: float) -> None:
+        """A batch of this member has started. time_ns: as expected; 0 if unknown, then `settle` charges all."""
+        self._credit_ns[member] -= time_ns
+        if self._credit_ns[member] <= 0 and self._ring[self._at] == member:
+            self._at = (self._at + 1) % len(self._ring)
 
     def settle(self, member: K, expected_ns: float, actual_ns: float) -> None:
         """The batch has ended. A member that has left meanwhile is forgotten."""
         if member in self._credit_ns:
-            self._spend(member, actual_ns - expected_ns)
-
-    def _spend(self, member: K, time_ns: float) -> None:
-        self._credit_ns[member] -= time_ns
-        if self._credit_ns[member] <= 0 and self._ring[self._at] == member:
-            self._at = (self._at + 1) % len(self._ring)
+            self.charge(member, actual_ns - expected_ns)
 
     def _quantum(self, member: K) -> float:
         return self._quantum_ns * self._weights[member]

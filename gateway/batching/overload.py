@@ -72,14 +72,6 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
     return low
 
 
-def productivity(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) -> float:
-    """Rows per nanosecond at level 1 in batches of what is collected: full ones, or larger ones that are not."""
-    at = collected(curve, rate, slo_ns, quantile)
-    if at + 1 == len(curve.sizes) or curve.sizes[at + 1] == curve.sizes[at] + 1:
-        return curve.rates[at]
-    return max(curve.rates[at], rate * (slo_ns - curve.shape[at + 1] * quantile) / curve.shape[at + 1])
-
-
 def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]

@@ -29,6 +29,8 @@ PATIENCE_NS = 1_000_000_000
 
 _DEFAULT_PRIORITY = 2
 _LOWEST_PRIORITY = 4
+MOST_WEIGHT = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
+"""Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
 
@@ -36,7 +38,8 @@ _EMPTY_QUEUES_KEPT = 64
 def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
     """The first of arrival + SLO, less what is reserved of it, and the client's own deadline; `NEVER` if there is neither.
 
-    reserved_ns: what answering takes of the SLO after the batch.
+    reserved_ns: what answering takes of the SLO after the batch. Of who comes t later it is at most t / MOST_WEIGHT more: else
+    he would be before those of his class that came earlier.
     """
     own = request.deadline_ns
     if slo_ns is None:
@@ -195,22 +198,26 @@ class Queue:
         self.rows = 0
         return taken
 
-    def take_rows(self, rows: int, last: int | None) -> None:
-        """Take rows off the first, of which some stay: as the first, or with `last` as its sequence number as the last."""
-        entries = self.entries
-        key, sequence, deadline_ns, waiting, request = entries[0]
-        if last is None or len(entries) == 1:
-            entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
+    def take_rows(self, rows: int, anew: tuple[int, int] | None = None) -> None:
+        """Take rows off the first, of which some stay: as the first, or where they would stand if they came anew.
+
+        anew: when, and by which sequence number.
+        """
+        key, sequence, deadline_ns, waiting, request = self.entries[0]
+        if anew is None:
+            self.entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
             self.rows -= rows
         else:
+            now_ns, sequence = anew
             self.pop()
-            self.push(max(key, entries[-1][0]), last, deadline_ns, waiting - rows, request)
+            key = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
+            self.push(key, sequence, deadline_ns, waiting - rows, request)
             self._in_order = False
 
     def remove(self, request: InferRequest, key: int | None) -> int:
         """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here.
 
-        key: None, if it may have been put last since.
+        key: None, if it may have been put further back since.
         """
         entries = self.entries
         if key is None:

@@ -28,7 +28,7 @@ _CHUNK_ROWS: Final = 512
 _TOLD_EVERY_S: Final = 10.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `batch` to the command line."""
     batch = add_command(
         commands,
@@ -62,7 +62,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     batch.add_argument("--restart", action="store_true", help="begin anew, whatever was done before")
     batch.set_defaults(run=_batch)
-    return batch
 
 
 def _batch(arguments: argparse.Namespace) -> int:

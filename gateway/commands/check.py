@@ -11,18 +11,24 @@ from gateway.config import Config
 from gateway.configuring.argument import is_configuration, opened
 from gateway.configuring.check import check
 from gateway.documents.faults import ConfigFaults, Fault
+from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.prints import apart
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `check` to the command line."""
-    check = commands.add_parser("check", help="tell everything that is wrong with a configuration, without serving it")
+    check = add_command(
+        commands,
+        "check",
+        "tell everything that is wrong with a configuration, without serving it",
+        "gateway check configs/examples/linear.yaml",
+        "gateway check --load configs/examples/linear.yaml",
+    )
     check.add_argument("config", metavar="CONFIG", help="a YAML file; -: standard input")
     check.add_argument("--load", action="store_true", help="also load each model in this process, and run it")
     check.add_argument("--json", action="store_true", help="faults and models as JSON, for programs")
     check.set_defaults(run=_check)
-    return check
 
 
 def _check(arguments: argparse.Namespace) -> int:

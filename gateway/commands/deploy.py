@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.commands import deploy_ec2, deploy_sagemaker
-from gateway.commands.deploy_options import fits, named
+from gateway.commands.deploy_options import MEMORY, fits, memory_bytes, named
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import MODELS, Contents, contents
@@ -26,11 +26,9 @@ _CLAIM: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # a label of RFC 1123: no dots
 _URI: Final = re.compile(r"[a-z][a-z0-9+-]*://\S+")
 _CPU: Final = re.compile(r"(?=.*[1-9])(\d+(\.\d{1,3})?|\d+m)", re.ASCII)
-_MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
-_BYTES: Final = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `deploy` to the command line, with a command for each place."""
     command = add_command(
         commands,
@@ -44,7 +42,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_kubernetes(places)
     deploy_sagemaker.add_parser(places)
     deploy_ec2.add_parser(places)
-    return command
 
 
 def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -170,14 +167,14 @@ def _rollout(arguments: argparse.Namespace, models: Models, config: Config) -> R
     if arguments.cpu is not None:
         fits("--cpu", arguments.cpu, _CPU, "cores, such as 4, 0.5 or 500m")
     if memory is not None:
-        fits("--memory", memory, _MEMORY, "an amount such as 512Mi or 4Gi")
+        fits("--memory", memory, *MEMORY)
     return Rollout(
         name,
         fits("--image", arguments.image, _IMAGE, "an image, such as registry.example.com/gateway:cpu"),
         models,
         *_replicas(arguments, config),
         requests_per_second=rate,
-        memory_bytes=None if memory is None else int(memory[:-2]) * _BYTES[memory[-2:]],
+        memory_bytes=None if memory is None else memory_bytes(memory),
         cpu=arguments.cpu,
         namespace=arguments.namespace,
         service_account=arguments.service_account,

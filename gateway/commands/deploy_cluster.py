@@ -2,13 +2,12 @@
 
 import argparse
 import datetime
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.deploy_options import named
-from gateway.commands.ec2_options import REGION, VOLUME_GIB, MachineOptions
+from gateway.commands.deploy_options import GROUP, REGION, named
+from gateway.commands.ec2_options import MachineOptions
 from gateway.commands.package import packed, write
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
@@ -16,8 +15,8 @@ from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.on_machine import moved
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
-from gateway.deploying.ray_cluster import LISTENS, MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
-from gateway.deploying.ray_groups import check_ports
+from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
+from gateway.deploying.ray_groups import LISTENS, check_ports
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.reader import Document
 from gateway.documents.whole_file import asked_by, write_whole
@@ -25,7 +24,6 @@ from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.console import step, words
 
-_GROUP: Final = re.compile(r"sg-[0-9a-f]{8,17}")
 _SUBNETS: Final = 16
 _FILES: Final = "gateway"  # the folder, in DIR, that every machine gets
 
@@ -42,21 +40,17 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     wheel = looked.wheel()
     asked = RayOnEc2(
         name=named(arguments.name, config),
-        region=looked.fits("--region", arguments.region, REGION, "a region of AWS, such as us-east-1"),
+        region=looked.fits("--region", arguments.region, *REGION),
         subnets=looked.subnets(_SUBNETS),
-        security_group=looked.fits(
-            "--security-group", arguments.security_group, _GROUP, "sg-ID", "`aws ec2 describe-security-groups` shows them"
-        ),
+        security_group=looked.fits("--security-group", arguments.security_group, *GROUP),
         folder=str(out.absolute()),
         wheel=wheel.name,
         groups=found,
-        volume_gib=VOLUME_GIB,
         profile=arguments.instance_profile,
     )
     devices = dict.fromkeys(group.device for group in found)
     locks = {device: looked.lock(kinds_on(device, held, found), device) for device in devices}
-    if looked.faults:
-        raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
+    looked.check()
     copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}
     copies[wheel.name] = wheel.path.read_bytes()
     with step("packing"):

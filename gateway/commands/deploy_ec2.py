@@ -1,35 +1,28 @@
 """`gateway deploy ec2`: one machine of a configuration, made by cloud-init and run by systemd. Dry, until --yes."""
 
 import argparse
-import datetime
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from gateway.commands.deploy_cluster import write_cluster
+from gateway.commands.deploy_on_aws import archive, now, of_ours
 from gateway.commands.ec2_options import PAGE, add_options, wanted
-from gateway.commands.package import packed, write
 from gateway.config import config_of
 from gateway.deploying.calls import Call, as_text
 from gateway.deploying.ec2 import PACKAGE, Machine, creation
 from gateway.deploying.ec2_standing import told_of_machine
-from gateway.deploying.machine_data import Sent, sent
-from gateway.deploying.needs import GIB
 from gateway.deploying.on_machine import moved, unfit
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.documents.faults import ConfigFaults
-from gateway.documents.reader import Document
-from gateway.errors import ConfigError, PlatformRefused
+from gateway.errors import ConfigError
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
-from gateway.process.console import step, words
+from gateway.process.console import words
 from gateway.process.interrupts import ending_in_order
-
-_MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
 
 def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -77,7 +70,8 @@ def _ec2(arguments: argparse.Namespace) -> int:
         raise ConfigFaults(faults)
     asked = wanted(arguments, document, config)
     with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
-        machine = replace(asked.machine, package=_archive(moved(document, asked.machine.instance_type), Path(folder)))
+        package = archive(moved(document, asked.machine.instance_type), Path(folder) / PACKAGE)
+        machine = replace(asked.machine, package=package)
         for note in asked.notes:
             words.info("Note: %s.", note)
         calls = creation(machine)
@@ -100,53 +94,32 @@ def _carry_out(machine: Machine, calls: Sequence[Call]) -> None:
     platform = Aws(machine.region)
     check_bucket(platform, machine.bucket)
     remove = f"`gateway undeploy {machine.name} --region {machine.region} --on ec2 --bucket {machine.bucket} --yes`"
-    found = machine_standing(platform, machine.name, profile=machine.profile)
-    if found.unseen:
-        raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
-    if found.untagged:
-        taken = ", ".join(found.untagged)
-        raise ConfigError(f"--name: {machine.name}: taken by {taken}, not of a gateway: choose another")
+    found = of_ours(machine_standing(platform, machine.name, profile=machine.profile))
     if found.elsewhere:
         taken = ", ".join(found.elsewhere)
         raise ConfigError(f"--name: {machine.name}: taken by {taken}: choose another")
     if not found.nothing:
-        stands = "\n  ".join(told_of_machine(found, bundled(), _now()))
+        stands = "\n  ".join(told_of_machine(found, bundled(), now()))
         raise ConfigError(f"--name: {machine.name}: stands already: {remove} removes it, or choose another\n  {stands}")
     for line in _price(machine):
         words.info("%s", line)
     Deploying(platform).carry_out(calls, remedy=remove)
     found = machine_standing(platform, machine.name)
-    print("\n".join(told_of_machine(found, bundled(), _now())))
+    print("\n".join(told_of_machine(found, bundled(), now())))
     for each in found.instances:
         print("\n".join(_reached(machine, each.number)))
     words.info("%s removes it.", remove)
 
 
-def _archive(document: Document, folder: Path) -> Sent:
-    path = folder / PACKAGE
-    with step("packing"):
-        write(packed(document), path)
-        found = sent(path, PACKAGE)
-    if found.bytes > _MOST_PUT_BYTES:
-        raise ConfigError(
-            f"{document.source}: its package has {found.bytes / GIB:.1f} GiB: expected 5 GiB at most, as S3 takes it"
-        )
-    return found
-
-
 def _price(machine: Machine) -> Iterator[str]:
     types = bundled()
-    yield from monthly([machine.instance_type], 1, 1, types, region=machine.region, today=_now().date(), basis="ec2")
+    yield from monthly([machine.instance_type], 1, 1, types, region=machine.region, today=now().date(), basis="ec2")
     spot = types.instances[machine.instance_type].spot
     if machine.spot and spot is not None:
         source = f"{types.sources[spot.source]}, {spot.date or 'of no known date'}"
         rate = f"{spot.saving_percent:g} % less on average; taken back within a month: {spot.interruption}"
         yield f"On spot {rate}. Source: {source}."
     yield f"Its disk ({machine.volume_gib} GiB of gp3), a public address and what is sent over the network come on top."
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(tz=datetime.UTC)
 
 
 def _reached(machine: Machine, number: str) -> Iterator[str]:

@@ -1,23 +1,20 @@
 """`gateway deploy sagemaker`: an endpoint of a configuration, or of what `loadtest recommend` found. Dry, until --yes."""
 
 import argparse
-import datetime
-import hashlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.package import packed, write
+from gateway.commands.deploy_on_aws import archive, now, of_ours
 from gateway.commands.sagemaker_options import PAGE, add_options, wanted
 from gateway.config import Config, config_of
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.calls import as_text
-from gateway.deploying.needs import GIB
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
-from gateway.deploying.sagemaker_standing import Deployed, StandingScale, told
+from gateway.deploying.sagemaker_standing import StandingScale, told
 from gateway.deploying.sagemaker_update import kept_scale, update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, RealTime, instances_of
 from gateway.documents.faults import ConfigFaults
@@ -26,11 +23,10 @@ from gateway.errors import ConfigError, PlatformRefused
 from gateway.instances.facts import bundled
 from gateway.process.command_line import add_command
 from gateway.process.completion import completed_by_files
-from gateway.process.console import step, words
+from gateway.process.console import words
 from gateway.process.interrupts import ending_in_order
 
 _BAKE_S: Final = 300
-_MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
 
 def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,11 +54,13 @@ def add_parser(places: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 @ending_in_order()
 def _sagemaker(arguments: argparse.Namespace) -> int:
     document, measured = document_of(arguments.config)
-    asked = wanted(arguments, document, _servable(document), measured, begun=_now().isoformat())
+    asked = wanted(arguments, document, _servable(document), measured, begun=now().isoformat())
     with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
         hosting = asked.hosting
         if not hosting.package:
-            hosting = replace(hosting, package=_archive(document, Path(folder), arguments.bucket))
+            remedy = "`gateway package` writes it: upload it yourself, and name it with --model-data"
+            sent = archive(document, Path(folder) / "model.tar.gz", remedy)
+            hosting = replace(hosting, package=PackedModel(sent.path, sent.bytes, sent.sha256, arguments.bucket))
         for note in asked.notes:
             words.info("Note: %s.", note)
         if not arguments.yes:
@@ -90,9 +88,9 @@ def _create(hosting: Hosting) -> None:
     if isinstance(hosting.package, PackedModel):
         check_bucket(platform, hosting.package.bucket)
     remove = _removing(hosting)
-    found = _of_ours(standing(platform, hosting.name))
+    found = of_ours(standing(platform, hosting.name))
     if not found.nothing and not isinstance(hosting.way, BatchTransform):  # a job stands beside what else there is
-        stands = "\n  ".join(told(found, bundled(), _now()))
+        stands = "\n  ".join(told(found, bundled(), now()))
         remedy = f"{remove} removes it, --update gives it this configuration, or choose another"
         raise ConfigError(f"--name: {hosting.name}: stands already: {remedy}\n  {stands}")
     for line in _price(hosting):
@@ -102,7 +100,7 @@ def _create(hosting: Hosting) -> None:
     if isinstance(hosting.way, BatchTransform):
         print(f"{hosting.state}: done; the answers are under {hosting.way.output}")
         return
-    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    print("\n".join(told(standing(platform, hosting.name), bundled(), now())))
     words.info("%s removes it.", remove)
 
 
@@ -115,7 +113,7 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     platform = Aws(hosting.region)
     if isinstance(hosting.package, PackedModel):
         check_bucket(platform, hosting.package.bucket)
-    found = _of_ours(standing(platform, hosting.name))
+    found = of_ours(standing(platform, hosting.name))
     if found.unseen_scaling:  # it could not be put back
         raise PlatformRefused("\n".join(found.unseen_scaling), "AccessDenied")
     if found.endpoint is None:
@@ -153,19 +151,9 @@ def _update(hosting: Hosting, bake_s: int) -> None:
     look = f"`gateway status {hosting.name} --region {hosting.region} --on sagemaker` tells what runs"
     of_left = f"{look}; what does not costs next to nothing, and goes with the endpoint. "
     Deploying(platform).carry_out(calls, remedy=_removing(hosting), of_left=f"{of_left}{again}".rstrip())
-    print("\n".join(told(standing(platform, hosting.name), bundled(), _now())))
+    print("\n".join(told(standing(platform, hosting.name), bundled(), now())))
     if shifted:
         words.info("Its former configuration, %s, is kept, to go back to.", found.endpoint.configuration)
-
-
-def _of_ours(found: Deployed) -> Deployed:
-    """Raises: ConfigError, if something has this name that is not ours; PlatformRefused, if that cannot be seen."""
-    if found.unseen:
-        raise PlatformRefused("\n".join(found.unseen), "AccessDenied")
-    if found.untagged:
-        taken = ", ".join(dict.fromkeys(found.untagged))
-        raise ConfigError(f"--name: {found.name}: taken by {taken}, not of a gateway: choose another")
-    return found
 
 
 def _removing(hosting: Hosting) -> str:
@@ -201,19 +189,6 @@ def _servable(document: Document) -> Config:
     return config
 
 
-def _archive(document: Document, folder: Path, bucket: str) -> PackedModel:
-    path = folder / "model.tar.gz"
-    with step("packing"):
-        write(packed(document), path)
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    size = path.stat().st_size
-    if size > _MOST_PUT_BYTES:
-        remedy = "`gateway package` writes it: upload it yourself, and name it with --model-data"
-        raise ConfigError(f"{document.source}: its package has {size / GIB:.1f} GiB: expected 5 GiB at most: {remedy}")
-    return PackedModel(path, size, sha256, bucket)
-
-
 def _price(hosting: Hosting, kept: StandingScale | None = None) -> list[str]:
     """kept: what goes on scaling it, whatever it asks for."""
     on_top = "S3, CloudWatch and what is sent over the network come on top."
@@ -227,11 +202,7 @@ def _price(hosting: Hosting, kept: StandingScale | None = None) -> list[str]:
         bounds.most,
         bundled(),
         region=hosting.region,
-        today=_now().date(),
+        today=now().date(),
         for_ever=not isinstance(hosting.way, BatchTransform),
     )
     return [*lines, on_top]
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(tz=datetime.UTC)

@@ -4,35 +4,29 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
 from zipfile import is_zipfile
 
-from gateway.commands.deploy_options import named
+from gateway.commands.deploy_options import REGION, SUBNET, Options, named
 from gateway.config import Config
 from gateway.configuring.ingresses import decided
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import artifact_sizes
-from gateway.deploying.ec2 import IMAGES, Architecture, Machine
+from gateway.deploying.ec2 import IMAGES, VOLUME_GIB, Architecture, Machine
 from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import Needs, of_all
 from gateway.deploying.on_machine import lacking, secrets_of
-from gateway.deploying.preflight import BUCKET, Device, device_of, of_machine
+from gateway.deploying.preflight import Device, device_of, of_machine
 from gateway.documents.reader import Document
-from gateway.errors import ConfigError
 from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-ec2.md"
-_BUCKET: Final = re.compile(BUCKET)
-REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
 _PROFILE: Final = re.compile(r"[\w+=,.@-]{1,128}", re.ASCII)
 _WHEEL: Final = re.compile(r"serving_gateway-[\w.]+-py3-none-any\.whl", re.ASCII)
 _SOURCE: Final = re.compile(r"(secretsmanager|ssm):[\w/+=.@:-]{1,512}", re.ASCII)
-_MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
-VOLUME_GIB: Final[dict[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
 _LEAST_PREFIX: Final = 8  # of a network that may reach the machine: nobody has a larger one
 
 
@@ -100,24 +94,17 @@ def wanted(arguments: argparse.Namespace, document: Document, config: Config) ->
     """Raises: ConfigError, with one line for each option that is missing or does not do; OSError."""
     looked = MachineOptions(arguments)
     machine = looked.machine(document, config)
-    if looked.faults:
-        raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
+    looked.check()
     return WantedMachine(machine, tuple(looked.notes))
 
 
-@dataclass(slots=True)
-class MachineOptions:
-    """As they are looked at. faults: all that is missing or malformed, each with where to get it."""
-
-    given: argparse.Namespace
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+class MachineOptions(Options):
+    __slots__ = ()
 
     def machine(self, document: Document, config: Config) -> Machine:
-        region = self.fits("--region", self.given.region, REGION, "a region of AWS, such as us-east-1")
+        region = self.fits("--region", self.given.region, *REGION)
         needs = self._needs(document, config)
         device = device_of(needs)
-        made = f"`aws s3 mb s3://NAME --region {region or 'REGION'}` makes one"
         profile: str = self.given.instance_profile
         if profile:
             may = "ask for sessions (AmazonSSMManagedInstanceCore), and read the bucket and the secrets"
@@ -129,7 +116,7 @@ class MachineOptions:
             name=named(self.given.name, config),
             region=region,
             subnet=self.subnets(1)[0],
-            bucket=self.fits("--bucket", self.given.bucket, _BUCKET, "the name of a bucket of S3", made),
+            bucket=self.bucket(region),
             instance_type=name,
             architecture=architecture,
             device=device,
@@ -145,27 +132,12 @@ class MachineOptions:
             spot=self.given.spot,
         )
 
-    def fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
-        if value is None or not form.fullmatch(value):
-            found = "not given" if value is None else repr(value)
-            self.faults.append(": ".join(filter(None, (flag, found, f"expected {expected}", where))))
-        return value or ""
-
     def subnets(self, most: int) -> tuple[str, ...]:
         """At least one."""
         found: list[str | None] = self.given.subnets or [None]
         if len(found) > most:
             self.faults.append(f"--subnet: {len(found)} of them: expected {most}, for one machine: leave out the others")
-        return tuple(
-            self.fits("--subnet", each, SUBNET, "subnet-ID", "`aws ec2 describe-subnets` shows them") for each in found
-        )
-
-    def memory_bytes(self) -> int | None:
-        given: str | None = self.given.memory
-        if given is None:
-            return None
-        self.fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")
-        return int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
+        return tuple(self.fits("--subnet", each, *SUBNET) for each in found)
 
     def _needs(self, document: Document, config: Config) -> Needs:
         """Of all of it; memory_bytes is 0 where it cannot be told."""
@@ -184,14 +156,11 @@ class MachineOptions:
         return (self.given.instance_type or "").removeprefix(SAGEMAKER)
 
     def _type(self, needs: Needs, device: Device) -> tuple[str, Architecture]:
-        given: str | None = self.given.instance_type
-        types, ask = bundled(), "`loadtest prices list` shows them"
-        name = self._bare_type()
+        types, name = bundled(), self._bare_type()
         if name not in types.instances:
             near = difflib.get_close_matches(name, types.instances, n=3, cutoff=0.5)
-            told = "not given" if given is None else repr(given)
             expected = f"a type of the catalogue, such as {', '.join(near) or 'c7i.large'}"
-            self.faults.append(f"--instance-type: {told}: expected {expected}: {ask}")
+            self.refuse("--instance-type", self.given.instance_type, expected, "`loadtest prices list` shows them")
             return name, "amd64"
         there = types.instances[name]
         self.faults += map(str, of_machine(name, there, needs))
@@ -203,9 +172,8 @@ class MachineOptions:
 
     def wheel(self) -> Sent:
         path: Path | None = self.given.wheel
-        expected = "the gateway's wheel: `pip wheel --no-deps .` in its source makes it"
         if path is None or not _WHEEL.fullmatch(path.name) or not is_zipfile(path):
-            self.faults.append(f"--wheel: {'not given' if path is None else path}: expected {expected}")
+            self.refuse("--wheel", path, "the gateway's wheel", "`pip wheel --no-deps .` in its source makes it")
             return Sent(Path(), "", 0, "")
         return sent(path, path.name)
 
@@ -215,8 +183,8 @@ class MachineOptions:
         if by_name := path is not None and path.is_dir():
             path /= f"requirements-{device}.lock"
         if path is None or not path.is_file():
-            expected = f"a file of libraries with their hashes: docker/requirements-{device}.lock in the gateway's source"
-            self.faults.append(f"--lock: {'not given' if path is None else path}: expected {expected}")
+            where = f"docker/requirements-{device}.lock in the gateway's source"
+            self.refuse("--lock", path, "a file of libraries with their hashes", where)
             return Sent(Path(), "", 0, "")
         for each in lacking(kinds, path.read_text(encoding="utf-8"), neuron=device == "neuron"):
             of_it = replace(each, value=f"{path}: {each.value}", remedy="docker/locks.sh makes one of your own")

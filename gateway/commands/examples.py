@@ -37,7 +37,7 @@ class Example:
     files: tuple[str, ...]
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `examples` to the command line."""
     command = add_command(
         commands,
@@ -52,7 +52,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where `configs` goes (the working directory)")
     command.add_argument("--json", action="store_true", help="as JSON, for programs")
     command.set_defaults(run=_examples)
-    return command
 
 
 def _examples(arguments: argparse.Namespace) -> int:

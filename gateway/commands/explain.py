@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gateway.config import Config, ModelSection, load_config
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
 from gateway.process.announcement import own_url
-from gateway.process.command_line import url_of
+from gateway.process.command_line import add_command, url_of
 from gateway.process.console import printable, printable_lines
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 
@@ -18,12 +18,18 @@ _MOST_ROWS: Final = 9_999_999  # that a gateway is asked about
 _TIMEOUT_S = 10.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
-    """Add `route explain` to the command line; gives its parser."""
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `route explain` to the command line."""
     route = commands.add_parser("route", help="why requests go to which backend").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    explain = route.add_parser("explain", help="where a request would go now, and what each backend was predicted to do")
+    explain = add_command(
+        route,
+        "explain",
+        "where a request would go now, and what each backend was predicted to do",
+        "gateway route explain http://127.0.0.1:8000 minilm --rows 8",
+        "gateway route explain configs/examples/fleet.yaml minilm",
+    )
     explain.add_argument("where", metavar="CONFIG|URL", help="host:port or URL of a gateway, or the configuration it runs with")
     explain.add_argument("model", metavar="MODEL")
     explain.add_argument("--version", default="", help="of the model; without it the highest")
@@ -31,7 +37,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     explain.add_argument("--json", action="store_true", help="all that is known, for programs")
     add_credentials(explain)
     explain.set_defaults(run=_explain)
-    return explain
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from gateway.process.command_line import add_command
 _BYTES: Final = 32  # so random that SHA-256 alone keeps it
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `key` to the command line."""
     command = add_command(
         commands,
@@ -40,7 +40,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("--burst", type=int, metavar="N", help="of them at once, after a pause (those of a second)")
     command.add_argument("--concurrent", type=int, metavar="N", help="requests that it may have in flight")
     command.set_defaults(run=_key)
-    return command
 
 
 def _key(arguments: argparse.Namespace) -> int:

@@ -6,9 +6,8 @@ import pickle
 import re
 import sys
 from importlib.util import find_spec
-from typing import Final
 
-from backends.model_folders import path_without
+from backends.model_folders import own_path, take_path, with_path
 from gateway.config import Config
 from gateway.errors import ConfigError
 from gateway.process.announcement import announcer
@@ -17,8 +16,6 @@ from gateway.process.console import Speech, set_up, step, words
 from gateway.process.ports import check_ports
 from gateway.process.prints import apart, flush
 from gateway.process.supervisor import Tell, supervise
-
-_PATH: Final = "PYTHONPATH"
 
 
 def serve_on_ray(config: Config, speech: Speech) -> int:
@@ -30,10 +27,9 @@ def serve_on_ray(config: Config, speech: Speech) -> int:
         raise ConfigError("Ray is not installed: install `ray[serve]`, or have one plain process with --no-ray")
     _check_address(config)
     # The path is handed on, as whoever started us has it; -P: without the working directory, which may hold anything.
-    env = os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in path_without())}
-    work = pickle.dumps((os.getpid(), path_without(), os.environ.get(_PATH), config, speech))
     command = [sys.executable, "-P", "-m", "gateway.commands.on_ray"]
-    return supervise(command, work, drain_timeout_s=config.server.drain_timeout_s, env=env)
+    work = pickle.dumps((os.getpid(), own_path(), config, speech))
+    return supervise(command, work, drain_timeout_s=config.server.drain_timeout_s, env=with_path())
 
 
 def _check_address(config: Config) -> None:
@@ -48,15 +44,12 @@ def _check_address(config: Config) -> None:
 
 def main() -> None:
     """The process that runs Ray; argument and standard input are from `serve_on_ray`."""
-    work: tuple[int, list[str], str | None, Config, Speech]
+    work: tuple[int, tuple[list[str], str | None], Config, Speech]
     work = pickle.load(sys.stdin.buffer)  # noqa: S301  # our parent wrote it
-    parent, sys.path[:], path, config, speech = work
+    parent, path, config, speech = work
+    take_path(*path)
     tell = Tell(int(sys.argv[1]), parent)
     sys.argv[:] = ["gateway"]  # Ray looks beside it for code
-    if path is None:
-        del os.environ[_PATH]
-    else:
-        os.environ[_PATH] = path
     set_up(speech)
     try:
         code = ended("gateway", lambda: _run(config, speech, tell), failed=1, for_good=True)

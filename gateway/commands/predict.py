@@ -24,7 +24,7 @@ from backends.base import TensorSpec
 from backends.datatypes import NUMPY
 from gateway.documents.reader import standard_input
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
-from gateway.process.command_line import not_empty, url_of
+from gateway.process.command_line import add_command, not_empty, url_of
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
 from gateway.process.prints import apart, is_text_file
 from gateway.protocols.json_data import any_value
@@ -55,9 +55,14 @@ _ADDRESS: Final = re.compile(r"localhost|\d+(\.\d+){3}")
 _STRANGE: Final = "no answer of the Open Inference Protocol v2"
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `predict` to the command line."""
-    predict = commands.add_parser("predict", help="one request to a model, and its answer")
+    predict = add_command(
+        commands,
+        "predict",
+        "one request to a model, and its answer",
+        "gateway predict configs/examples/linear.yaml linear --input request.json",
+    )
     predict.add_argument("where", metavar="TARGET|CONFIG", help="host:port of a server; or what `gateway serve` takes, to load")
     predict.add_argument("model", metavar="MODEL")
     predict.add_argument("--version", default="", help="of the model; without it the highest")
@@ -70,7 +75,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_credentials(predict)
     predict.set_defaults(run=_predict)
-    return predict
 
 
 def _predict(arguments: argparse.Namespace) -> int:

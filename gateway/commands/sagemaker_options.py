@@ -3,10 +3,10 @@
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from gateway.commands.deploy_options import named
+from gateway.commands.deploy_options import GROUP, REGION, SUBNET, Options, named
 from gateway.config import Config
 from gateway.deploying.contents import artifact_sizes
 from gateway.deploying.ec2 import partition
@@ -24,7 +24,6 @@ from gateway.deploying.sagemaker_ways import (
     Way,
 )
 from gateway.documents.reader import Document
-from gateway.errors import ConfigError
 from gateway.instances.facts import SAGEMAKER, bundled
 
 PAGE: Final = "docs/deploy-sagemaker.md"
@@ -52,13 +51,8 @@ _MOST_TYPES: Final = 5  # InstancePools takes no more
 # Of what one instance can do, to scale at. Source: AWS's guide to load testing an autoscaling configuration.
 _SAFETY: Final = 0.5
 _ROLE: Final = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
-_BUCKET: Final = re.compile(BUCKET)
 _DATA: Final = re.compile(rf"s3://{BUCKET}/\S+\.(tar\.gz|tgz)")
-_REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_SUBNET: Final = re.compile(r"subnet-[0-9a-f]{8,17}")
-_GROUP: Final = re.compile(r"sg-[0-9a-f]{8,17}")
 _PREFIX_OF_S3: Final = re.compile(rf"s3://{BUCKET}(/\S*)?")
-_MEMORY: Final = re.compile(r"[1-9]\d*(Mi|Gi)", re.ASCII)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -115,26 +109,20 @@ def wanted(
     """begun: as of BatchTransform. Raises: ConfigError, with one line for each option that is missing or does not do."""
     looked = _Options(arguments, measured, begun)
     hosting = looked.hosting(document, config)
-    if looked.faults:
-        raise ConfigError("\n".join(dict.fromkeys(looked.faults)))
+    looked.check()
     caveats = measured.caveats if measured is not None else ()
     return WantedHosting(hosting, (*caveats, *looked.notes))
 
 
 @dataclass(slots=True)
-class _Options:
-    """As they are looked at. faults: all that is missing or malformed, each with where to get it."""
-
-    given: argparse.Namespace
+class _Options(Options):
     measured: Measured | None
     begun: str
-    faults: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     def hosting(self, document: Document, config: Config) -> Hosting:
         image, region = self._image()
         made = f"`aws iam list-roles` shows those there are, {PAGE} one that does"
-        role = self._fits("--role-arn", self.given.role_arn, _ROLE, "arn:aws:iam::ACCOUNT:role/ROLE", made)
+        role = self.fits("--role-arn", self.given.role_arn, _ROLE, "arn:aws:iam::ACCOUNT:role/ROLE", made)
         if region and _ROLE.fullmatch(role) and role.split(":")[1] != partition(region):
             self.faults.append(f"--role-arn: {role}: expected a role of {partition(region)}, which has {region}: {made}")
         subnets, groups = self._network()
@@ -152,24 +140,17 @@ class _Options:
             count_asked=self.given.instances is not None,
         )
 
-    def _fits(self, flag: str, value: str | None, form: "re.Pattern[str]", expected: str, where: str = "") -> str:
-        if value is None or not form.fullmatch(value):
-            found = "not given" if value is None else repr(value)
-            self.faults.append(": ".join(filter(None, (flag, found, f"expected {expected}", where))))
-        return value or ""
-
     def _image(self) -> tuple[str, str]:
         """It, and the region, which is the image's."""
         image: str | None = self.given.image
         found = registry(image) if image is not None else None
         if found is None:
-            told = "not given" if image is None else repr(image)
             expected = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG"
-            self.faults.append(f"--image: {told}: expected {expected}: build and push it, as {PAGE} shows")
+            self.refuse("--image", image, expected, f"build and push it, as {PAGE} shows")
         region: str | None = self.given.region
         if region is None:
             return image or "", found["region"] if found is not None else ""
-        self._fits("--region", region, _REGION, "a region of AWS, such as us-east-1")
+        self.fits("--region", region, *REGION)
         if found is not None and found["region"] != region:
             expected = f"one in {region}, as --region says"
             self.faults.append(f"--image: {image}: is in {found['region']}: expected {expected}: push it there too")
@@ -178,31 +159,26 @@ class _Options:
     def _package(self, region: str) -> str:
         data, bucket = self.given.model_data, self.given.bucket
         if data is None:
-            made = f"`aws s3 mb s3://NAME --region {region or 'REGION'}` makes one"
-            self._fits("--bucket", bucket, _BUCKET, "the name of a bucket of S3", made)
+            self.bucket(region)
             return ""
         if bucket is not None:
             self.faults.append(f"--bucket: {bucket}: expected none beside --model-data, which is in S3 already")
-        return self._fits("--model-data", data, _DATA, "s3://BUCKET/KEY.tar.gz", "`gateway package` writes what is to be there")
+        return self.fits("--model-data", data, _DATA, "s3://BUCKET/KEY.tar.gz", "`gateway package` writes what is to be there")
 
     def _network(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         found = []
-        for flag, values, form, expected, ask in (
-            ("--subnets", self.given.subnets, _SUBNET, "subnet-ID", "`aws ec2 describe-subnets` shows them"),
-            ("--security-groups", self.given.security_groups, _GROUP, "sg-ID", "`aws ec2 describe-security-groups` shows them"),
+        for flag, values, (form, expected, ask) in (
+            ("--subnets", self.given.subnets, SUBNET),
+            ("--security-groups", self.given.security_groups, GROUP),
         ):
-            found.append(tuple(self._fits(flag, value, form, expected, ask) for value in values))
+            found.append(tuple(self.fits(flag, value, form, expected, ask) for value in values))
             if not values and (self.given.subnets or self.given.security_groups):
-                self.faults.append(f"{flag}: not given: expected {expected}, as a VPC takes both: {ask}")
+                self.refuse(flag, None, f"{expected}, as a VPC takes both", ask)
         return found[0], found[1]
 
     def _needs(self, document: Document, config: Config) -> Needs:
         """Of the container; memory_bytes is 0 where it cannot be told."""
-        given: str | None = self.given.memory
-        memory_bytes = None
-        if given is not None:
-            self._fits("--memory", given, _MEMORY, "an amount such as 512Mi or 4Gi")
-            memory_bytes = int(given[:-2]) * {"Mi": 1 << 20, "Gi": 1 << 30}[given[-2:]] if _MEMORY.fullmatch(given) else 0
+        memory_bytes = self.memory_bytes()
         sizes = artifact_sizes(document)
         known = all(size is not None for each in sizes for size in each)
         return of_all(config, sizes, memory_bytes if memory_bytes is not None or known else 0)
@@ -238,7 +214,7 @@ class _Options:
         gib = -(-needs.memory_bytes // GIB)
         expected = f"{_SERVERLESS_GIB[0]}Gi to {_SERVERLESS_GIB[-1]}Gi"
         if not gib and self.given.memory is None:
-            self.faults.append(f"--memory: not given: expected {expected}: what the models take cannot be told here")
+            self.refuse("--memory", None, expected, "what the models take cannot be told here")
         elif gib > _SERVERLESS_GIB[-1]:
             remedy = "name another variant, or fewer `sessions`"
             self.faults.append(f"--memory: {gib}Gi is what it takes: expected {expected}: {remedy}")
@@ -255,8 +231,8 @@ class _Options:
             self.faults.append(f"--instances: {count}: expected 1 or more")
         return BatchTransform(
             Instances(types, count, count),
-            self._fits("--input", self.given.input, _PREFIX_OF_S3, asked, "`aws s3 ls` shows what there is"),
-            self._fits("--output", self.given.output, _PREFIX_OF_S3, asked).rstrip("/"),
+            self.fits("--input", self.given.input, _PREFIX_OF_S3, asked, "`aws s3 ls` shows what there is"),
+            self.fits("--output", self.given.output, _PREFIX_OF_S3, asked).rstrip("/"),
             self.given.content_type or CONTENT_TYPES[0],
             self.begun,
         )
@@ -273,15 +249,14 @@ class _Options:
         output: str | None = self.given.output
         if output is None and self.given.bucket is not None:
             return f"s3://{self.given.bucket}/{PREFIX}-answers/{named(self.given.name, config)}"
-        return self._fits("--output", output, _PREFIX_OF_S3, "a prefix of S3, such as s3://BUCKET/FOLDER").rstrip("/")
+        return self.fits("--output", output, _PREFIX_OF_S3, "a prefix of S3, such as s3://BUCKET/FOLDER").rstrip("/")
 
     def _types(self, needs: Needs) -> tuple[str, ...]:
         """By their order, as SageMaker calls them."""
         measured = self.measured.instance_types if self.measured is not None else ()
         types = tuple(dict.fromkeys(f"{SAGEMAKER}{bare(name)}" for name in self.given.instance_types or measured))
         if not types:
-            ask = "`loadtest prices list` shows them"
-            self.faults.append(f"--instance-type: not given: expected one or more, such as ml.c7i.large: {ask}")
+            self.refuse("--instance-type", None, "one or more, such as ml.c7i.large", "`loadtest prices list` shows them")
         if len(types) > _MOST_TYPES:
             self.faults.append(f"--instance-type: {len(types)} of them: expected {_MOST_TYPES} at most: leave out the last")
         for name in types:

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
-from backends.model_folders import path_without
+from backends.model_folders import own_path, take_path, with_path
 from gateway.commands.one_process import Beside, run
 from gateway.config import Config
 from gateway.process.announcement import announcer
@@ -26,16 +25,13 @@ from gateway.process.prints import apart
 from gateway.process.siblings import Bound, Siblings, bind, close, sockets_of
 from gateway.process.supervisor import ENDING, SERVING, Tell
 
-_PATH: Final = "PYTHONPATH"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
     """What a process is told by its standard input."""
 
     parent: int
-    modules: list[str]
-    path: str | None
+    path: tuple[list[str], str | None]
     config: Config
     speech: Speech
     run_dir: Path
@@ -55,8 +51,7 @@ def serve_side_by_side(config: Config, speech: Speech, run_dir: Path) -> int:
         config = config.model_copy(update={"server": config.server.model_copy(update=ports)})
         work = _Work(
             parent=os.getpid(),
-            modules=path_without(),
-            path=os.environ.get(_PATH),
+            path=own_path(),
             config=config,
             speech=speech,
             run_dir=run_dir,
@@ -76,7 +71,7 @@ def _begin(work: _Work, bound: Bound, tell: int, first: bool) -> "subprocess.Pop
         stdin=subprocess.PIPE,
         stdout=None if first else subprocess.DEVNULL,  # which is for who is told that all is ready
         pass_fds=[tell, *(number for each in numbers.values() for number in each)],
-        env=os.environ | {_PATH: os.pathsep.join(path or os.getcwd() for path in path_without())},
+        env=with_path(),
         start_new_session=True,  # Ctrl-C is for who began it
     )
     assert child.stdin is not None
@@ -88,13 +83,9 @@ def _begin(work: _Work, bound: Bound, tell: int, first: bool) -> "subprocess.Pop
 def main() -> None:
     """One of the processes."""
     work: _Work = pickle.load(sys.stdin.buffer)  # noqa: S301  # our parent wrote it
-    sys.path[:] = work.modules
+    take_path(*work.path)
     tell = Tell(int(sys.argv[1]), work.parent)
     sys.argv[:] = ["gateway"]
-    if work.path is None:
-        del os.environ[_PATH]
-    else:
-        os.environ[_PATH] = work.path
     set_up(work.speech)
     sys.exit(ended("gateway", lambda: _serve(work, tell), failed=1, for_good=True))
 

@@ -7,7 +7,7 @@ from gateway.commands.deploy_options import add_deployed, deployed
 from gateway.process.command_line import add_command
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `status` to the command line."""
     command = add_command(
         commands,
@@ -20,7 +20,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add_deployed(command)
     command.set_defaults(run=_status)
-    return command
 
 
 def _status(arguments: argparse.Namespace) -> int:

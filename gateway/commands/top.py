@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 from gateway.commands.rates import Figures, Statuses, Told
 from gateway.errors import BackendUnreachable, ConfigError
+from gateway.process.command_line import add_command
 from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials, told
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ _LEAST_SECONDS: Final = 0.2
 _MOST_SECONDS: Final = 60.0
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
-    """Add `top` to the command line; gives its parser."""
-    top = commands.add_parser(
-        "top", help="what goes on in running gateways: rates, latency, queues, backends, cost; each second anew"
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `top` to the command line."""
+    top = add_command(
+        commands,
+        "top",
+        "what goes on in running gateways: rates, latency, queues, backends, cost; each second anew",
+        "gateway top",
+        "gateway top 127.0.0.1:8000 --once",
     )
     top.add_argument(
         "urls", metavar="URL", nargs="*", default=[_DEFAULT], help=f"http://host:port or host:port of a gateway ({_DEFAULT})"
@@ -52,7 +57,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     top.add_argument("--seconds", type=float, default=2.0, metavar="N", help="how long --once and --json look (2)")
     add_credentials(top)
     top.set_defaults(run=_top)
-    return top
 
 
 def _top(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from gateway.process.console import words
 from gateway.process.interrupts import ending_in_order
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add `undeploy` to the command line."""
     command = add_command(
         commands,
@@ -27,7 +27,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_deployed(command)
     command.add_argument("--yes", action="store_true", help="make the calls; without it they are printed")
     command.set_defaults(run=_undeploy)
-    return command
 
 
 @ending_in_order()

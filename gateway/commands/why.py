@@ -21,8 +21,8 @@ _HERE: Final = "http://127.0.0.1:8000"
 _TRIES: Final = 12  # connections for each ingress process, as the kernel picks one by chance
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
-    """Add `why` to the command line; gives its parser."""
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `why` to the command line."""
     why = add_command(
         commands,
         "why",
@@ -45,7 +45,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     why.add_argument("--json", action="store_true", help="all that is known, for programs")
     add_credentials(why)
     why.set_defaults(run=_why)
-    return why
 
 
 def _why(arguments: argparse.Namespace) -> int:

@@ -113,8 +113,8 @@ class ServerSection(Strict):
 
     @property
     def trusts_all_here(self) -> bool:
-        """Whether only this machine reaches it, and everybody there may ask."""
-        return is_loopback(self.host) and self.access is None
+        """Whether only this machine reaches it, and everybody there may ask, be it some things alone."""
+        return is_loopback(self.host) and (self.access is None or bool(self.access.open))
 
     def together(self) -> Iterable[Iterator[Unfit]]:
         """For `gateway.documents.lenient`, as all of this name."""

@@ -53,6 +53,7 @@ IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("neuron", "amd64"): "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id",
 }
 """Public parameters of AWS Systems Manager, which always name the newest image."""
+VOLUME_GIB: Final[Mapping[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

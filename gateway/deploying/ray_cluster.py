@@ -13,15 +13,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.deploying.contents import Contents, as_yaml
-from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, ROOT_DEVICE
+from gateway.deploying.ec2 import IMAGES, METADATA_OPTIONS, NEURON_LIBRARIES, ROOT_DEVICE, VOLUME_GIB
 from gateway.deploying.machine_data import setup_program
 from gateway.deploying.needs import GIB, Needs, needs_low_port
 from gateway.deploying.preflight import NEURON, Device, device_of
-from gateway.deploying.ray_groups import HEAD, INGRESS, ReplicaGroup, application, ingress_needs, replica_groups
+from gateway.deploying.ray_groups import (
+    HEAD,
+    INGRESS_RESOURCE,
+    LISTENS,
+    ReplicaGroup,
+    application,
+    ingress_needs,
+    replica_groups,
+)
 from gateway.errors import ConfigError
 from gateway.instances.facts import InstanceType, InstanceTypes
 
-LISTENS: Final = "ingress"  # the head, and what listens beside it
 _SPOT, _ON_DEMAND = "-spot", "-on-demand"
 USER: Final = "ubuntu"  # of all of these images
 HOME: Final = f"/home/{USER}/gateway"
@@ -56,7 +63,7 @@ class NodeGroup:
 class RayOnEc2:
     """What is to run, and where. folder: here, with the files that every machine gets. profile: of the head; "": Ray makes one.
 
-    wheel: its name in the folder. volume_gib: of each machine's disk, by what it computes on.
+    wheel: its name in the folder.
     """
 
     name: str
@@ -66,7 +73,6 @@ class RayOnEc2:
     folder: str
     wheel: str
     groups: tuple[NodeGroup, ...]
-    volume_gib: Mapping[Device, int]
     profile: str = ""
 
 
@@ -179,7 +185,7 @@ def cluster(held: Contents, asked: RayOnEc2) -> dict[str, Any]:
 
 
 def _node(held: Contents, asked: RayOnEc2, group: NodeGroup, least: int, most: int) -> dict[str, Any]:
-    volume = {"Encrypted": True, "VolumeType": "gp3", "VolumeSize": asked.volume_gib[group.device]}
+    volume = {"Encrypted": True, "VolumeType": "gp3", "VolumeSize": VOLUME_GIB[group.device]}
     return {
         "resources": _resources(held, group),
         "min_workers": least,
@@ -209,7 +215,7 @@ def _resources(held: Contents, group: NodeGroup) -> dict[str, int]:
         for backend in model.backends:
             if backend.placement == "embedded":
                 own |= {key: own.get(key, 0) + math.ceil(n) for key, n in backend.resources.items() if key not in known}
-    return {"CPU": 0, INGRESS: 1, **devices, **own}
+    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **own}
 
 
 def _installed(group: NodeGroup) -> str:

@@ -17,7 +17,8 @@ from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_
 from gateway.errors import ConfigError
 
 RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
-INGRESS: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
+INGRESS_RESOURCE: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
+LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
 DASHBOARD_PORT: Final = 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
@@ -78,7 +79,7 @@ def application(held: Contents, ingress_replicas: int) -> dict[str, Any]:
         {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
         for raw, model in zip(held.value["models"], held.config.models, strict=True)
     ]
-    on_ingress = dict(held.config.server.ingress_resources) | {INGRESS: 0.001}
+    on_ingress = dict(held.config.server.ingress_resources) | {INGRESS_RESOURCE: 0.001}
     server = held.value["server"] | {"ingress_replicas": ingress_replicas, "ingress_resources": on_ingress}
     return {
         "proxy_location": "Disabled",

@@ -37,7 +37,8 @@ from gateway.deploying.ray_groups import (
     AGENT_PORT,
     DASHBOARD_PORT,
     HEAD,
-    INGRESS,
+    INGRESS_RESOURCE,
+    LISTENS,
     RAY_VERSION,
     ReplicaGroup,
     application,
@@ -47,7 +48,6 @@ from gateway.deploying.ray_groups import (
 )
 
 _SERVE: Final = "serve"  # the port by which KubeRay knows that a pod answers requests
-_LISTENS: Final = "ingress"  # the group of pods that do
 _COMPONENT: Final = "app.kubernetes.io/component"
 # As docs/deploy.md has it of nodes; Ray writes below its home.
 _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -56,7 +56,7 @@ _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_ST
 def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     """Raises: ConfigError."""
     check_ports(held, ", or --no-ray")
-    apart = replica_groups(held, rollout.memory_bytes, (_LISTENS,))
+    apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
     cluster = {
@@ -103,11 +103,11 @@ def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
     needs = ingress_needs(held, rollout.memory_bytes)
     ready = {"readinessProbe": probe(held, READY, failures=1, port=_SERVE), "ports": ports(held, _SERVE)}
     return {
-        "groupName": _LISTENS,
+        "groupName": LISTENS,
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS: 1})},
+        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS_RESOURCE: 1})},
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 

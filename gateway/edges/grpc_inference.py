@@ -10,10 +10,10 @@ from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.engine.inference import Endpoint, Endpoints, Inference, StreamedInference
 from gateway.engine.repository import Repository
 from gateway.errors import Code, GatewayError, NotReady
-from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ReadRegion, ShortReply, parse, parts_of
+from gateway.protocols.grpc import STATUS, GrpcCodec, LongReply, Parts, ShortReply, parse, parts_of
 from gateway.protocols.messages import pb
 from gateway.protocols.repeated_messages import KnownMessage, RepeatedMessages
-from gateway.protocols.tensors import LONG_BYTES, TakesLong
+from gateway.protocols.tensors import LONG_BYTES, ReadRegion, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.tensors import Buffer
 

@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_READ_BYTES, LongTurns, is_gone
 from gateway.errors import Overloaded
 from gateway.process.forks import descriptor_of, end_for_forks
 from gateway.wire.http2_bounds import OnFault
@@ -82,7 +82,7 @@ class Http2Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         core, turns = self._core, self._turns
-        if len(data) <= SHORT_BYTES:
+        if len(data) <= SHORT_READ_BYTES:
             core.receive(data)
             self._flush()
         elif turns.may_begin():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.config import Limits
-from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone, run_beside
+from gateway.edges.long_turns import SHORT_READ_BYTES, LongTurns, is_gone, run_beside
 from gateway.process import ports
 from gateway.process.forks import descriptor_of, end_for_forks, keep_from_forks
 from gateway.process.machine import files
@@ -275,7 +275,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         http = self.http
         reader = http.reader
-        if nbytes <= SHORT_BYTES and reader.buffer is None:
+        if nbytes <= SHORT_READ_BYTES and reader.buffer is None:
             filled = False
             http.receive(self._server.scratch[:nbytes])
         else:

@@ -4,26 +4,26 @@ from collections.abc import Callable
 from functools import partial
 
 from gateway.edges.rest_inference import (
-    EVENTS,
-    NOT_KEPT,
     AskedModel,
     OfExchange,
     RestInference,
-    event,
+    begin_events,
+    end_events,
     respond_error,
+    respond_event,
     write_event,
 )
-from gateway.engine.inference import Endpoints, Inference, StreamedInference
+from gateway.engine.inference import C, Endpoints, Inference, StreamedInference
 from gateway.errors import Code, GatewayError, InvalidArgument
 from gateway.protocols.invocations import FormCodec, FormReply, binary_headers, check_event
 from gateway.protocols.long_answer import Slices
 from gateway.protocols.media import Form
 from gateway.protocols.raw_body import RawCodec
-from gateway.protocols.rest import ReadRegion
-from gateway.protocols.tensors import ParsesLong, TakesLong
+from gateway.protocols.rest import RestCodec
+from gateway.protocols.tensors import ParsesLong, ReadRegion, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
-from gateway.wire.http_errors import STATUS, error_body
+from gateway.wire.http_errors import error_body
 from gateway.wire.tensors import Buffer
 
 _TOO_LATE = 503  # not 504: who calls containers tries these again
@@ -37,37 +37,35 @@ def refuse(exchange: Exchange, error: GatewayError) -> None:
         respond_error(exchange, error)
 
 
-def _status(code: Code | None) -> int:
-    if code is None:
-        return 200
-    return _TOO_LATE if code is Code.DEADLINE_EXCEEDED else STATUS[code]
+class _OfContainer(OfExchange[C]):
+    """What these inferences have in common."""
+
+    __slots__ = ()
+
+    def about(self, code: Code | None) -> tuple[str, int]:
+        name, status = super().about(code)
+        return name, _TOO_LATE if code is Code.DEADLINE_EXCEEDED else status
+
+    def refuse(self, error: GatewayError) -> None:
+        refuse(self._ended(), error)
 
 
-class BinaryInvocation(RestInference):
+class BinaryInvocation(_OfContainer[RestCodec], RestInference):
     """One whose body is v2 with binary tensors: as `infer`, but for how the answer says so."""
 
     operation = "POST /invocations"
 
     __slots__ = ()
 
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return "http.response.status_code", _status(code)
-
     def answer(self, reply: tuple[list[Buffer] | Slices, int | None]) -> None:
         parts, json_bytes = reply
         if json_bytes is None or not isinstance(parts, list):
             super().answer(reply)
             return
-        exchange = self._exchange
-        exchange.on_disconnect = None
-        exchange.respond(200, parts, *binary_headers(json_bytes))
-
-    def refuse(self, error: GatewayError) -> None:
-        self._exchange.on_disconnect = None
-        refuse(self._exchange, error)
+        self._ended().respond(200, parts, *binary_headers(json_bytes))
 
 
-class RawInvocation(OfExchange[RawCodec], Inference[RawCodec, tuple[bytes, str]]):
+class RawInvocation(_OfContainer[RawCodec], Inference[RawCodec, tuple[bytes, str]]):
     """One of a raw model: the body goes in as it came, and what the model gives is the answer's."""
 
     operation = "POST /invocations"
@@ -79,23 +77,15 @@ class RawInvocation(OfExchange[RawCodec], Inference[RawCodec, tuple[bytes, str]]
         self._exchange = exchange
         self._asked = asked
 
-    def about(self, code: Code | None) -> tuple[str, int]:
-        return "http.response.status_code", _status(code)
-
     def decode(self, codec: RawCodec, read_region: ReadRegion) -> InferRequest:
         return codec.decode(self._exchange.body, self._exchange.headers, self._arrival_ns)
 
     def answer(self, reply: tuple[bytes, str]) -> None:
         body, content_type = reply
-        self._exchange.on_disconnect = None
-        self._exchange.respond(200, body, content_type.encode())
-
-    def refuse(self, error: GatewayError) -> None:
-        self._exchange.on_disconnect = None
-        refuse(self._exchange, error)
+        self._ended().respond(200, body, content_type.encode())
 
 
-class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply]):
+class Invocation(_OfContainer[FormCodec], StreamedInference[FormCodec, FormReply]):
     """One of any other form. Answered in parts, by server-sent events, where the client asks for these."""
 
     operation = "POST /invocations"
@@ -113,7 +103,7 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
         self._reply: FormReply | None = None  # the one part of a decoupled model
 
     def about(self, code: Code | None) -> tuple[str, int]:
-        return "http.response.status_code", _status(None if self._begun else code)  # the status leaves with the first part
+        return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def decode(self, codec: FormCodec, read_region: ReadRegion) -> InferRequest | Callable[[], None]:
         exchange, form, answer = self._exchange, self._form, self._answer
@@ -131,9 +121,7 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
     def answer(self, reply: FormReply) -> None:
         if self._answer == "events":
             check_event(reply)
-            exchange = self._ended()
-            exchange.compress = False  # as where there are more of them
-            exchange.respond(200, [b"data: ", *reply.parts, b"\n\n"], EVENTS, NOT_KEPT)
+            respond_event(self._ended(), reply.parts)
         else:
             self._ended().respond(200, reply.parts, reply.content_type, reply.headers)
 
@@ -158,22 +146,15 @@ class Invocation(OfExchange[FormCodec], StreamedInference[FormCodec, FormReply])
             self.answer(self._reply)
 
     def refuse(self, error: GatewayError) -> None:
-        exchange = self._ended()
         if self._begun:
-            exchange.write(event(error_body(error.words)))
-            exchange.finish()
+            end_events(self._ended(), error)
         else:
-            refuse(exchange, error)
+            super().refuse(error)
 
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._exchange.begin(200, EVENTS, NOT_KEPT)
-
-    def _ended(self) -> Exchange:
-        """The exchange, which need not tell this any more."""
-        self._exchange.on_disconnect = self._exchange.on_drained = None
-        return self._exchange
+            begin_events(self._exchange)
 
     def _not_one(self, parts: str) -> InvalidArgument:
         return InvalidArgument(

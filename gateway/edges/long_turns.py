@@ -17,7 +17,7 @@ from typing import Final
 from gateway.turns import beside
 from gateway.wire.compression import Outcome, Work, outcome_of
 
-SHORT_BYTES: Final = 1 << 10  # a read of no more, a small request or two, is handled as it comes, whoever else waits
+SHORT_READ_BYTES: Final = 1 << 10  # a read of no more, a small request or two, is handled as it comes, whoever else waits
 _TURN_NS: Final = 1_000_000
 _AT_ONCE: Final = 8  # what one of them brings about, such as a read, comes behind it
 _CLOSED: Final = 7  # Linux' TCP_CLOSE

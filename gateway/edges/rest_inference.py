@@ -13,19 +13,19 @@ from gateway.engine.inference import C, Endpoint, Endpoints, Inference, Streamed
 from gateway.errors import Code, GatewayError, InvalidArgument, Unavailable
 from gateway.protocols.generate import GenerateCodec
 from gateway.protocols.long_answer import Slices
-from gateway.protocols.rest import ReadRegion, RestCodec, header_length
-from gateway.protocols.tensors import LONG_JSON_BYTES, ParsesLong, TakesLong
+from gateway.protocols.rest import RestCodec, header_length
+from gateway.protocols.tensors import LONG_JSON_BYTES, ParsesLong, ReadRegion, TakesLong
 from gateway.types import InferRequest
 from gateway.wire.exchange import JSON, Exchange
 from gateway.wire.http_errors import STATUS, error_body
 from gateway.wire.tensors import Buffer
 
 _BINARY: Final = b"application/octet-stream"
-EVENTS: Final = b"text/event-stream; charset=utf-8"
+_EVENTS: Final = b"text/event-stream; charset=utf-8"
 _LONG_EVENT: Final = 64 << 10  # to join its pieces costs more than to write each
 _WRITING_NS: Final = 1_000_000  # of a long answer, at a time
 _REST_S: Final = 0.001
-NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
+_NOT_KEPT: Final = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"  # nor by proxies: nginx would gather the events
 
 
 class AskedModel(Protocol):
@@ -53,6 +53,14 @@ class OfExchange(Generic[C]):
 
     def find(self, endpoints: Endpoints[C]) -> Endpoint[C]:
         return endpoints.find(self._asked.name, self._asked.version, self._exchange)
+
+    def refuse(self, error: GatewayError) -> None:
+        respond_error(self._ended(), error)
+
+    def _ended(self) -> Exchange:
+        """The exchange, which need not tell this any more."""
+        self._exchange.on_disconnect = self._exchange.on_drained = None
+        return self._exchange
 
 
 class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffer] | Slices, int | None]]):
@@ -95,10 +103,6 @@ class RestInference(OfExchange[RestCodec], Inference[RestCodec, tuple[list[Buffe
             exchange.respond(200, parts)
         else:
             exchange.respond(200, parts, _BINARY, b"Inference-Header-Content-Length: %d\r\n" % json_bytes)
-
-    def refuse(self, error: GatewayError) -> None:
-        self._exchange.on_disconnect = None
-        respond_error(self._exchange, error)
 
     def _respond_whole(self, slices: Slices) -> None:
         """Answer with all slices at once, as they are to be compressed."""
@@ -171,14 +175,6 @@ class _Generating(OfExchange[GenerateCodec], StreamedInference[GenerateCodec, li
                 return codec.decode(exchange.body, exchange.arrival_ns)
         return self._endpoints.repository.long_bodies.generate(codec, exchange.body, exchange.arrival_ns, self.decoded)
 
-    def refuse(self, error: GatewayError) -> None:
-        respond_error(self._ended(), error)
-
-    def _ended(self) -> Exchange:
-        """The exchange, which need not tell this any more."""
-        self._exchange.on_disconnect = self._exchange.on_drained = None
-        return self._exchange
-
 
 class Generate(_Generating):
     """One JSON object; of a decoupled model that of its one part."""
@@ -228,9 +224,7 @@ class GenerateStream(_Generating):
         return super().about(None if self._begun else code)  # the status leaves with the first part
 
     def answer(self, reply: list[bytes]) -> None:
-        exchange = self._ended()
-        exchange.compress = False  # as where there are more of them
-        exchange.respond(200, (b"data: ", *reply, b"\n\n"), EVENTS, NOT_KEPT)
+        respond_event(self._ended(), reply)
 
     def part(self, reply: list[bytes]) -> bool:
         self._begin()
@@ -242,31 +236,40 @@ class GenerateStream(_Generating):
         self._ended().finish()
 
     def refuse(self, error: GatewayError) -> None:
-        if not self._begun:
+        if self._begun:
+            end_events(self._ended(), error)
+        else:
             super().refuse(error)
-            return
-        exchange = self._ended()
-        exchange.write(event(error_body(error.words)))
-        exchange.finish()
 
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._exchange.begin(200, EVENTS, NOT_KEPT)
+            begin_events(self._exchange)
 
 
-def event(data: bytes) -> bytes:
-    """A server-sent event. data: JSON without line ends."""
-    return b"data: %b\n\n" % data
+def respond_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
+    """Answer with one server-sent event. pieces: of JSON without line ends."""
+    exchange.compress = False  # as where there are more of them
+    exchange.respond(200, (b"data: ", *pieces, b"\n\n"), _EVENTS, _NOT_KEPT)
+
+
+def begin_events(exchange: Exchange) -> None:
+    exchange.begin(200, _EVENTS, _NOT_KEPT)
 
 
 def write_event(exchange: Exchange, pieces: Sequence[Buffer]) -> None:
-    """Send a server-sent event behind others."""
+    """Send a server-sent event behind others. pieces: of JSON without line ends."""
     if sum(map(len, pieces)) <= _LONG_EVENT:
-        exchange.write(event(b"".join(pieces)))
+        exchange.write(b"data: %b\n\n" % b"".join(pieces))
     else:
         for piece in (b"data: ", *pieces, b"\n\n"):
             exchange.write(piece)
+
+
+def end_events(exchange: Exchange, error: GatewayError) -> None:
+    """Send an error behind others, as the last."""
+    write_event(exchange, (error_body(error.words),))
+    exchange.finish()
 
 
 def respond_error(exchange: Exchange, error: GatewayError, status: int | None = None) -> None:

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from gateway.edges.long_turns import SHORT_BYTES, LongTurns, is_gone
+from gateway.edges.long_turns import SHORT_READ_BYTES, LongTurns, is_gone
 from gateway.engine.failure_log import FailureLog
 from gateway.process.certificates import Certificates
 from gateway.wire.http_errors import error_body
@@ -485,4 +485,4 @@ def _is_short(read: memoryview | bytes, of_record: int) -> bool:
 
     of_record: bytes to come of the record before.
     """
-    return len(read) <= min(SHORT_BYTES, of_record or _HEAD_BYTES + int.from_bytes(read[3:_HEAD_BYTES]))
+    return len(read) <= min(SHORT_READ_BYTES, of_record or _HEAD_BYTES + int.from_bytes(read[3:_HEAD_BYTES]))

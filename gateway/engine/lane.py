@@ -26,6 +26,7 @@ from gateway.engine.failure_log import FailureLog
 from gateway.engine.killers import Killers
 from gateway.engine.place import LanePlace, OnAnswer, OnAnswerPart
 from gateway.engine.recorders import LaneGauges, LaneMetrics
+from gateway.engine.reserve import Reserve
 from gateway.engine.runner import BatchRunner, Execution
 from gateway.engine.runs import LaneObserver, Runs
 from gateway.engine.split_answer import SplitAnswer
@@ -44,8 +45,6 @@ from gateway.errors import (
 from gateway.types import InferRequest, InferResponse
 
 _HANDED_OVER = 32  # at once
-_RESERVED_SHARE = 0.2  # of the SLO, at most
-_SMOOTHING = 1 / 16
 _TURN_NS = 4_000_000  # answers are encoded for so long in one turn of the loop, and the one that it is used up with
 _REST_NS = 1_000_000  # between two turns of copying what may be long
 _FAULTS = (Code.BACKEND_FAILED, Code.INTERNAL)  # the model's, and ours
@@ -120,9 +119,7 @@ class Lane:
         self._waiting: dict[InferRequest, _Waiting] = {}
         self._left: set[InferRequest] = set()  # cancelled in this tick of the loop
         self._behind: deque[tuple[Part, Tensors]] = deque()  # done, and to be answered in the loop's next turns
-        self._answering_ns = self._answering_deviation_ns = 0.0
-        self._most_reserved_ns = _RESERVED_SHARE * (batcher.slo_ns or 0)
-        self._reserved_ns = 0
+        self._reserve = Reserve(batcher.slo_ns)
         self._killers = Killers()
         self._failures = FailureLog()
         self._closing = False
@@ -170,7 +167,7 @@ class Lane:
         now_ns = request.arrival_ns if request.plain else self._clock.now_ns()
         if self._killers.any and self._killers.has(request, now_ns):
             raise BackendFailed(f"{self.name}: the same inputs have ended a session of the model less than a minute ago")
-        reserved_ns = self._reserved_ns
+        reserved_ns = self._reserve.take_ns(request.arrival_ns) if self._reserve.most_ns else 0
         self.batcher.add(request, now_ns, reserved_ns)
         try:
             place = self._waiting[request] = _Waiting(
@@ -347,9 +344,9 @@ class Lane:
         if len(pieces) > 1:
             behind += [*zip(batch.parts[1:], pieces[1:], strict=True)]
         self._answer_part(batch.parts[0], pieces[0])
-        if self._most_reserved_ns:
+        if self._reserve.most_ns:
             try:
-                self._answered(self._clock.now_ns() - now_ns)
+                self._reserve.learn(self._clock.now_ns() - now_ns)
             except BaseException:
                 log.exception("%s: how long it took to answer could not be learned", self.name)
         if behind:
@@ -398,19 +395,6 @@ class Lane:
         if (joined := split.whole()) is not None:
             self.answer(request, _response(request, {name: joined[name] for name in outputs}))
         return True
-
-    def _answered(self, took_ns: int) -> None:
-        """Learn how long after the return of a batch its first answer is written, and keep so much of the SLO for it.
-
-        Only the first, the one with the least time left: each further one takes less to answer than it arrived later, or the
-        process could not keep up with the arrivals at all. Kept are mean and two deviations, as TCP bounds a round trip
-        (RFC 6298, with four).
-        """
-        most_ns = self._most_reserved_ns
-        off_ns = (took_ns if took_ns < most_ns else most_ns) - self._answering_ns
-        self._answering_ns += _SMOOTHING * off_ns
-        self._answering_deviation_ns += _SMOOTHING * (abs(off_ns) - self._answering_deviation_ns)
-        self._reserved_ns = round(min(self._answering_ns + 2 * self._answering_deviation_ns, most_ns))
 
     def failed(self, batch: Batch, execution: Execution, error: GatewayError, now_ns: int) -> None:
         """Run each part once more by itself, unless it is to blame: another request, or the session, may have been."""

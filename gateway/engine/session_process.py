@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any, Final, cast, get_args
 
+import numpy as np
+
 import backends
 from backends.base import (
     BackendError,
@@ -160,7 +162,10 @@ class ProcessSession:
     def _exchange(self, tensors: Tensors, extra: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
         frame = encode_frame(tensors, extra)
         try:
-            return decode_frame(self._child.ask(frame))
+            outputs, answer = decode_frame(self._child.ask(frame))
+            for name in answer.get("texts", ()):
+                outputs[name] = np.vectorize(bytes.decode, otypes=[object])(outputs[name])
+            return outputs, answer
         except ChildLost as exc:
             raise SessionLost(f"process {self.pid} of the session {exc}", self_inflicted=exc.self_inflicted) from exc
         except Exception as exc:
@@ -217,11 +222,12 @@ def _serve(channel: socket.socket) -> None:
                     wanted = True
                     while wanted and (outputs := next(parts, None)) is not None:
                         failed = {"failed": _told(outputs.error)} if isinstance(outputs, EarlyFailure) else {}
-                        answer(encode_frame(outputs, {"part": True, "last": isinstance(outputs, LastPart), **failed}))
+                        last = isinstance(outputs, LastPart)
+                        answer(_frame(outputs, {"part": True, "last": last, **failed}))
                         wanted = decode_frame(receive(channel))[1]["next"]
                 outcome = encode_frame({}, {"part": False})
             else:
-                outcome = encode_frame(session.run(tensors, extra["parameters"]), {})
+                outcome = _frame(session.run(tensors, extra["parameters"]), {})
         except BaseException as exc:  # as above
             outcome = encode_frame({}, _told(exc))
         answer(outcome)
@@ -230,6 +236,13 @@ def _serve(channel: socket.socket) -> None:
             close()
         except BaseException:  # nobody is left to be told
             traceback.print_exc()
+
+
+def _frame(outputs: Tensors, extra: dict[str, Any]) -> list[Buffer]:
+    """In it all texts are bytes; who asks from Python gets `str` where the model gave that."""
+    arrays = outputs.items()
+    texts = [name for name, array in arrays if array.dtype.kind in "OU" and all(isinstance(each, str) for each in array.flat)]
+    return encode_frame(outputs, {**extra, "texts": texts})
 
 
 def _told(exc: BaseException) -> dict[str, bool | str]:

@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from backends.model_folders import path_without
+from backends.model_folders import with_path
 from gateway.process import lifeline as lifelines
 from gateway.process.forks import keep_from_forks
 from gateway.wire.tensors import Buffer
@@ -78,11 +78,10 @@ class Child:
         self._lifeline = lifeline = _Lifeline()
         try:
             # The path is handed on, so that a model file beside the gateway's start directory is found in the child as well.
-            env = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in path_without())}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno()), str(lifeline.theirs)],
                 pass_fds=[theirs.fileno(), lifeline.theirs],
-                env=env,
+                env=with_path(),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # on its standard output the gateway speaks to programs
                 start_new_session=True,

@@ -30,10 +30,11 @@ from gateway.protocols.json_data import (
     texts_to_json,
     to_json,
 )
-from gateway.protocols.rest import LONG_BYTES, WriteRegion, take_ours
+from gateway.protocols.rest import LONG_BODY_BYTES, take_ours
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_generate_text
 from gateway.protocols.tensors import (
     TakesLong,
+    WriteRegion,
     check_input,
     check_most,
     check_own,
@@ -107,7 +108,7 @@ class GenerateCodec:
             raise InvalidArgument(
                 f"model '{self.model}' has an input 'parameters', which generate cannot give: ask {self._elsewhere}"
             )
-        long = len(body) > LONG_BYTES
+        long = len(body) > LONG_BODY_BYTES
         if long:
             check_most("parameters", sum(name not in spec.input_by_name for name in chain(message, nested)))
         inputs: Tensors = {}

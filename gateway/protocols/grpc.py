@@ -5,7 +5,7 @@ register it clash). Input bytes become views on `raw_input_contents`; responses 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,6 +21,8 @@ from gateway.protocols.messages import pb
 from gateway.protocols.tensors import (
     LONG_BYTES,
     OF_TENSORS,
+    ReadRegion,
+    WriteRegion,
     check_count,
     check_input,
     check_integer,
@@ -46,9 +48,6 @@ from gateway.wire.tensors import Buffer, shaped, tensor_from_bytes, tensor_to_by
 
 if TYPE_CHECKING:
     from gateway.config import Ragged
-
-ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
-WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 STATUS: Final[dict[Code, CallStatus]] = {
     Code.INVALID_ARGUMENT: CallStatus.INVALID_ARGUMENT,

@@ -15,8 +15,8 @@ from gateway.errors import InvalidArgument
 from gateway.protocols import v1
 from gateway.protocols.media import TRITON, Form
 from gateway.protocols.plain_forms import from_csv, from_npy, from_raw, to_csv, to_npy, to_raw
-from gateway.protocols.rest import ReadRegion, RestCodec, WriteRegion, header_length
-from gateway.protocols.tensors import LONG_JSON_BYTES, TakesLong, count_rows, shape_key
+from gateway.protocols.rest import RestCodec, header_length
+from gateway.protocols.tensors import LONG_JSON_BYTES, ReadRegion, TakesLong, WriteRegion, count_rows, shape_key
 from gateway.types import InferRequest, InferResponse
 from gateway.wire.tensors import Buffer
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from gateway.errors import InvalidArgument
+
 TRITON: Final = "application/vnd.sagemaker-triton.binary+json"
 
 TAKEN: Final = {
@@ -35,6 +37,7 @@ GIVEN: Final = {
 _ANY: Final = {"": "", "*/*": "", "application/*": "", "text/*": "csv"}
 _BYTES: Final = frozenset(("image", "audio", "video"))  # whatever they hold, the model reads it
 _HEADER_SIZE: Final = "json-header-size"
+_LONGEST: Final = 1 << 10  # of an Accept, or of Custom-Attributes, as SageMaker's API has it: to read 30 kB takes up to 31 ms
 
 ATTRIBUTES: Final = frozenset(("model", "version", "request_id", "traceparent"))
 """The keys of Custom-Attributes that mean something here."""
@@ -78,16 +81,23 @@ def answer_of(accept: bytes) -> str | None:
 
 def ranges(accept: bytes) -> Iterator[tuple[str, dict[str, str], float]]:
     """Each media range of an Accept header, in lower case, with its parameters and how well it is liked: 0, where that cannot
-    be read. RFC 9110, 12.5.1.
+    be read. RFC 9110, 12.5.1. One of no sane length says nothing.
     """
-    for entry in accept.decode("latin-1").split(","):
+    for entry in accept.decode("latin-1").split(",") if len(accept) <= _LONGEST else ("",):
         media, _, rest = entry.partition(";")
         parameters = _parameters(rest)
         yield media.strip().lower(), parameters, _quality(parameters.get("q", "1"))
 
 
 def attributes_of(value: bytes) -> dict[str, str]:
-    """What Custom-Attributes says: `model=linear,version=2`, also with semicolons. What is none of ATTRIBUTES is left alone."""
+    """What Custom-Attributes says: `model=linear,version=2`, also with semicolons. What is none of ATTRIBUTES is left alone.
+
+    Raises: InvalidArgument, if it is longer than SageMaker lets it be.
+    """
+    if len(value) > _LONGEST:
+        raise InvalidArgument(
+            f"X-Amzn-SageMaker-Custom-Attributes has {len(value)} bytes: expected at most {_LONGEST}, which SageMaker allows"
+        )
     found: dict[str, str] = {}
     for part in re.split("[,;]", value.decode("utf-8", "replace")):
         key, _, text = part.partition("=")

@@ -13,7 +13,6 @@ read and written as these words, which JSON lacks and every v2 client has.
 """
 
 import copy
-from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -38,7 +37,9 @@ from gateway.protocols.repeated import LONGEST_BYTES, RepeatedBodies
 from gateway.protocols.smallest import WITHOUT_JSON, smallest_request_text
 from gateway.protocols.tensors import (
     OF_TENSORS,
+    ReadRegion,
     TakesLong,
+    WriteRegion,
     check_input,
     check_integer,
     check_length,
@@ -63,9 +64,6 @@ from gateway.wire.tensors import Buffer, joined, tensor_from_bytes, tensor_to_by
 if TYPE_CHECKING:
     from gateway.config import Ragged
 
-ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
-WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
-
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
 _RESERVED: Final = "triton_"
@@ -73,7 +71,7 @@ _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
 _HEADS_KEPT: Final = 256
-LONG_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little, and parameters are not too many
+LONG_BODY_BYTES: Final = 16 << 10  # of a body: below it, reading elements in vain costs little, and parameters are not too many
 
 
 class _Input(msgspec.Struct, gc=False):
@@ -189,7 +187,7 @@ class RestCodec:
             view = memoryview(body)
             message = parse(view[:header_bytes], _body_decoder, _LooseBody, in_haste=self._in_haste)
             tail = view[header_bytes:]
-        long = len(body) > LONG_BYTES
+        long = len(body) > LONG_BODY_BYTES
         inputs: Tensors = {}
         places: dict[str, int] = {}
         at = 0

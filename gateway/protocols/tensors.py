@@ -17,11 +17,14 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.turns import SLICE, pause
-from gateway.types import OutputRequest, ParameterValue
-from gateway.wire.tensors import check_bytes
+from gateway.types import OutputRequest, ParameterValue, RegionRef
+from gateway.wire.tensors import Buffer, check_bytes
 
 if TYPE_CHECKING:
     from gateway.config import Ragged
+
+ReadRegion = Callable[[RegionRef, int], Buffer]  # int: when the request came, as `InferRequest.arrival_ns`
+WriteRegion = Callable[[RegionRef, Buffer, int], None]  # likewise
 
 # As in Triton: integers, FP32 and FP64.
 _SCORES: Final = frozenset(dtype for name, dtype in NUMPY.items() if name not in ("BOOL", "BYTES", "FP16", "BF16"))
@@ -316,11 +319,6 @@ def classify(array: np.ndarray, k: int, labels: Sequence[str], *, batched: bool,
             text = f"{score:f}" if array.dtype.kind == "f" else f"{score}"
             out[row, column] = f"{text}:{index}{label}".encode()
     return out if batched else out[0]
-
-
-def datatypes_of(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """The v2 datatype of each array."""
-    return {name: datatype_of(array) for name, array in tensors.items()}
 
 
 def filled(shape: Sequence[int], count: int) -> list[int] | None:

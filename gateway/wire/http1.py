@@ -26,7 +26,7 @@ from gateway.config import Limits
 from gateway.errors import NotReady
 from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, OnFault, Pieces, Run
-from gateway.wire.http1_bounds import SHORT_BYTES, BoundedHttp1Connection, Outlet
+from gateway.wire.http1_bounds import SHORT_BODY_BYTES, BoundedHttp1Connection, Outlet
 from gateway.wire.http_errors import FAULTS, error_body
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
@@ -210,7 +210,7 @@ class Http1Connection(BoundedHttp1Connection):
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
         exchanges = self._exchanges
-        long = size > SHORT_BYTES or b"content-encoding" in headers
+        long = size > SHORT_BODY_BYTES or b"content-encoding" in headers
         # Alone and short, as most are, it costs no look at what is bounded.
         if (
             self._backlog

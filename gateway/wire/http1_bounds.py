@@ -15,7 +15,7 @@ from gateway.wire.memory import NO_MEMORY, Memory
 from gateway.wire.requests import RequestReader
 from gateway.wire.tensors import Buffer
 
-SHORT_BYTES: Final = 16 << 10  # a body of no more is handled at once, whoever else waits
+SHORT_BODY_BYTES: Final = 16 << 10  # a body of no more is handled at once, whoever else waits
 
 
 class Outlet(Protocol):
@@ -82,7 +82,7 @@ class BoundedHttp1Connection(ABC):
         self._congested = False
         self.held_bytes = 0  # see _hold
         # One request of no more bytes leaves room for another; negative: none does.
-        self._little_bytes = min(SHORT_BYTES, limits.body_bytes - 1) if limits.pipelined_requests > 1 else -1
+        self._little_bytes = min(SHORT_BODY_BYTES, limits.body_bytes - 1) if limits.pipelined_requests > 1 else -1
         self._large_bytes = 0  # of long answers that were written since nothing waited for the client
 
     @property

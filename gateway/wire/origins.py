@@ -8,8 +8,8 @@ may change something is refused where either tells of another origin, as by Cros
 compared with Host only where nothing but this machine's own clients and proxies ask: a proxy may pass another Host.
 
 A page may read answers too where a name of its own host comes to mean 127.0.0.1 (DNS rebinding). The name then stands in Host,
-so a server that only this machine reaches, and that asks for no key, answers to no name but its own. An address cannot be bent
-like that.
+so a server that only this machine reaches, and that asks for no key, or not for all, answers to no name but its own. An
+address cannot be bent like that.
 
 All this depends on the head of a request alone: one that is known from before (`known_heads`) is not looked at again.
 """
@@ -31,7 +31,7 @@ class Origins:
     def __init__(self, allowed: Collection[str] = (), own: str | None = None) -> None:
         """allowed: names of hosts whose pages may ask, and under which the server may be asked; "*": under any.
 
-        own: the name, or address, of a server that only this machine reaches, and that asks for no key; None: it is another.
+        own: the name, or address, of a server that only this machine reaches, some of it without a key; None: it is another.
         """
         self._allowed = frozenset(name.lower().rstrip(".") for name in allowed)
         self._own = None if own is None else own.lower().rstrip(".")

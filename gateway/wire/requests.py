@@ -40,7 +40,7 @@ _OTHER_VERSION: Final = "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at ser
 _LINE_BYTES: Final = len(b"POST  HTTP/1.1\r\n\r\n")
 _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which the parser drops
 _NOTHING: Final = memoryview(b"")
-_SHORT_BYTES: Final = 16 << 10  # of a read that may be a request with a head that is known
+_KNOWN_READ_BYTES: Final = 16 << 10  # of a read that may be a request with a head that is known
 _TRIES: Final = 8  # heads in a row that are remembered in vain, and no more are
 _UNLIKE_OTHERS: Final = frozenset((b"transfer-encoding", b"upgrade", b"expect"))
 
@@ -122,7 +122,7 @@ class RequestReader:
 
         What takes the parser long is read in slices, so that the caller may do something else in between.
         """
-        idle = self.phase == IDLE and len(data) <= _SHORT_BYTES
+        idle = self.phase == IDLE and len(data) <= _KNOWN_READ_BYTES
         if idle and self._is_known(whole := bytes(data)):
             return len(data)
         if self.phase == DEAF:

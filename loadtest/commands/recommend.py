@@ -168,7 +168,6 @@ def _removed(launcher: "Launcher") -> str:
 
 
 def _read(arguments: argparse.Namespace, shown: Credentials) -> "tuple[SearchSpec, Catalogue]":
-    from gateway.instances.facts import BUNDLED
     from loadtest.lab.launchers.url import price_by_metadata
     from loadtest.prices.catalogue import load_catalogue
     from loadtest.prices.live_prices import current_catalogue
@@ -176,7 +175,7 @@ def _read(arguments: argparse.Namespace, shown: Credentials) -> "tuple[SearchSpe
 
     own = arguments.instances
     now = datetime.datetime.now(datetime.UTC)
-    catalogue = load_catalogue(own) if own else current_catalogue(now, instances=BUNDLED)
+    catalogue = load_catalogue(own) if own else current_catalogue(now)
     spec = read_search_spec(arguments.spec, catalogue)
     spec = limited(spec, minutes=arguments.budget_minutes, usd=arguments.max_usd, target_rps=arguments.target_rps)
     return asyncio.run(price_by_metadata(spec, catalogue, shown)), catalogue

@@ -75,13 +75,13 @@ class _NullHttp(asyncio.Protocol):
             self._transport.write(_INFER_RESPONSE)
 
 
-async def start_http(port: int = 0, tls: ssl.SSLContext | None = None) -> asyncio.Server:
-    """Listen on 127.0.0.1; port 0 is any free one."""
-    return await asyncio.get_running_loop().create_server(_NullHttp, "127.0.0.1", port, ssl=tls)
+async def start_http(tls: ssl.SSLContext | None = None) -> asyncio.Server:
+    """Listen on a free port of 127.0.0.1."""
+    return await asyncio.get_running_loop().create_server(_NullHttp, "127.0.0.1", 0, ssl=tls)
 
 
-async def start_grpc(port: int = 0, tls: ssl.SSLContext | None = None) -> asyncio.Server:
-    """Listen on 127.0.0.1; port 0 is any free one."""
+async def start_grpc(tls: ssl.SSLContext | None = None) -> asyncio.Server:
+    """Listen on a free port of 127.0.0.1."""
     infer = service_pb2.ModelInferResponse(model_name=MODEL, model_version="1")
     infer.outputs.add(name="y", datatype="FP32", shape=[1, 4])
     infer.raw_output_contents.append(bytes(16))
@@ -89,7 +89,7 @@ async def start_grpc(port: int = 0, tls: ssl.SSLContext | None = None) -> asynci
     metadata.inputs.add(name="x", datatype="FP32", shape=[-1, 16])
     metadata.outputs.add(name="y", datatype="FP32", shape=[-1, 4])
     answers = {b"": infer.SerializeToString(), b"ModelMetadata": metadata.SerializeToString()}
-    return await asyncio.get_running_loop().create_server(lambda: _NullGrpc(answers), "127.0.0.1", port, ssl=tls)
+    return await asyncio.get_running_loop().create_server(lambda: _NullGrpc(answers), "127.0.0.1", 0, ssl=tls)
 
 
 class _NullGrpc(asyncio.Protocol):

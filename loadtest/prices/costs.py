@@ -16,33 +16,28 @@ def cost_per_inference(usd_per_hour: float, invocations_per_minute: float) -> fl
     return _positive("usd_per_hour", usd_per_hour) / (_positive("invocations_per_minute", invocations_per_minute) * 60)
 
 
-def cost_per_million(usd_per_hour: float, max_rps: float, target_utilisation: float = 1.0) -> float:
-    """USD for a million requests when the instance is loaded to target_utilisation of max_rps."""
-    per_hour = 3600 * _positive("max_rps", max_rps) * _positive("target_utilisation", target_utilisation)
-    return _positive("usd_per_hour", usd_per_hour) / per_hour * 1e6
+def cost_per_million(usd_per_hour: float, max_rps: float) -> float:
+    """USD for a million requests at full load."""
+    return _positive("usd_per_hour", usd_per_hour) / (3600 * _positive("max_rps", max_rps)) * 1e6
 
 
 def requests_per_dollar(usd_per_hour: float, max_rps: float) -> float:
     return 3600 * _positive("max_rps", max_rps) / _positive("usd_per_hour", usd_per_hour)
 
 
-def replicas_for(target_rps: float, max_rps: float, headroom: float = 1.0, min_replicas: int = 1) -> int:
-    """Instances needed for target_rps. headroom: the share of max_rps that may be used, at most 1."""
-    return max(
-        min_replicas, math.ceil(round(target_rps / (_positive("max_rps", max_rps) * _positive("headroom", headroom)), 9))
-    )
+def replicas_for(target_rps: float, max_rps: float, headroom: float = 1.0) -> int:
+    """Instances needed for target_rps, at least one. headroom: the share of max_rps that may be used, at most 1."""
+    return max(1, math.ceil(round(target_rps / (_positive("max_rps", max_rps) * _positive("headroom", headroom)), 9)))
 
 
-def fleet_usd_per_hour(
-    usd_per_hour: float, target_rps: float, max_rps: float, headroom: float = 1.0, min_replicas: int = 1
-) -> float:
+def fleet_usd_per_hour(usd_per_hour: float, target_rps: float, max_rps: float, headroom: float = 1.0) -> float:
     """A fleet of one kind for target_rps."""
-    return _positive("usd_per_hour", usd_per_hour) * replicas_for(target_rps, max_rps, headroom, min_replicas)
+    return _positive("usd_per_hour", usd_per_hour) * replicas_for(target_rps, max_rps, headroom)
 
 
-def autoscaling_invocations_per_minute(max_rps: float, safety_factor: float = 0.5) -> float:
+def autoscaling_invocations_per_minute(max_rps: float) -> float:
     """The target of SageMakerVariantInvocationsPerInstance. Source: AWS's guide, which begins with a safety factor of 0.5."""
-    return _positive("max_rps", max_rps) * _positive("safety_factor", safety_factor) * 60
+    return _positive("max_rps", max_rps) * 0.5 * 60
 
 
 def break_even_rps(

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +72,9 @@ def write_cache(path: Path, prices: Iterable[LivePrice], now: datetime.datetime)
     fresh.replace(path)
 
 
-def current_catalogue(
-    now: datetime.datetime, *, instances: Traversable = BUNDLED, cache: Path = CACHE, region: str = ""
-) -> Catalogue:
+def current_catalogue(now: datetime.datetime, *, cache: Path = CACHE, region: str = "") -> Catalogue:
     """The bundled snapshot with fresh live prices of its region put over it; of another region, those alone."""
-    catalogue = load_catalogue(instances)
+    catalogue = load_catalogue(BUNDLED)
     if region not in ("", catalogue.region):
         catalogue = catalogue.elsewhere(region)
     live = {(p.instance_type, p.basis): p.price for p in read_cache(cache, now) if p.region == catalogue.region}

@@ -15,6 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 30, 34, 46  # LEFT: at least; more where the numb
 TITLE = 20  # pixels that the title of the y axis takes
 LETTER, DIGIT = 6.4, 7.7  # pixels, of a usual letter and of the widest font's digits
 LEAST_GAP = 12.0  # pixels between two labels at line ends
+_PARTS = ("queue", "compute", "overhead")  # of a request's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +127,25 @@ def draw(chart: Chart) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of stacked bars. parts: lengths, in the order of the labels."""
+    """One row of stacked bars. parts: ms of each of `_PARTS`."""
 
     name: str
     colour: int
     parts: Sequence[float]
 
 
-def stacked_bars(bars: Sequence[Bar], labels: Sequence[str], unit: str) -> str:
+def stacked_bars(bars: Sequence[Bar]) -> str:
     """Horizontal stacked bars as an <svg> element, one row each; parts are told apart by opacity. Nothing without bars."""
     if not bars:
         return ""
     most = max(sum(bar.parts) for bar in bars) or 1.0
     row, top = 40, 26
     height = top + row * len(bars) + 6
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(", ".join(labels))}">']
-    for index, label in enumerate(labels):
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{", ".join(_PARTS)}">']
+    for index, label in enumerate(_PARTS):
         at = 8 + 120 * index
         parts.append(f'<rect class="part{index} neutral" x="{at}" y="5" width="11" height="11" rx="2"/>')
-        parts.append(f'<text x="{at + 16}" y="15">{escape(label)}</text>')
+        parts.append(f'<text x="{at + 16}" y="15">{label}</text>')
     for number, bar in enumerate(bars):
         top_y = top + row * number
         total = sum(bar.parts)
@@ -152,13 +153,13 @@ def stacked_bars(bars: Sequence[Bar], labels: Sequence[str], unit: str) -> str:
         left = 8.0
         for index, part in enumerate(bar.parts):
             width = (WIDTH - 100) * part / most
-            hint = f"{bar.name}: {labels[index]} {part:.3g} {unit}"
+            hint = f"{bar.name}: {_PARTS[index]} {part:.3g} ms"
             parts.append(
                 f'<rect class="part{index} c{bar.colour}" x="{left:.1f}" y="{top_y + 17}" width="{max(width, 0.5):.1f}" '
                 f'height="14"><title>{escape(hint)}</title></rect>'
             )
             left += width
-        parts.append(f'<text x="{left + 6:.1f}" y="{top_y + 28}">{total:.3g} {escape(unit)}</text>')
+        parts.append(f'<text x="{left + 6:.1f}" y="{top_y + 28}">{total:.3g} ms</text>')
     return "".join((*parts, "</svg>"))
 
 

@@ -240,7 +240,7 @@ def _split(shown: Sequence[CandidateReport], colours: dict[str, int]) -> Card:
         if run and run.queue_ms is not None and run.compute_ms is not None:
             bars.append(Bar(c.letter, colours[c.name], (run.queue_ms, run.compute_ms, run.overhead_ms or 0.0)))
     text = "Means per request at the rate that is claimed, from the server's own statistics."
-    return "Where the time goes", text, Markup(stacked_bars(bars, ("queue", "compute", "overhead"), "ms"))
+    return "Where the time goes", text, Markup(stacked_bars(bars))
 
 
 def _profiles(found: Recommendation, colours: dict[str, int]) -> Card:

@@ -115,7 +115,7 @@ def _charts(result: RunResult) -> list[tuple[str, str, Markup]]:
         (
             "Where the time goes",
             f"Means per request, from the server's own statistics{', warm-up included' * bool(result.warmup_requests)}.",
-            stacked_bars(bars, ("queue", "compute", "overhead"), "ms"),
+            stacked_bars(bars),
         ),
     ]
     return [(title, text, Markup(drawing)) for title, text, drawing in cards if drawing]  # charts escape what they write

@@ -14,10 +14,10 @@ import numpy as np
 
 from loadtest.results import Verdict
 from loadtest.search.events import Measured
+from loadtest.verdict.decision import CONFIDENCE
 from loadtest.verdict.statistics import batch_means
 
 CURVE: Final = ("round", "peak", "overload", "floor")  # a recovery run tells what came before it
-CONFIDENCE: Final = 0.95
 JUMP: Final = 1.5  # times the p99 is a jump …
 STEEP: Final = 3.0  # … where it also grows by this power of the rate: a queue that fills does not, half to nine tenths busy
 

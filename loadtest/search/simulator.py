@@ -7,7 +7,7 @@ per second.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -41,24 +41,6 @@ class Affine:
 
     def rows_ns(self, rows: int) -> int:
         return round((self.fixed_ns + self.row_ns * rows) * self.factor)
-
-    def __call__(self, batch: Batch, busy: int, now_ns: int) -> int:
-        return self.rows_ns(batch.padded_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class PiecewiseLinear:
-    """t by padded rows from a measured profile, linear between its sizes and beyond the largest. sizes: ascending."""
-
-    sizes: Sequence[int]
-    times_ns: Sequence[float]
-
-    def rows_ns(self, rows: int) -> int:
-        sizes, times = self.sizes, self.times_ns
-        if rows > sizes[-1] and len(sizes) > 1:
-            slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-            return round(times[-1] + slope * (rows - sizes[-1]))
-        return round(float(np.interp(rows, sizes, times)))
 
     def __call__(self, batch: Batch, busy: int, now_ns: int) -> int:
         return self.rows_ns(batch.padded_rows)

@@ -23,11 +23,11 @@ from scipy import special
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import range_of, values_of
 from loadtest.results import Block, LoadSpec, RunResult
+from loadtest.verdict.decision import CONFIDENCE
 from loadtest.verdict.statistics import event_error, independent_error, mean_error
 
 Change = Literal["regression", "improvement", "same", "undecided"]
 
-CONFIDENCE: Final = 0.95
 _SUCCEEDED: Final = "succeeded"
 SHARES: Final = ("attainment", _SUCCEEDED)  # metrics that are shares
 _ANSWERED: Final = "answered (1/s)"

@@ -30,7 +30,6 @@ from scipy import special
 
 from loadtest.results import Interval, Percentiles
 
-CELLS_PER_OCTAVE: Final = 2048
 TAIL: Final = 3  # times as many requests as may miss
 _MOST_CORRELATION: Final = 0.8  # of neighbouring blocks: beyond it the estimate is noise
 _BEYOND_CHANCE: Final = 2.0  # standard errors of the correlation of independent batches, 1 / sqrt(batches)
@@ -68,15 +67,6 @@ def histogram(latencies_ns: np.ndarray) -> tuple[tuple[int, int], ...]:
     octave = np.maximum(np.frexp(values.astype(np.float64))[1] - 12, 0)  # values below 4096 ns are exact
     edges, counts = np.unique((((values >> octave) + 1) << octave) - 1, return_counts=True)
     return tuple(zip(edges.tolist(), counts.tolist(), strict=True))
-
-
-def histogram_percentile(cells: tuple[tuple[int, int], ...], percentile: float) -> float:
-    """The percentile in ms (nearest rank, upper edge of its cell); 0 if empty."""
-    if not cells:
-        return 0.0
-    edges, counts = np.array(cells).T
-    cumulated = np.cumsum(counts)
-    return float(edges[np.searchsorted(cumulated, nearest_rank(percentile, int(cumulated[-1])))]) / 1e6
 
 
 def binomial_interval(misses: float, n: float, confidence: float) -> Interval:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2_grpc
 import gateway
 from gateway.access.doors import Doors
 from gateway.access.rules import INFER, ApiKey, digest_of
-from gateway.config import AccessSection
+from gateway.config import AccessSection, ServerSection
 from gateway.errors import ConfigError, Limited, Unauthenticated
 from gateway.process.watched_files import WatchedFiles
 
@@ -355,6 +355,13 @@ def test_what_is_open_needs_no_key_and_the_rest_does(tmp_path: Path) -> None:
         assert client.get("/v2/status").status_code == 200
         assert client.get("/metrics").status_code == 401
         assert client.post("/v2/repository/models/mine/load").status_code == 401
+
+
+@pytest.mark.parametrize(("opened", "trusts"), [((), False), (("status",), True)])
+def test_on_loopback_what_is_open_is_guarded_from_pages_as_where_there_are_no_keys(opened: Any, trusts: bool) -> None:
+    access = {"keys": "keys.yaml", "open": opened}
+    for host, expected in ("127.0.0.1", trusts), ("0.0.0.0", False):
+        assert ServerSection.model_validate({"host": host, "access": access}).trusts_all_here == expected
 
 
 def metadata(name: str | None) -> tuple[tuple[str, str], ...]:

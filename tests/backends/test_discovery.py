@@ -11,6 +11,7 @@ import pytest
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
 from backends.discovery import from_example, from_ones, from_shapes
+from backends.signatures import Hint
 from backends.trial_rows import drawn_rows, rows_like, rows_of
 
 
@@ -708,6 +709,15 @@ def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
         from_ones(run_of(only_one), inputs)
 
 
+def test_what_gives_no_outputs_is_told_so() -> None:
+    for seen, words in (
+        (lambda: from_ones(lambda given: {}, (spec("x", -1),)), "it gave no outputs on ones: give an `example` that has"),
+        (lambda: from_example(lambda given: {}, {"x": np.ones(1)}), "it gave no outputs on the example: give an"),
+    ):
+        with pytest.raises(LoadFailed, match=words):
+            seen()
+
+
 def codes(texts: np.ndarray) -> np.ndarray:
     rows = [list(text) for text in texts.flat]
     if len({len(row) for row in rows}) > 1:
@@ -727,6 +737,45 @@ def test_a_size_that_changes_with_the_text_is_open_and_each_request_runs_alone()
 def test_a_size_that_changes_with_a_number_is_open() -> None:
     found = from_ones(run_of(lambda x: np.zeros((len(x), int(x.max())))), (TensorSpec("x", "INT64", (-1,)),))
     assert (found.outputs[0].shape, found.max_rows) == ((-1, -1), 0)
+
+
+EMPTY = "output 'y' is empty on {}, so its sizes are taken to be open, and each request runs alone"
+STRINGS = {"y": Hint("BYTES", (-1, -1))}
+
+
+@pytest.mark.parametrize(
+    ("function", "hints", "output"),
+    [
+        (lambda x: np.empty((0, 4), np.float32), {}, ("FP32", (-1, 4))),
+        (lambda x: np.empty((0, 4), np.float32), STRINGS, ("FP32", (-1, 4))),
+        (lambda x: np.empty((len(x), 0)), STRINGS, ("BYTES", (-1, -1))),
+        (lambda x: np.empty(0), STRINGS, ("BYTES", (-1, -1))),  # `[]` of a list of lists
+        (lambda x: np.empty(0), {"y": Hint("INT8", None)}, ("INT8", (-1,))),
+        (lambda x: np.empty((len(x), 0)), None, ("FP64", (-1, -1))),  # of a library, whose arrays are what they say
+        (lambda x: np.ones((2, 4), int) if x.max() > 1 else np.empty(0), {}, ("INT64", (-1, -1))),  # not of other content
+        (lambda x: np.ones((2, 4), int) if x.max() > 1 else np.empty((0, 4), int), {}, ("INT64", (-1, 4))),
+    ],
+)
+def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any, output: Any) -> None:
+    found = from_ones(run_of(function), (spec("x", -1),), of_lists=hints)
+    assert ((found.outputs[0].datatype, found.outputs[0].shape), found.max_rows) == (output, 0)
+    assert found.notes == (EMPTY.format("ones"),)
+
+
+def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:
+    found = from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, of_lists=STRINGS)
+    assert (found.inputs, found.outputs) == ((TensorSpec("x", "FP64", (-1,)),), (TensorSpec("y", "BYTES", (-1, -1)),))
+    assert (found.max_rows, found.notes[0]) == (0, EMPTY.format("the example"))
+    found = from_example(run_of(lambda x: np.empty((0, 4), np.float32)), {"x": np.ones(2)})
+    assert (found.inputs[0].shape, found.outputs[0].shape, found.max_rows) == ((2,), (-1, 4), 0)
+
+
+def test_an_output_without_elements_that_nothing_says_the_datatype_of_is_refused() -> None:
+    words = r"output 'y' is empty on {}, and no return type such as `list\[str\]` says of what: give an `example` that"
+    with pytest.raises(LoadFailed, match=words.format("ones")):
+        from_ones(run_of(lambda x: np.empty((len(x), 0))), (spec("x", -1),), of_lists={})
+    with pytest.raises(LoadFailed, match=words.format("the example")):
+        from_example(run_of(lambda x: np.empty((len(x), 0))), {"x": np.ones(1)}, of_lists={})
 
 
 def test_what_takes_only_the_ones_is_noted_to_have_their_sizes() -> None:

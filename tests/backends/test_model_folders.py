@@ -331,6 +331,24 @@ def test_a_pickle_finds_the_class_of_the_first_and_is_refused_to_others(folder: 
     assert type(pickle.loads(pickle.dumps(kept[1]()))) is kept[1]  # noqa: S301  # our own, by the name that it has in this process
 
 
+@pytest.mark.parametrize("unpickler", ["pickle.load", "pickle._Unpickler"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_pickle_finds_the_class_of_the_file_that_is_served(folder: Path, unpickler: str, early: bool) -> None:
+    call = "pickle.load(file)" if unpickler == "pickle.load" else "pickle._Unpickler(file).load()"
+    code = "import pickle, runs_of_keeps\nruns_of_keeps.COUNT.append(1)\nclass Kept: pass\n"
+    code += f"def load(path):\n    with open(path, 'rb') as file:\n        return {call}\n"
+    (folder / "kept").write_bytes(b"ckeeps_own\nKept\n)R.")
+    code += f"EARLY = load({str(folder / 'kept')!r})\n" if early else ""
+    write(folder, {"keeps_own.py": code + "raise KeyError", "runs_of_keeps.py": "COUNT = []"})
+    with pytest.raises(LoadFailed, match="KeyError"):
+        load_object(f"{folder}/keeps_own.py:load")
+    write(folder, {"keeps_own.py": code})
+    load, kept = (load_object(f"{folder}/keeps_own.py:{name}") for name in ("load", "Kept"))
+    assert type(load(folder / "kept")) is kept
+    assert not early or type(load_object(f"{folder}/keeps_own.py:EARLY")) is kept
+    assert len(load_object(f"{folder}/keeps_own.py:runs_of_keeps").COUNT) == 2  # the one that failed, and the other
+
+
 def test_a_helper_shows_its_lines(folder: Path) -> None:
     helper = "def fail():\n    raise ValueError('told')\n"
     made = two(folder, lambda of: {"m.py": "from helper import fail", "helper.py": helper + f"# {of}\n"})

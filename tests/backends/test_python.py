@@ -284,6 +284,50 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
+def found_in(text: str) -> list[str]:
+    return [word for word in text.split() if "@" in word]
+
+
+def boxes_of(count: int) -> list[tuple[int, int]]:
+    return [(index, 2 * index) for index in range(2, count)]
+
+
+def outliers(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[str]:
+    return [f"{value:g}" for value in x if value > 3]
+
+
+def halves_of(x: float) -> list[float]:
+    return [int(x / 2) if x % 2 == 0 else x / 2, int(x)]
+
+
+def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
+    return [[int(value) if value % 1 == 0 else float(value), 1] for value in x]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "answer"),
+    [
+        ("halves_of", 3, [[1.5, 3]]),
+        ("halves_of", 4, [[2, 4]]),
+        ("rounded", 1.5, [[1.5, 1]]),
+        ("rounded", 1, [[1, 1]]),
+        ("found_in", b"a@b or c@d", [["a@b", "c@d"]]),
+        ("found_in", b"none", [[]]),
+        ("boxes_of", 4, [[[2, 4], [3, 6]]]),
+        ("boxes_of", 1, [[]]),
+        ("outliers", np.float32(5), ["5"]),
+        ("outliers", np.float32(2), []),
+    ],
+)
+def test_a_list_may_be_empty_or_of_whole_numbers_on_ones_and_in_any_answer(name: str, value: Any, answer: Any) -> None:
+    found = backends.read("python", f"{__file__}:{name}")
+    spec = ModelSpec("", found.inputs, found.outputs, found.max_rows)
+    (tensor,), (output,) = spec.inputs, spec.outputs
+    inputs = {tensor.name: np.array([value], NUMPY[tensor.datatype])}
+    given = checked_outputs(spec, inputs, load(name, spec).open_session(0).run(inputs, {}))["output"]
+    assert (given.tolist(), given.dtype, given.ndim) == (answer, NUMPY[output.datatype], len(output.shape))
+
+
 class Asynchronous(Scaled):
     async def predict(self, inputs: Tensors) -> Tensors:  # type: ignore[override]
         return inputs

@@ -96,6 +96,11 @@ def letters(text: str, upper: bool = False) -> Iterable[str]:
     yield from text
 
 
+def pairs(text: str, count: int) -> Any:
+    for index in range(count):
+        yield {"word": text, "place": [index, len(text)], "letters": list(text)}
+
+
 hidden = lambda inputs: Doubles().predict(inputs)  # noqa: E731  # as users write it
 
 
@@ -127,6 +132,13 @@ def test_functions_that_yield_are_read_by_their_type_hints() -> None:
     assert load("letters").spec.max_rows == 1
     with pytest.raises(ExecutionFailed, match="answers requests of one row, got 2"):
         next(stream("letters", {"text": np.array([b"abc", b"d"], object)}))
+
+
+def test_what_a_part_of_single_values_is_shows_the_first_of_one_row_of_ones() -> None:
+    found = backends.read("python", f"{__file__}:pairs")
+    shapes = {output.name: (output.datatype, output.shape) for output in found.outputs}
+    assert shapes == {"word": ("BYTES", (-1,)), "place": ("INT64", (-1, 2)), "letters": ("BYTES", (-1, -1))}
+    assert found.max_rows == 1
 
 
 def test_what_yields_in_secret_is_refused_with_what_to_write() -> None:

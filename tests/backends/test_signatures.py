@@ -1,8 +1,9 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, TypedDict
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,26 @@ def by_key(x: Rows) -> Both:
     return {"total": x.sum(1), "twice": x * 2}
 
 
+class Fields(NamedTuple):
+    mean: float
+    spread: float
+
+
+def by_field(a: float, b: float) -> Fields:
+    return Fields(mean=(a + b) / 2, spread=a - b)
+
+
+Untyped = namedtuple("Untyped", "mean spread")  # as a user may write it
+
+
+def by_untyped_field(a: float, b: float) -> Untyped:
+    return Untyped(mean=(a + b) / 2, spread=a - b)
+
+
+def fields_in_parts(a: float, b: float) -> Iterator[Fields]:
+    yield by_field(a, b)
+
+
 def by_row(width: float, name: str) -> str:
     return f"{name}{width:g}"
 
@@ -95,6 +116,9 @@ def mixed(x: Rows, y: float) -> Any:
     [
         (by_array, "names", ("x", "y"), ("output_0", "output_1")),
         (by_key, "names", ("x",), ("total", "twice")),
+        (by_field, "rows", ("a", "b"), ("mean", "spread")),
+        (fields_in_parts, "rows", ("a", "b"), ("mean", "spread")),
+        (by_untyped_field, "rows", ("a", "b"), None),
         (by_row, "rows", ("width", "name"), ("output",)),
         (by_dict, "dict", None, None),
         (by_dict_and_parameters, "dict", None, None),
@@ -106,6 +130,32 @@ def test_a_function_is_called_as_its_parameters_say(function: Any, style: str, i
     signature = signature_of(function, method=False)
     found = [specs and tuple(spec.name for spec in specs) for specs in (signature.input_specs(), signature.output_specs())]
     assert (signature.style, *found) == (style, inputs, outputs)
+
+
+class Several(TypedDict):
+    words: Required[list[str]]
+    boxes: Sequence[tuple[float, float]]
+    scores: list[npt.NDArray[np.float32]]
+    nested: tuple[tuple[int, ...], ...]
+    mixed: tuple[int, str]
+    unsaid: list[Any]
+    bare: list  # type: ignore[type-arg]  # as a user may write it
+
+
+def several(text: str) -> Several:
+    return {}  # type: ignore[typeddict-item]
+
+
+def several_of_arrays(x: Rows) -> Several:
+    return {}  # type: ignore[typeddict-item]
+
+
+def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
+    of_batch = {"words": ("BYTES", (-1,)), "boxes": ("FP64", (-1, -1)), "scores": ("FP32", None), "nested": ("INT64", (-1, -1))}
+    of_rows = {name: (datatype, shape and (-1, *shape)) for name, (datatype, shape) in of_batch.items()}
+    for function, said in ((several, of_rows), (several_of_arrays, of_batch)):
+        empty = signature_of(function, method=False).empty
+        assert {name: (hint.datatype, hint.shape) for name, hint in empty.items()} == said
 
 
 def test_a_method_without_types_gets_a_dict() -> None:
@@ -164,6 +214,24 @@ def test_arrays_go_by_name_and_results_come_in_order() -> None:
     declared = specs(TensorSpec("a", "FP32", (-1, 2)))
     with pytest.raises(ExecutionFailed, match="gave 2 outputs, 1 are declared: a"):
         call_by_name(by_array, signature, {"y": X, "x": X}, declared)
+
+
+@pytest.mark.parametrize("function", [by_field, by_untyped_field])
+@pytest.mark.parametrize(
+    ("declared", "given"),
+    [
+        (("spread", "mean"), {"spread": [2], "mean": [4]}),
+        (("output_0", "output_1"), {"output_0": [4], "output_1": [2]}),
+        (("middle", "width"), {"middle": [4], "width": [2]}),
+        (("width", "mean"), {"mean": [4], "spread": [2]}),  # which is refused, as `width` is missing
+        (None, {"mean": [4], "spread": [2]}),
+    ],
+)
+def test_fields_of_a_named_tuple_go_by_name_where_they_are_declared(function: Any, declared: Any, given: Any) -> None:
+    outputs = declared and specs(*(TensorSpec(name, "FP64", (-1,)) for name in declared))
+    inputs = {"a": np.array([5.0]), "b": np.array([3.0])}
+    found = call_by_name(function, signature_of(function, method=False), inputs, outputs)
+    assert {name: np.asarray(array).tolist() for name, array in found.items()} == given
 
 
 def test_a_function_of_one_row_is_called_for_each() -> None:

@@ -136,7 +136,7 @@ def play(bench: Bench, history: list[tuple[Any, ...]], groups: list[Hashable]) -
         bench.decide()
 
 
-@settings(max_examples=800, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=800, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=st.lists(moves, min_size=5, max_size=30),
     slo_ms=st.sampled_from([100.0, 100.0, 37.0, None]),

@@ -124,6 +124,25 @@ def test_a_request_larger_than_a_batch_is_split_and_fills_what_is_left() -> None
     ]
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+@pytest.mark.parametrize(
+    ("patient", "slo_ns"),
+    [(request(priority=4), None), (request(priority=4), 100 * MS), (request(timeout_ms=30_000), None)],
+)
+def test_the_rest_of_a_large_request_stays_before_those_that_one_coming_now_would_pass(
+    patient: InferRequest, slo_ns: int | None, priority: int
+) -> None:
+    large, meanwhile = request(rows=24, priority=priority), request(1, priority=priority)
+    batches = batcher_of(None, large, patient, meanwhile, slo_ns=slo_ns).step(2 * MS, 9).batches
+    assert [requests_of(batch) for batch in batches] == [[large], [meanwhile, large], [large], [large, patient]]
+
+
+def test_a_large_request_is_passed_also_by_those_of_another_shape() -> None:
+    large, other = request(rows=24, key="a"), request(1, key="b")
+    batches = batcher_of(None, large, other).step(2 * MS, 9).batches
+    assert [requests_of(batch) for batch in batches] == [[large], [other], [large], [large]]
+
+
 def test_a_request_that_fits_a_batch_is_never_split() -> None:
     batches = batcher_of(None, request(rows=5), request(rows=5), request(rows=8), request(rows=1)).step(0, 9).batches
     assert [batch.rows for batch in batches] == [5, 5, 8, 1]

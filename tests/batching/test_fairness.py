@@ -390,7 +390,7 @@ pools = st.integers(2, 5).flatmap(
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(pool=pools, toggles=st.lists(st.integers(0, 4), min_size=20, max_size=60))
 def test_models_that_wait_get_worker_time_by_weight_whoever_else_comes_and_goes(pool: Pool, toggles: list[int]) -> None:
     """The first two always wait: what they have taken by weight differs by some quanta and a batch per worker at most."""
@@ -408,7 +408,7 @@ def test_models_that_wait_get_worker_time_by_weight_whoever_else_comes_and_goes(
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(pool=pools)
 def test_between_two_batches_of_a_model_that_waits_no_other_takes_more_than_its_part(pool: Pool) -> None:
     pool.waiting = set(range(len(pool.weights)))

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batching.leases import Demand, Lease, Leases, share
@@ -350,6 +350,7 @@ def test_two_that_are_busy_and_want_more_leave_each_other_their_slots() -> None:
     assert [lease.number for lease in world.leases.of.values()] == numbers
 
 
+FEWER = settings(max_examples=40)
 PLAY = {
     "slots": st.integers(1, 5),
     "processes": st.integers(1, 4),
@@ -358,6 +359,7 @@ PLAY = {
 }
 
 
+@FEWER
 @given(**PLAY)
 def test_nobody_waits_for_long_beside_a_session_that_nobody_uses(
     slots: int, processes: int, ordered: bool, events: list[tuple[int, str, int]]
@@ -385,6 +387,7 @@ def test_nobody_waits_for_long_beside_a_session_that_nobody_uses(
     assert len(world.running) == slots or world.busy(waiting) < world.believed[waiting]
 
 
+@FEWER
 @given(**PLAY)
 def test_no_batch_ever_lacks_a_session_and_whoever_wants_gets_one(
     slots: int, processes: int, ordered: bool, events: list[tuple[int, str, int]]

@@ -166,7 +166,7 @@ class Lane:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=st.lists(moves, max_size=60),
     slo_ms=st.one_of(st.none(), st.integers(5, 80)),
@@ -234,7 +234,7 @@ def test_an_error_of_the_batcher_is_one_of_ours(policy: str) -> None:
         batcher.add(InferRequest("m", "1", "", {}, 1, 0), 0)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(
     offered=st.lists(
         st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 1), st.one_of(st.none(), st.integers(50, 90))),

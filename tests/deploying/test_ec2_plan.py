@@ -17,9 +17,9 @@ from gateway.deploying.on_machine import moved
 from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws
+from tests.deploying.made_configs import SYNTHETIC
 from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, WHEEL, files, plan, planned
 
-SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEURON = {"kind": "synthetic", "resources": {"neuron_cores": 1}}
 GPU = {"kind": "synthetic", "resources": {"num_gpus": 1}}
 LOCKED = {

@@ -21,6 +21,7 @@ from gateway.config import parse_config
 from gateway.deploying.contents import as_yaml
 from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
+from tests.deploying.made_configs import written
 from tests.deploying.schemas_of import CRDS, faults, faults_by_its_operator
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,7 +34,6 @@ KINDS = {
     "ray": ("--models", "s3://bucket/of-mine", "--fetcher", "registry.example.com/aws-cli"),
     "kserve": ("--kserve", "--models", "s3://bucket/of-mine"),
 }
-SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 NEEDS_RAY = {"fleet"}
 OPERATORS = {"RayService", "ServingRuntime", "InferenceService", "PodMonitor"}
 
@@ -48,12 +48,6 @@ def deployed(capsys: pytest.CaptureFixture[str], config: Path, *options: str) ->
     found = list(yaml.safe_load_all(out))
     assert len({manifest["kind"] for manifest in found}) == len(found)
     return {manifest["kind"]: manifest for manifest in found}
-
-
-def written(tmp_path: Path, *models: dict[str, Any], **sections: Any) -> Path:
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump({"models": [*models] or [SYNTHETIC], **sections}))
-    return path
 
 
 def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> str:

@@ -17,6 +17,7 @@ from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
 from loadtest.reports.recommendation import to_json
 from tests.deploying import planned_ec2
+from tests.deploying.made_configs import SYNTHETIC, written
 from tests.deploying.service_models import faults
 from tests.loadtest.examples import example_recommendation
 
@@ -25,7 +26,6 @@ IRIS = ROOT / "configs" / "examples" / "iris.yaml"
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/gateway:cpu"
 ROLE = "arn:aws:iam::123456789012:role/service-role/Gateway"
 PLACE = ("--image", IMAGE, "--role-arn", ROLE, "--bucket", "my-models")
-SYNTHETIC: dict[str, Any] = {"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}
 HOSTING = Hosting(
     name="iris",
     region="us-east-1",
@@ -83,12 +83,6 @@ def refused(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> 
     out, err = capsys.readouterr()
     assert out == ""
     return err.strip()
-
-
-def written(tmp_path: Path, *models: dict[str, Any], **sections: Any) -> Path:
-    path = tmp_path / "x.yaml"
-    path.write_text(yaml.safe_dump({"models": [*models] or [SYNTHETIC], **sections}))
-    return path
 
 
 def reported(tmp_path: Path, **changes: Any) -> Path:

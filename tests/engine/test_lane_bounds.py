@@ -502,6 +502,27 @@ def test_what_is_set_aside_for_answering_is_the_mean_and_two_deviations() -> Non
     simulate(main)
 
 
+def test_requests_keep_their_order_when_more_is_set_aside() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, slo_ms=1000, fixed_ns=20 * MS)
+
+        def answer(outcome: object) -> None:
+            clock.advance_to(clock.now_ns() + 16 * MS)
+            bench.send("first")
+
+        request = InferRequest("m", "1", "", {"X": np.zeros((1, 1), np.float32)}, 1, clock.now_ns())
+        bench.lane.submit(request, answer)
+        for name in "abcdefg":  # the first three go with it, and the others next
+            bench.send(name)
+        await bench.pass_ms(20 + 16 + 1)
+        bench.send("second")
+        assert bench.lane.batcher.reserved_ns > 0
+        await bench.pass_ms(20)
+        assert [part.request.id for part in bench.runner.batches[-1].parts] == ["first", "second"]
+
+    simulate(main)
+
+
 def test_nothing_is_set_aside_where_nothing_is_promised() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock)

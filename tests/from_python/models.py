@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,15 @@ def scaled(x: float, factor: float = 2.0) -> float:
 
 def half(x: Annotated[npt.NDArray[np.float16], (-1, 2)]) -> Annotated[npt.NDArray[np.float16], (-1, 2)]:
     return x
+
+
+class Texts(TypedDict):
+    text: str
+    raw: bytes
+
+
+def texts(text: str) -> Texts:
+    return {"text": text, "raw": text.encode()}
 
 
 def by_example(x):  # type: ignore[no-untyped-def]  # as users write it

@@ -24,7 +24,7 @@ import gateway
 from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from gateway.from_python import hosted
-from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer
+from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer, texts
 
 ROOT = Path(__file__).parent.parent.parent
 TWO_MODELS = {
@@ -71,6 +71,14 @@ def test_text_is_given_as_text_or_bytes(given: Any) -> None:
     with gateway.load(Letters) as letters:
         assert letters.predict({"text": given})["output"].tolist() == [[1], [3]]
         assert (letters.name, letters.version, letters.outputs[0].datatype) == ("letters", "1", "INT64")
+
+
+@pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_texts_of_an_answer_are_of_the_kind_that_the_model_gave(isolation: str) -> None:
+    backend = {"kind": "python", "model": f"{texts.__module__}:texts", "isolation": isolation}
+    with gateway.load({"models": [{"name": "texts", "backends": [backend]}]}) as model:
+        answer = model.predict({"text": ["a", "ü"]})
+    assert {name: array.tolist() for name, array in answer.items()} == {"text": ["a", "ü"], "raw": [b"a", "ü".encode()]}
 
 
 def test_half_precision_is_taken_from_lists_and_given() -> None:

@@ -67,7 +67,7 @@ class Told:
     def leave(self, error: GatewayError) -> None: ...
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 300), st.integers(60_000, 300_000)), max_size=5),
     pieces=st.lists(st.one_of(st.integers(1, 20), st.integers(1000, 16_384), st.just(100_000)), min_size=1, max_size=10),

@@ -28,17 +28,6 @@ from tests.http_server.serving import Holder, Served, digest, echo, get, post, s
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def certificates(authority: Authority) -> Certificates:
-    certificate, key = authority.issue("server")
-    return Certificates(TlsSection(certificate=str(certificate), key=str(key)))
-
-
 @pytest.fixture(scope="module", params=LOOPS)
 def served(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Served]:
     with serving(answer, new_loop=LOOPS[request.param], certificates=certificates, body_bytes=32 << 20) as served:

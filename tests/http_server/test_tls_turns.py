@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.config import TlsSection
 from gateway.edges import long_turns
 from gateway.edges.tls import Tls, TlsConnection
 from gateway.process.certificates import HTTP, Certificates
@@ -122,17 +121,6 @@ class Shaken:
             room = self.connection.get_buffer(-1)
             room[: len(data)], size, data = data[: len(room)], min(len(room), len(data)), data[len(room) :]
             self.connection.buffer_updated(size)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def certificates(authority: Authority) -> Certificates:
-    certificate, key = authority.issue("server")
-    return Certificates(TlsSection(certificate=str(certificate), key=str(key)))
 
 
 def shared(certificates: Certificates) -> Tls:

@@ -16,17 +16,12 @@ def test_cost_per_million_of_the_golden_case() -> None:
     assert costs.cost_per_million(0.228, 1181) == pytest.approx(0.0536, abs=5e-5)
 
 
-def test_half_the_utilisation_doubles_the_cost() -> None:
-    assert costs.cost_per_million(1.0, 100, 0.5) == pytest.approx(2 * costs.cost_per_million(1.0, 100))
-
-
 def test_replicas_round_up_but_not_for_float_dust() -> None:
     assert costs.replicas_for(300, 100) == 3
     assert costs.replicas_for(0.3, 0.1) == 3  # 0.3 / 0.1 is 2.9999999999999996
     assert costs.replicas_for(301, 100) == 4
     assert costs.replicas_for(300, 100, headroom=0.75) == 4
     assert costs.replicas_for(1, 100) == 1
-    assert costs.replicas_for(1, 100, min_replicas=2) == 2
 
 
 def test_autoscaling_target_starts_at_half_of_the_peak() -> None:
@@ -62,7 +57,6 @@ def test_of_two_at_the_same_price_the_faster_is_never_overtaken() -> None:
 def test_a_fleet_is_paid_for_every_instance() -> None:
     assert costs.fleet_usd_per_hour(2.0, 301, 100) == 8
     assert costs.fleet_usd_per_hour(2.0, 0, 100) == 2  # one runs though nobody asks
-    assert costs.fleet_usd_per_hour(2.0, 1, 100, min_replicas=3) == 6
 
 
 def test_requests_per_dollar_are_those_of_an_hour_at_full_load() -> None:
@@ -79,14 +73,12 @@ def test_a_month_has_the_hours_that_aws_reckons_with() -> None:
         ("usd_per_hour", lambda: costs.cost_per_inference(0, 1)),
         ("invocations_per_minute", lambda: costs.cost_per_inference(1, 0)),
         ("usd_per_hour", lambda: costs.cost_per_million(0, 1)),
-        ("target_utilisation", lambda: costs.cost_per_million(1, 1, 0)),
         ("usd_per_hour", lambda: costs.requests_per_dollar(0, 1)),
         ("max_rps", lambda: costs.requests_per_dollar(1, 0)),
         ("headroom", lambda: costs.replicas_for(1, 1, 0)),
         ("max_rps", lambda: costs.replicas_for(1, 0)),
         ("usd_per_hour", lambda: costs.fleet_usd_per_hour(0, 1, 1)),
         ("max_rps", lambda: costs.autoscaling_invocations_per_minute(0)),
-        ("safety_factor", lambda: costs.autoscaling_invocations_per_minute(1, 0)),
     ],
 )
 def test_what_must_be_above_0_is_named(name: str, call: Callable[[], float]) -> None:

@@ -10,12 +10,10 @@ import pytest
 from loadtest.errors import Interrupted, TargetError
 from loadtest.lab.driver import SearchStep, run_search
 from loadtest.lab.journal import Journal
-from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import Quota, StartFailed, TakenAway, Unaffordable, Usage
+from loadtest.lab.launchers.launcher import StartFailed, TakenAway, Unaffordable, Unpaid, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, question_of
 from loadtest.measuring.progress import Progress
 from loadtest.prices.catalogue import Catalogue, load_catalogue
-from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
@@ -66,14 +64,8 @@ class FakeRunning:
         self._launcher.running.discard(self.name)
 
 
-class FakeLauncher:
-    paid = False
+class FakeLauncher(Unpaid):
     start_s = 0.0
-    parallel = 1
-    purse = Purse()
-    run_id = reaped_by = ""
-    generating = None
-    beside_usd_per_hour = 0.0
 
     def __init__(self) -> None:
         self.left_behind: list[str] = []
@@ -86,15 +78,6 @@ class FakeLauncher:
 
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         return {}
-
-    def admit(self) -> None:
-        return
-
-    def quota(self, candidate: CandidateSetup) -> Quota | None:
-        return None
-
-    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
-        return [None] * len(windows)
 
     async def close(self) -> None:
         self.closed = True

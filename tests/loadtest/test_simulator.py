@@ -13,7 +13,7 @@ from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import Queue, State
 from gateway.config import Batching, Ragged
 from gateway.types import InferRequest
-from loadtest.search.simulator import SHED, Affine, PiecewiseLinear, Simulated, simulate
+from loadtest.search.simulator import SHED, Affine, Simulated, simulate
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -56,11 +56,6 @@ def test_large_requests_end_when_their_last_part_does() -> None:
     outcome = simulate(batcher, np.array([0]), BERT, workers=1, request_of=large)
     assert outcome.batch_rows == (8, 8, 4)
     assert outcome.latencies_ns.tolist() == [(52 + 52 + 28) * MS]
-
-
-def test_a_measured_profile_is_interpolated_and_goes_on_beyond_its_end() -> None:
-    profile = PiecewiseLinear((1, 4, 8), (2 * MS, 8 * MS, 10 * MS))
-    assert [profile.rows_ns(rows) for rows in (1, 2, 8, 10)] == [2 * MS, 4 * MS, 10 * MS, 11 * MS]
 
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
@@ -209,15 +204,8 @@ def test_a_service_is_told_how_many_workers_run_and_when() -> None:
     assert told == [(1, 0), (2, 1), (3, 2), (3, 10)]
 
 
-def test_profiles_say_how_long_a_batch_takes() -> None:
+def test_a_profile_says_how_long_a_batch_takes() -> None:
     assert Affine(2 * MS, 3 * MS, factor=1.5).rows_ns(4) == 21 * MS
-    outcome = simulate(
-        batcher_of(Greedy()), np.array([0, 1, 2, 3]), PiecewiseLinear((1, 2, 4), (MS, 5 * MS, 6 * MS)), workers=1
-    )
-    assert outcome.latencies_ns.tolist() == [MS, MS + 5.5 * MS - 1, MS + 5.5 * MS - 2, MS + 5.5 * MS - 3]
-    bent = PiecewiseLinear((1, 2, 4, 8), (1, 2, 3, 100))
-    assert [bent.rows_ns(rows) for rows in (3, 8, 9)] == [2, 100, 124]
-    assert PiecewiseLinear((4,), (7,)).rows_ns(9) == 7
 
 
 class Never(Greedy):

@@ -103,6 +103,13 @@ def wish(client: Client, name: str, *, binary: bool = True, classes: int = 0) ->
     return client.module.InferRequestedOutput(name, class_count=classes)
 
 
+def no_classes(client: Client) -> dict[str, Any]:
+    """Of no classes. Of gRPC: tritonclient leaves a 0 out; see "JSON fault: classification 0" for HTTP."""
+    wanted = wish(client, "OUTPUT0", classes=1)
+    wanted._output.parameters["classification"].int64_param = 0
+    return add_sub(client, outputs=[wanted])
+
+
 def infer(client: Client, model: str, inputs: list[Any], **options: Any) -> dict[str, Any]:
     return seen(client.call("infer", model, inputs, **options), client)
 
@@ -514,6 +521,7 @@ CASES: tuple[Case, ...] = (
         )  # type: ignore[misc]
         for classes in (1, 3, 9)
     ),
+    Case("classify 0 of 4", no_classes, ("grpc",)),
     Case(
         "classify rows",
         lambda c: add_sub(

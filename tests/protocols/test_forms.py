@@ -61,6 +61,8 @@ def test_a_content_type_names_a_form(content_type: bytes, form: Form | None) -> 
         (b"text/csv;q=0", None),
         (b"text/csv;q=much", None),
         (b"text/html", None),
+        (b"text/csv," * 113, "csv"),
+        (b"text/csv," * 114, ""),  # to read one of 30 kB takes as long as hundreds of requests
     ],
 )
 def test_the_answer_is_what_the_client_likes_most(accept: bytes, answer: str | None) -> None:
@@ -70,6 +72,9 @@ def test_the_answer_is_what_the_client_likes_most(accept: bytes, answer: str | N
 def test_custom_attributes_are_pairs_of_which_ours_are_taken() -> None:
     assert attributes_of(b"c000b4f9-df62") == {}
     assert attributes_of(b"Model=a=b; other=1,version = 2") == {"model": "a=b", "version": "2"}
+    assert attributes_of(b"model=a".ljust(1024)) == {"model": "a"}
+    with pytest.raises(InvalidArgument, match="Custom-Attributes has 1025 bytes: expected at most 1024"):
+        attributes_of(b"model=a".ljust(1025))
 
 
 def npy(array: np.ndarray) -> bytes:

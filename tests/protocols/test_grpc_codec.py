@@ -501,7 +501,7 @@ specs = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(messages, specs)
 def test_any_message_is_a_request_or_an_error_of_ours(message: pb.ModelInferRequest, spec: ModelSpec) -> None:
     with contextlib.suppress(GatewayError):
@@ -512,7 +512,7 @@ def test_any_message_is_a_request_or_an_error_of_ours(message: pb.ModelInferRequ
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_any_bytes_are_no_message_or_a_request_or_an_error_of_ours(noise: bytes, at: int) -> None:
     good = pair().SerializeToString()
@@ -556,7 +556,7 @@ LONG_TENSOR = Tensor(name="X", datatype="FP32", shape=[1], contents=pb.InferTens
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(messages, st.text(max_size=5), st.sampled_from(["", "1"]))
 def test_the_head_of_a_long_message_is_all_but_its_tensors(message: pb.ModelInferRequest, name: str, version: str) -> None:
     message.model_name, message.model_version = name, version
@@ -601,7 +601,7 @@ def test_a_long_answer_is_the_message_that_a_short_one_would_be() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_the_head_of_any_bytes_is_one_or_an_error_of_ours(noise: bytes, at: int) -> None:
     good = pair(id="x").SerializeToString()

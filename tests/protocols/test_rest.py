@@ -686,7 +686,7 @@ BODY, HEAD = binary(
     outputs=[{"name": "C", "parameters": {"classification": 2}}, {"name": "D"}],
     parameters={"timeout": 5, "priority": 1},
 )  # fmt: skip
-ANY = settings(max_examples=300, deadline=None, derandomize=True)
+ANY = settings(max_examples=300, derandomize=True)
 
 
 def decode_or_refuse(codec: RestCodec, body: bytes, header_bytes: int | None) -> InferRequest | None:

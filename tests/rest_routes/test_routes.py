@@ -366,7 +366,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(
     st.sampled_from(["GET", "POST", "PUT", "HEAD"]),
     st.lists(st.sampled_from(PARTS) | st.text("%/?#a0é", max_size=4).map(quote), max_size=7),

@@ -1486,7 +1486,7 @@ def mischief(draw: st.DrawFn) -> list[tuple[int, int]]:
 FAULTS: tuple[Fault | None, ...] = (None, FAILED, LOST, (BackendFailed("slow"), False, 200 * MS))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     troubles=mischief(),
     gaps_ms=st.lists(st.sampled_from([0.0, 0.1, 1.0, 20.0]), min_size=20, max_size=60),

@@ -11,7 +11,7 @@ from gateway.errors import InvalidArgument, TooLarge
 from gateway.wire.compression import inflate
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.lists(
         st.builds(lambda data, times: data * times, st.binary(max_size=40), st.integers(1, 20_000)), min_size=1, max_size=8

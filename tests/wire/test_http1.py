@@ -51,7 +51,7 @@ requests = st.one_of(
 )
 
 
-ANY = settings(max_examples=200, deadline=None, derandomize=True)
+ANY = settings(max_examples=200, derandomize=True)
 MADE = re.compile(rb"HTTP/1.1 100 Continue\r\n\r\n|X-Request-Id: \S+\r\n|Date: [^\r]+\r\n")
 
 

@@ -925,7 +925,7 @@ def answers_to(pieces: list[bytes]) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(st.lists(st.integers(0, len(CONVERSATION)), max_size=12))
 def test_how_bytes_are_cut_changes_nothing(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(CONVERSATION)]
@@ -934,7 +934,7 @@ def test_how_bytes_are_cut_changes_nothing(cuts: list[int]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.integers(0, len(CONVERSATION)), st.binary(max_size=40), st.binary(max_size=100))
 def test_any_bytes_are_answered_or_end_the_connection(at: int, noise: bytes, more: bytes) -> None:
     answers_to([CONVERSATION[:at] + noise + CONVERSATION[at + len(noise) :], more])

@@ -126,3 +126,27 @@ class Launcher(Protocol):
     async def close(self) -> None:
         """End what its candidates share, once none is up. A second call does nothing."""
         ...
+
+
+class Unpaid:
+    """What launchers have in common where nobody pays for a candidate: one is up at a time, and nothing is shared or left."""
+
+    paid = False
+    parallel = 1
+    purse = Purse()
+    left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
+    run_id = reaped_by = ""
+    generating = None
+    beside_usd_per_hour = 0.0
+
+    def admit(self) -> None:
+        return
+
+    def quota(self, candidate: CandidateSetup) -> Quota | None:
+        return None
+
+    async def close(self) -> None:
+        """Its candidates share nothing."""
+
+    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
+        return [None] * len(windows)

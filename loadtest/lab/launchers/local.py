@@ -15,10 +15,8 @@ import psutil
 import yaml
 
 from loadtest.errors import UsageError
-from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
+from loadtest.lab.launchers.launcher import StartFailed, Unpaid, Usage
 from loadtest.measuring import children
-from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup
 from loadtest.question.preflight import Refusals
 
@@ -40,7 +38,7 @@ os.execv(command[0], command)
 """
 
 
-class Local:
+class Local(Unpaid):
     """Starts `gateway serve --no-ray` per candidate.
 
     While one is pinned, this process, which generates the load, keeps to the cores that are left, if any are, and goes before
@@ -48,14 +46,7 @@ class Local:
     gateway: another command to run instead, which prints the same ready line.
     """
 
-    paid = False
     start_s = 8.0
-    parallel = 1
-    purse = Purse()
-    left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
-    run_id = reaped_by = ""
-    generating = None
-    beside_usd_per_hour = 0.0
 
     def __init__(self, *, start_timeout_s: float, nice: int = 0, gateway: Sequence[str] = ()) -> None:
         self._start_timeout_s = start_timeout_s
@@ -68,18 +59,6 @@ class Local:
             if missing := sorted(set(candidate.cpus) - here):
                 raise UsageError(f"{candidate.name}: cores {missing} are not there: this machine has {sorted(here)}")
         return {}
-
-    def admit(self) -> None:
-        return
-
-    def quota(self, candidate: CandidateSetup) -> Quota | None:
-        return None
-
-    async def close(self) -> None:
-        """Its candidates share nothing."""
-
-    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
-        return [None] * len(windows)
 
     async def start(self, candidate: CandidateSetup) -> "RunningLocal":
         folder = tempfile.TemporaryDirectory(prefix="loadtest-")

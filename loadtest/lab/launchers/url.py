@@ -10,10 +10,8 @@ from typing import Any
 from gateway.errors import GatewayError
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
-from loadtest.lab.launchers.aws.latencies import PlatformLatency, Window
-from loadtest.lab.launchers.launcher import Quota, StartFailed, Usage
+from loadtest.lab.launchers.launcher import StartFailed, Unpaid, Usage
 from loadtest.prices.catalogue import Catalogue
-from loadtest.prices.purse import Purse
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
@@ -21,35 +19,16 @@ from loadtest.question.spec import SearchSpec
 TIMEOUT_S = 5.0
 
 
-class Url:
+class Url(Unpaid):
     """Checks that the server is ready; leaves it as it was."""
 
-    paid = False
     start_s = 0.0
-    parallel = 1
-    purse = Purse()
-    left_behind: list[str] = []  # noqa: RUF012  # nothing ever is
-    run_id = reaped_by = ""
-    generating = None
-    beside_usd_per_hour = 0.0
 
     def __init__(self, shown: Credentials = NOTHING_SHOWN) -> None:
         self._shown = shown
 
     def preflight(self, candidates: Sequence[CandidateSetup]) -> Refusals:
         return {}  # whether a server is there shows when it is asked
-
-    def admit(self) -> None:
-        return
-
-    def quota(self, candidate: CandidateSetup) -> Quota | None:
-        return None
-
-    async def close(self) -> None:
-        """Its candidates share nothing."""
-
-    async def latencies(self, windows: Sequence[Window]) -> list[PlatformLatency | None]:
-        return [None] * len(windows)
 
     async def start(self, candidate: CandidateSetup) -> "RunningUrl":
         try:

@@ -152,15 +152,7 @@ class Agent:
                 working.process.kill()
 
     async def _got(self, key: str) -> bytes | None:
-        """None, if it is not there."""
-        try:
-            told = await self._aws.call("s3", "get_object", Bucket=self._post.bucket, Key=key)
-        except AwsRefused as exc:
-            if exc.missing:
-                return None
-            raise
-        body: bytes = await asyncio.to_thread(told["Body"].read)
-        return body
+        return await self._aws.read(self._post.bucket, key)
 
     async def _put(self, key: str, body: bytes, **options: Any) -> None:
         tagged: Mapping[str, Any] = {"Tagging": self._tagging} if self._tagging else {}

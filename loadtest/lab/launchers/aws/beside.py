@@ -118,13 +118,9 @@ class Beside:
 
     async def _got(self, key: str) -> bytes | None:
         try:
-            told = await self._aws.call("s3", "get_object", Bucket=self._post.bucket, Key=key)
+            return await self._aws.read(self._post.bucket, key)
         except AwsRefused as exc:
-            if exc.missing:
-                return None
             raise GeneratorLost(f"what the load generator tells cannot be read: {exc}") from exc
-        body: bytes = await asyncio.to_thread(told["Body"].read)
-        return body
 
     async def _put(self, key: str, body: bytes | FromFile) -> None:
         try:

@@ -19,18 +19,6 @@ from loadtest.load.blocking import NotAnswered, in_thread
 
 T = TypeVar("T")
 _CALL_S: Final = 900.0  # of one call, an upload's included
-_MISSING: Final = frozenset(
-    (
-        "ResourceNotFound",
-        "ResourceNotFoundException",
-        "NoSuchKey",
-        "NoSuchEntity",
-        "InvalidInstanceID.NotFound",
-        "InvalidGroup.NotFound",
-        "InvalidVolume.NotFound",
-        "404",
-    )
-)
 _BUSY: Final = frozenset(("ResourceInUse", "ConflictException", "DependencyViolation", "DeleteConflict", "VolumeInUse"))
 _NOT_ASKED: Final = "NotAsked"
 _PATIENCE: Final = 6  # times that a throttled call is made again, after botocore's own
@@ -63,7 +51,7 @@ class AwsRefused(LoadtestError):
     @property
     def missing(self) -> bool:
         """What was named is not there."""
-        return self.code in _MISSING or (self.code == "ValidationException" and "Could not find" in str(self))
+        return platform.absent(self.code, str(self))
 
     @property
     def made_before(self) -> bool:
@@ -128,6 +116,17 @@ class Aws:
     async def change(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """As `call`, of what changes something: it is seen to its end, also by who is cancelled meanwhile."""
         return await seen_through(self.call(service, operation, **parameters))
+
+    async def read(self, bucket: str, key: str) -> bytes | None:
+        """An object of S3; None, if it is not there. Raises: AwsRefused; also without the bucket, where none will ever be."""
+        try:
+            told = await self.call("s3", "get_object", Bucket=bucket, Key=key)
+        except AwsRefused as exc:
+            if exc.missing and exc.code != "NoSuchBucket":
+                return None
+            raise
+        body: bytes = await asyncio.to_thread(told["Body"].read)
+        return body
 
 
 async def seen_through(work: Coroutine[Any, Any, T]) -> T:

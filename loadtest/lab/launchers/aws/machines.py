@@ -14,7 +14,18 @@ from urllib.parse import urlencode
 
 from gateway.config import Config
 from gateway.deploying.calls import FromFile
-from gateway.deploying.ec2 import IMAGES, Architecture, Rented, beside_of, domain, listed, partition, policy, serving
+from gateway.deploying.ec2 import (
+    IMAGES,
+    VOLUME_GIB,
+    Architecture,
+    Rented,
+    beside_of,
+    domain,
+    listed,
+    partition,
+    policy,
+    serving,
+)
 from gateway.deploying.machine_data import HOME, Sent, Setup, told
 from gateway.deploying.preflight import Device
 from gateway.deploying.sagemaker import PREFIX as KEYS
@@ -27,7 +38,6 @@ HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 8001
 GENERATOR_UNIT: Final = "loadtest-generator.service"
 _GENERATOR_VOLUME_GIB: Final = 20
-_VOLUME_GIB: Final[Mapping[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the images: as `gateway deploy ec2`
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +152,7 @@ def candidate_machine(site: Site, wanted: Wanted, *, group_id: str, lasts_s: flo
         subnet=site.subnet,
         group=group_id,
         profile=site.used_profile,
-        volume_gib=_VOLUME_GIB[wanted.device],
+        volume_gib=VOLUME_GIB[wanted.device],
         spot=wanted.spot,
         tags={"Name": wanted.name, **site.run.tags_of(wanted.candidate)},
         user_data=told(Setup(**setup, locks=(lock.name,), package=wanted.package.name, beside=beside_of(wanted.device))),

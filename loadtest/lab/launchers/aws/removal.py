@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, get_args
 
+from gateway.aws.client import UNSAID
 from gateway.deploying.sagemaker import PREFIX as KEYS
 from gateway.deploying.sagemaker import Hosting, PackedModel
 from gateway.process.console import words
@@ -305,12 +306,6 @@ async def quotas_of(aws: Aws) -> dict[str, int] | None:
     return found or None
 
 
-_UNSAID: Final = {  # HEAD has no body: S3 gives its status, and no reason
-    "400": "the credentials may have expired: sign in again, as by `aws sso login`",
-    "403": "expected a bucket of yours, and the right s3:ListBucket for it",
-}
-
-
 async def check_bucket(aws: Aws, bucket: str) -> None:
     """The first call of a search, so it tells of credentials as well. Raises: UsageError; AwsRefused."""
     try:
@@ -319,8 +314,8 @@ async def check_bucket(aws: Aws, bucket: str) -> None:
         if exc.missing:
             made = f"`aws s3 mb s3://{bucket} --region {aws.region}` makes it"
             raise UsageError(f"launcher.bucket: {bucket}: there is no such bucket: {made}") from exc
-        if exc.code in _UNSAID:
-            raise UsageError(f"launcher.bucket: {bucket}: S3 answered {exc.code}: {_UNSAID[exc.code]}") from exc
+        if exc.code in UNSAID:
+            raise UsageError(f"launcher.bucket: {bucket}: S3 answered {exc.code}: {UNSAID[exc.code]}") from exc
         raise
     there = found.get("BucketRegion", aws.region)
     if there != aws.region:

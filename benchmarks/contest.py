@@ -140,7 +140,7 @@ def _bento(case: DrawnCase) -> Batcher:
 def choices(case: DrawnCase) -> dict[str, list[Contender]]:
     """By name: every setting of the rules that take part. Without an SLO those that live by one do not."""
     most = case.backend.max_rows
-    sizes = case.backend.row_sizes[1:] or sorted({max(1, most // part) for part in (8, 4, 2, 1)})
+    sizes = case.backend.row_sizes or sorted({1, 2, 4, *[most // part for part in (8, 4, 2, 1)]})
     timeouts = (None, 0.4, 0.6, 0.8) if case.slo_ns else (None,)
     rules = {
         "Ray Serve, default": [_ray(10, 10 * MS)],

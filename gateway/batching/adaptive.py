@@ -58,18 +58,18 @@ from gateway.batching.batcher import Batcher
 from gateway.batching.choosing import decide_among
 from gateway.batching.forecast import CAP
 from gateway.batching.holding import THINNED, hold, pace
-from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, View
+from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, Inflows, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
 from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, missing_ns, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
 
-_STREAMS: Final = 256
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
 _STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
@@ -97,10 +97,10 @@ class Adaptive:
         self._rehearsal = Rehearsal(stance)
         self._limits = BatchLimits(1)
         self._slo_ns: int | None = None
-        self._streams: dict[Hashable, Inflow] = {}
         self._try_ns = 0  # not before: the next request that seems hopeless, where others need the worker
         self.service = ServiceModel(1)
-        self._line = Line(self.service.curve(None))
+        self._streams = Inflows(self.service)
+        self._line = Line(self.service.latest)
 
     @property
     def stance(self) -> Stance:
@@ -110,10 +110,11 @@ class Adaptive:
     def bind(self, limits: BatchLimits) -> None:
         self._limits, self._slo_ns = limits, limits.slo_ns
         self.service = ServiceModel(limits.max_rows, limits.row_sizes)
+        self._streams = Inflows(self.service)
 
     def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None:
-        streams, group = self._streams, queue.group
-        stream = streams.get(group) or self._stream(group)
+        streams, group = self._streams.by_group, queue.group
+        stream = streams.get(group) or self._streams.began(group, state.queues)
         came_rows = stream.came_rows  # as `Inflow.came`, without a call
         stream.arrivals.append((now_ns, came_rows))
         stream.came_rows = came_rows + rows
@@ -140,14 +141,15 @@ class Adaptive:
         if batch.reason == "probe":
             self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
-            stream = self._streams.get(batch.group) or self._stream(batch.group)
-            stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
+            stream = self._streams.learn(batch.group, batch.padded_rows, batch.busy, time_ns)
             stream.learned_ns = self._line.stream.learned_ns = now_ns
             if (rehearsal := self._rehearsal).spare is not None:
                 rehearsal.answered += len(batch.parts)
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
-        stream = self._streams.get(queue.group) or self._stream(queue.group)
+        stream = self._streams.by_group.get(queue.group)
+        if stream is None or not stream.own:
+            stream = self._streams.decided(queue.group)
         if not (stream.curve.current() if stream.curve.shares else stream.curve).ready:
             return Decision(self._limits.max_rows, "idle")
         slo_ns = self._slo_ns
@@ -168,11 +170,13 @@ class Adaptive:
                 if lone is not None:
                     return lone
             return self._decide(queue, stream, state, now_ns, free_slots, True)
+        if not self._streams.tells(state.queues):
+            return self._decide(queue, stream, state, now_ns, free_slots, False)
         if slo_ns is not None and (stance := self._stance_for(state, now_ns, slo_ns)) != PLANNED:
-            decision = decide_among(stance, queue, state, self._stream, now_ns, free_slots, slo_ns)
+            decision = decide_among(stance, queue, state, self._streams.of, now_ns, free_slots, slo_ns)
             if decision is not None:
                 return decision
-        if slo_ns is None or not self._line.is_one(state.queues, self._stream, state.workers, now_ns, slo_ns):
+        if slo_ns is None or not self._line.is_one(state.queues, self._streams.of, state.workers, now_ns, slo_ns):
             return self._decide(queue, stream, state, now_ns, free_slots, False)
         return self._decide_in_line(queue, state, now_ns, free_slots)
 
@@ -238,7 +242,7 @@ class Adaptive:
                 stale = now_ns - stream.learned_ns >= _STALE_NS
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
-                    if tried:
+                    if tried and stream.own:
                         stream.curve.doubt()
                 else:
                     tried = stale or expected_ns * hope > fresh_ns
@@ -286,7 +290,8 @@ class Adaptive:
             if together <= fits and late < 1 and not feasible(queue, len(shed), index, cap, view, state, free_slots):
                 index, reason = together, "idle"
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
-            if slo_ns is not None and work > UTILISATION * view.workers and self._together(state.queues, view, slo_ns) < work:
+            groups = self._streams.apart(state.queues)
+            if slo_ns is not None and work > UTILISATION * view.workers and self._together(groups, view, slo_ns) < work:
                 wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
                 if wake_at_ns:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
@@ -327,14 +332,14 @@ class Adaptive:
         if rehearsal.until_look <= 0:
             left_ns = slo_ns - state.reserved_ns
             if len(state.queues) == 1:
-                curve = self._stream(next(iter(state.queues))).curve
+                curve = self._streams.of(next(iter(state.queues))).curve
                 needless = left_ns > TIGHT * curve.shape[0] * curve.level(state.workers)  # as `look` would find, sooner
             else:
                 needless = self._longest(state.queues) is None  # who may not share a batch
             if needless:
                 rehearsal.keep()
                 return PLANNED
-            streams = {group: self._stream(group) for group in state.queues}
+            streams = {group: self._streams.of(group) for group in state.queues}
 
             def lane(stance: Stance) -> Batcher:
                 policy, limits = Adaptive(stance), self._limits
@@ -349,7 +354,7 @@ class Adaptive:
 
     def _rehearse(self, streams: Streams, of_line: Inflow) -> None:
         """Be as the policy that has these streams. of_line: of all lengths."""
-        self._streams = {group: stream.like() for group, stream in streams.items()}
+        self._streams.by_group = {group: stream.like() for group, stream in streams.items()}
         self._line.stream = of_line.like()
 
     def _lone(self, first: Entry, stream: Inflow, busy: int, free_slots: int, state: State, now_ns: int) -> Decision | None:
@@ -361,7 +366,8 @@ class Adaptive:
             return None
         workers = busy + free_slots
         if workers > 1:
-            rate = stream.rate(now_ns) if len(state.queues) == 1 else self._rate(state.queues, now_ns)
+            streams = self._streams
+            rate = stream.rate(now_ns) if len(state.queues) == 1 else streams.rate(streams.apart(state.queues), now_ns)
             if rate * expected_ns > UTILISATION * workers:
                 return None
         stream.margin = 0.0
@@ -374,7 +380,7 @@ class Adaptive:
 
         The fewer lone requests would keep the workers busy, the less is lost if it is late nevertheless.
         """
-        streams = [self._stream(group) for group in state.queues]
+        streams = [self._streams.of(group) for group in self._streams.apart(state.queues)]
         work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
@@ -384,7 +390,7 @@ class Adaptive:
         work = stream.work(now_ns)
         if len(state.queues) == 1:
             return 1.0, work
-        total = sum([(self._streams.get(group) or self._stream(group)).work(now_ns) for group in state.queues])
+        total = sum([self._streams.of(group).work(now_ns) for group in self._streams.apart(state.queues)])
         return (max(work / total, 0.01) if total > 0 else 1.0), total
 
     def _fresh(
@@ -413,24 +419,26 @@ class Adaptive:
         planned = plan(curve, view.level, view.rate, slo_ns)
         stream.margin = view.margin = planned.margin
         view.quantile = view.level * planned.margin
-        for other in state.queues.values():
-            if alone or other.outlook is not None or other.group == queue.group:
+        told: dict[Inflow, Outlook] = {}
+        for other in () if alone else state.queues.values():
+            if other.outlook is not None or other is queue:
                 continue
-            theirs = self._stream(other.group)
-            if theirs.curve.current().ready:
+            theirs = self._streams.of(other.group)
+            if theirs not in told and theirs.curve.current().ready:
                 at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
-                other.outlook = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
+                told[theirs] = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
+            other.outlook = told.get(theirs)
         usual = planned._replace(at=view.as_long(planned.at))
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line.stream)
 
     def _least_work(self, state: State, view: View, slo_ns: int) -> float:
         """Workers that all queues keep busy, the lengths of each shape apart or padded to the longest, whichever is less."""
         shapes: dict[Hashable, list[Hashable]] = {}
-        for group in state.queues:
+        for group in self._streams.apart(state.queues):
             shapes.setdefault(group.shape_key if isinstance(group, LengthGroup) else group, []).append(group)
         least = 0.0
         for groups in shapes.values():
-            work = sum([self._stream(group).work(view.now_ns) for group in groups])
+            work = sum([self._streams.of(group).work(view.now_ns) for group in groups])
             least += min(work, self._together(groups, view, slo_ns)) if len(groups) > 1 else work
         return least
 
@@ -439,7 +447,7 @@ class Adaptive:
         longest = self._longest(groups)
         if longest is None or not longest.ready:
             return inf
-        rate = self._rate(groups, view.now_ns)
+        rate = self._streams.rate(groups, view.now_ns)
         return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
 
     def _longest(self, groups: Iterable[Hashable]) -> ServiceCurve | None:
@@ -454,14 +462,12 @@ class Adaptive:
                 longest = group
         return self._curve(longest)
 
-    def _rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
-        return sum([self._stream(group).rate(now_ns) for group in groups])
-
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
-        longest = self._longest(state.queues)
+        groups = self._streams.apart(state.queues)
+        longest = self._longest(groups)
         assert longest is not None  # else they could not be together
-        rate = self._rate(state.queues, view.now_ns)
+        rate = self._streams.rate(groups, view.now_ns)
         sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
         at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
         target = longest.sizes[at]
@@ -473,15 +479,7 @@ class Adaptive:
         return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
     def _curve(self, group: Hashable) -> ServiceCurve:
-        return self._stream(group).curve.current()
-
-    def _stream(self, group: Hashable) -> Inflow:
-        stream = self._streams.get(group)
-        if stream is None:
-            if len(self._streams) >= _STREAMS:  # clients choose shapes, and could choose many
-                del self._streams[next(iter(self._streams))]
-            stream = self._streams[group] = Inflow(self.service.curve(group))
-        return stream
+        return self._streams.curve(group)
 
 
 def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:

@@ -346,7 +346,7 @@ class Batcher(Untold):
             self._row_ns = before_ns + 0.1 * (row_ns - before_ns) if before_ns else row_ns
             if self._own_service is not None:
                 time_ns = max(compute_ns, now_ns - batch.closed_ns)
-                self._own_service.curve(batch.group).observe(batch.padded_rows, batch.busy, time_ns)
+                self._own_service.observe(batch.group, batch.padded_rows, batch.busy, time_ns)
         self._policy.finished(batch, now_ns, compute_ns, ok)
 
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int, *, mean: bool = False) -> Forecast:

@@ -15,7 +15,7 @@ from gateway.batching.joining import joined
 from gateway.batching.overload import OVERLOADED, Plan, collected, outlook
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import Entry, Outlook, Queue, State
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 from gateway.batching.stances import AT_ONCE, LATE, Stance
 
 _FIRST: Final = 2.0  # times the rows for its time, that a batch must end for the first in line not to be in it

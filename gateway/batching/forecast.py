@@ -11,17 +11,21 @@ whole stream: `streams`.
 
 from bisect import bisect_right
 from collections.abc import Hashable
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from gateway.batching.batch import Batch
-from gateway.batching.queue import LengthGroup, State
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.queue import LengthGroup, Queue, State
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 from gateway.batching.streams import Streams
 
 CAP: Final = 0.55
 """The share of the SLO that a usual batch may take: two fit into one SLO."""
+QUEUES: Final = 256
+"""That are looked at, at most: what waits in others is taken to be like it."""
 
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
@@ -124,14 +128,12 @@ def _curve(service: ServiceModel, group: Hashable) -> ServiceCurve | None:
     curve = service.curves.get(group)
     if curve is not None and curve.ready:
         return curve
-    known = [(other, found) for other, found in service.curves.items() if found.ready]
-    if not known:
-        return None
     if isinstance(group, LengthGroup):
-        same = [(other, found) for other, found in known if isinstance(other, LengthGroup)]
-        if same:
-            return min(same, key=lambda item: abs(item[0].length - group.length))[1]
-    return known[-1][1]
+        known = [(other, found) for other, found in service.curves.items() if found.ready and isinstance(other, LengthGroup)]
+        if known:
+            return min(known, key=lambda item: abs(item[0].length - group.length))[1]
+    like = service.like()
+    return like if like.ready else None
 
 
 def _cap(curve: ServiceCurve, level: float, slo_ns: int | None) -> int:
@@ -154,12 +156,20 @@ def _others_ns(
     service: ServiceModel, state: State, group: Hashable, level: float, slo_ns: int | None, key: int | None
 ) -> float:
     """Worker time of what waits in other queues. key: as `forecast` has it."""
-    time_ns = 0.0
-    for queue in state.queues.values():
+    time_ns, looked_at = 0.0, 0
+    for queue in islice(state.queues.values(), QUEUES):
         if queue.rows and queue.group != group:
+            looked_at += queue.rows
             curve = _curve(service, queue.group)
             if curve is not None:
                 cap = _cap(curve, level, slo_ns)
                 rows = queue.rows if key is None else queue.rows_before(key)
                 time_ns += rows * curve.shape[cap] * level / curve.sizes[cap]
-    return time_ns
+    return as_all(time_ns, looked_at, state.queues.get(group), state)
+
+
+def as_all(time_ns: float, looked_at: int, own: Queue | None, state: State) -> float:
+    """What all rows of other queues take, where those of `QUEUES`, which were looked at, take time_ns."""
+    if len(state.queues) <= QUEUES or not looked_at:
+        return time_ns
+    return time_ns * (state.rows - (own.rows if own is not None else 0)) / looked_at

@@ -1,16 +1,19 @@
-"""What the adaptive policy knows of one queue's requests, and what one decision looks at."""
+"""What the adaptive policy knows of the requests of its queues, and what one decision looks at."""
 
 from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from gateway.batching.policy import WAIT
 from gateway.batching.queue import Entry, Queue
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 
 ARRIVALS: Final = 128
+_TOLD_APART: Final = 256  # groups
 UTILISATION_AT_LEAST: Final = 0.7
 UTILISATION: Final = 0.9
 CAP_AT_MOST: Final = 0.85  # of the SLO, that a batch takes to sustain the rate
@@ -48,13 +51,14 @@ class Inflow:
     arrivals: the last so many, as (when, rows that had come before). came_rows: all that have come. lone: the last decision on
     a request alone, taken again while it is expected to take the same time, lone_ns. learned_ns: when the last batch ended.
     margin: under overload, what takes the place of the curve's spread; 0: there is none. usual: index of the batch that is
-    collected, beside other queues.
+    collected, beside other queues. own: whether the curve is taught by it alone; else it is what the group is taken to be like.
     """
 
-    __slots__ = ("arrivals", "came_rows", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "usual")
+    __slots__ = ("arrivals", "came_rows", "curve", "held", "learned_ns", "lone", "lone_ns", "margin", "own", "usual")
 
     def __init__(self, curve: ServiceCurve) -> None:
         self.curve = curve
+        self.own = False
         self.held = NOT_HELD
         self.lone = WAIT
         self.lone_ns = 0.0
@@ -74,6 +78,7 @@ class Inflow:
         """Another that has seen the same."""
         found = Inflow(self.curve)
         found.arrivals, found.came_rows, found.usual = self.arrivals.copy(), self.came_rows, self.usual
+        found.own = True
         return found
 
     def rate(self, now_ns: int) -> float:
@@ -97,6 +102,74 @@ class Inflow:
         """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""
         rate = self.curve.rates[self.usual]
         return self.rate(now_ns) / rate if rate > 0 else 0.0
+
+
+class Inflows:
+    """The requests of all queues, by group. Clients choose shapes and parameters, and with them groups, as many as they like.
+
+    So a number of groups is told apart, and one that waits stays so. What comes of others meanwhile is one inflow, `rest`: a
+    decision looks at no more than these.
+    """
+
+    __slots__ = ("_service", "_unknown", "by_group", "rest")
+
+    def __init__(self, service: ServiceModel) -> None:
+        self._service = service
+        self._unknown = ServiceCurve(service.sizes)
+        self.by_group: dict[Hashable, Inflow] = {}
+        self.rest = Inflow(self._unknown)
+
+    def of(self, group: Hashable) -> Inflow:
+        return self.by_group.get(group) or self.rest
+
+    def curve(self, group: Hashable) -> ServiceCurve:
+        """By which other groups are compared with it; not ready, if it is not told apart."""
+        stream = self.by_group.get(group)
+        return stream.curve.current() if stream is not None else self._unknown
+
+    def began(self, group: Hashable, queues: Mapping[Hashable, Queue]) -> Inflow:
+        """Of a group that comes and is not told apart: from now on it is, if there is one that does not wait to give way."""
+        by_group = self.by_group
+        if len(by_group) >= _TOLD_APART:
+            idle = [known for known in by_group if known not in queues or not queues[known].entries]
+            if not idle:
+                self.rest.curve = self._service.like()
+                return self.rest
+            del by_group[min(idle, key=lambda known: by_group[known].arrivals[-1][0])]
+        stream = by_group[group] = Inflow(self._service.known(group))
+        stream.own = stream.curve is self._service.curves.get(group)
+        return stream
+
+    def decided(self, group: Hashable) -> Inflow:
+        """Of a group that is decided on, with what is known of it by now."""
+        stream = self.of(group)
+        if not stream.own:
+            stream.curve = self._service.known(group)
+        return stream
+
+    def learn(self, group: Hashable, rows: int, busy: int, time_ns: int) -> Inflow:
+        """As `ServiceCurve.observe`, from a batch of this group."""
+        curve, stream = self._service.observe(group, rows, busy, time_ns), self.of(group)
+        if stream is not self.rest:
+            stream.curve, stream.own = curve, True
+        return stream
+
+    def apart(self, queues: Mapping[Hashable, Queue]) -> Collection[Hashable]:
+        """The groups of all queues; of those that are not told apart, one."""
+        if self.tells(queues):
+            return queues.keys()
+        by_group = self.by_group
+        found = [group for group in by_group if group in queues]
+        found.append(next(group for group in queues if group not in by_group))
+        return found
+
+    def tells(self, queues: Mapping[Hashable, Queue]) -> bool:
+        """Whether it tells all of them apart."""
+        return self.by_group.keys() >= queues.keys()
+
+    def rate(self, groups: Iterable[Hashable], now_ns: int) -> float:
+        """Rows per nanosecond of all these."""
+        return sum([self.of(group).rate(now_ns) for group in groups])
 
 
 class View:

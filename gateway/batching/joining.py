@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol
 
 from gateway.batching.policy import Fill
 from gateway.batching.queue import NEVER, BatchLimits, LengthGroup, Queue, State
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 
 # Times what the first has waited: by so much later may have come a request that is worth 1/e of what it else were.
 _PASSES: Final = 4.0
@@ -47,7 +47,9 @@ def filled(
     fill: list[Fill] = []
     longest, curve, time_ns = queue, view.curve, view.expected_ns(rows)
     busy = view.busy + 1
-    others = [other for other in state.queues.values() if other is not queue and joined(other.group, queue.group)]
+    others: list[Queue] = []
+    if isinstance(queue.group, LengthGroup):
+        others += [other for other in state.queues.values() if other is not queue and joined(other.group, queue.group)]
     others.sort(key=lambda other: other.entries[0][0] if other.entries else NEVER)
     for other in others:
         more = min(other.rows, curve.sizes[-1] - rows)
@@ -109,10 +111,10 @@ def in_turn(
     the less, the later it stands in line: so where nothing is saved, all go as they came.
     """
     queues = [queue]
-    for each in state.queues.values() if fills else ():
+    for each in state.queues.values() if fills and isinstance(queue.group, LengthGroup) else ():
         if each.entries and each is not queue and joined(each.group, queue.group):
             queues.append(each)
-    curves = [curve_of(each.group) for each in queues]
+    curves = [view.curve, *[curve_of(each.group) for each in queues[1:]]]
     busy, most = view.busy + 1, max(rows, view.curve.sizes[-1])
     times = [curve.pooled(busy) if curve.ready else None for curve in curves]
     groups: list[Any] = [each.group for each in queues]  # where there are several: LengthGroups of one shape key

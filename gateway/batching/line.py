@@ -15,7 +15,7 @@ from gateway.batching.joining import joined
 from gateway.batching.overload import collected
 from gateway.batching.policy import Fill
 from gateway.batching.queue import Entry, Queue
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 
 _ASKED_EVERY: Final = 64  # arrivals
 _PADDING: Final = 0.25  # of a batch's time, at most, where even together they keep more workers busy than there are

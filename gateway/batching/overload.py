@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.batching.forecast import Forecast
+from gateway.batching.forecast import QUEUES, Forecast, as_all
 from gateway.batching.inflow import ARRIVALS, View
 from gateway.batching.joining import Moment, joined
-from gateway.batching.queue import NEVER, Expected, Outlook, Queue, State, deadline_of, virtual_deadline
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.queue import NEVER, Expected, LengthGroup, Outlook, Queue, State, deadline_of, virtual_deadline
+from gateway.batching.service_curve import ServiceCurve
 from gateway.types import InferRequest
 
 OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
@@ -151,10 +151,14 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
     before, rest = divmod(queue.rows, ahead.rows)
     own = _Shape(queue.group, ahead, queue.rows, before * ahead.full_ns)
     first_ns = queue.entries[0][2] if queue.entries else deadline_ns
-    others: list[_Shape] = []
-    for other in state.queues.values():
+    others: dict[Hashable, _Shape] = {}
+    looked_at = queue.rows
+    for other in islice(state.queues.values(), QUEUES):
         theirs = other.outlook
-        if other is queue or theirs is None or not other.entries:
+        if other is queue or not other.entries:
+            continue
+        looked_at += other.rows
+        if theirs is None:
             continue
         batches, more = divmod(other.rows, theirs.rows)
         apart_ns = batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
@@ -162,13 +166,13 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
             own.add(other.group, theirs, other.rows, apart_ns)
             first_ns = min(first_ns, other.entries[0][2])
             continue
-        for shape in others:
-            if joined(other.group, shape.group):
-                shape.add(other.group, theirs, other.rows, apart_ns)
-                break
+        key = other.group.shape_key if isinstance(other.group, LengthGroup) else other.group
+        if key in others:
+            others[key].add(other.group, theirs, other.rows, apart_ns)
         else:
-            others.append(_Shape(other.group, theirs, other.rows, apart_ns))
-    soonest_ns += sum([min(shape.apart_ns, shape.together_ns) for shape in others]) / workers
+            others[key] = _Shape(other.group, theirs, other.rows, apart_ns)
+    others_ns = sum([min(shape.apart_ns, shape.together_ns) for shape in others.values()])
+    soonest_ns += as_all(others_ns, looked_at - queue.rows, queue, state) / workers
     end_ns = soonest_ns + own.apart_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
     batches, more = divmod(own.rows, own.longest.pace.curve.sizes[-1])
     together_ns = soonest_ns + own.longest.pace.margin * own.longest.pace.expected_ns(more + 1)

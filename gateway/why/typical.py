@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.batching.replay import PastBatch
-from gateway.batching.service_model import ServiceCurve, ServiceModel
+from gateway.batching.service_curve import ServiceCurve
+from gateway.batching.service_model import ServiceModel
 
 _ENOUGH: Final = 5  # batches of a size, whose median is not moved by one that went wrong
 _OUTLIER: Final = 1.5
@@ -37,7 +38,7 @@ class Typical:
             for group, of_group in times.items()
             if group is not _ALL and sum(map(len, of_group.values())) >= _ENOUGH
         }
-        self._groups[_ALL] = _Sizes(times[_ALL], next(iter(curves.values()), None))
+        self._groups[_ALL] = _Sizes(times[_ALL], learned.like())
 
     def rows_ns(self, rows: int, group: Hashable = None) -> float:
         """Of a batch of so many padded rows. group: of its queue; one that is not known is like all together. 0: unknown."""

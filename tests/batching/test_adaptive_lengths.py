@@ -271,16 +271,6 @@ def test_a_batch_teaches_the_speed_of_its_longest_and_from_closing_to_return() -
     assert batcher.service.curve(LengthGroup("k", SHORT)).to_dict() == known
 
 
-def test_any_number_of_shapes_is_decided_for_with_a_bounded_memory() -> None:
-    batcher = Batcher(Adaptive(), max_rows=4, slo_ns=1000 * MS)
-    for number in range(600):
-        asked = InferRequest("m", "1", "", {}, 1, number * MS, shape_key=number)
-        batcher.add(asked, number * MS)
-        (batch,) = batcher.step(number * MS, 1).batches
-        batcher.finished(batch, (number + 1) * MS, MS, ok=True)
-    assert len(batcher.service.curves) <= 256
-
-
 def test_lengths_are_not_joined_on_the_luck_of_one_of_them() -> None:
     """What the short one alone says, from some slow batches, is that the long one's would take it along for nothing."""
     times = {length: (2.0, 0.15 * length) for length in (SHORT, MIDDLE, LONG)}

@@ -201,6 +201,14 @@ def test_every_rule_ends_every_request_of_a_hard_case() -> None:
     assert not {name for name in choices(draw(JUDGING, 7)) if "Nexus" in name or "Symphony" in name}
 
 
+def test_tuned_rivals_may_run_small_batches_too() -> None:
+    plain = replace(PLAIN, backend=replace(PLAIN.backend, max_rows=64))
+    compiled = replace(plain, backend=replace(plain.backend, row_sizes=(1, 4, 16, 64)))
+    for case, sizes in ((plain, {1, 2, 4, 8, 16, 32, 64}), (compiled, {1, 4, 16, 64})):
+        assert {rule.batcher(case).max_rows for rule in choices(case)["Triton, tuned"]} == sizes
+        assert len(choices(case)["Ray Serve, tuned"]) == 3 * len(sizes)
+
+
 def test_a_run_lasts_twenty_limits_unless_that_takes_too_many_requests() -> None:
     assert len(PLAIN.arrivals_ns(1.0, 10, 0, JUDGING)) == math.ceil(20 * 0.1 * PLAIN.unit_rps)
     assert len(PLAIN.arrivals_ns(50.0, 10, 0, JUDGING)) == 4000

@@ -7,7 +7,7 @@ from gateway.batching.adaptive import Adaptive
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.overload import plan
-from gateway.batching.service_model import ServiceCurve, size_grid
+from gateway.batching.service_curve import ServiceCurve, size_grid
 from gateway.batching.stances import PLANNED
 from gateway.errors import Overloaded
 from gateway.types import InferRequest

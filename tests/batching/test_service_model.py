@@ -6,7 +6,8 @@ from math import exp
 import pytest
 
 from gateway.batching.queue import LengthGroup
-from gateway.batching.service_model import ServiceCurve, ServiceModel, size_grid
+from gateway.batching.service_curve import ServiceCurve, size_grid
+from gateway.batching.service_model import ServiceModel
 from tests.batching.curves import kept_curve, kept_model
 
 MS = 1_000_000

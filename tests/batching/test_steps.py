@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gateway.batching.service_model import ServiceCurve, size_grid
+from gateway.batching.service_curve import ServiceCurve, size_grid
 from gateway.batching.steps import Steps, telling
 
 MS = 1_000_000

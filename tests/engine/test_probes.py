@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.batching.service_model import ServiceCurve
+from gateway.batching.service_curve import ServiceCurve
 from gateway.config import ModelSection
 from gateway.errors import BackendFailed, Code, GatewayError
 from gateway.protocols.tensors import shape_key

@@ -448,7 +448,7 @@ class Batcher(Untold):
             else:
                 self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
                 yields = waiting - rest > self.max_rows and state.requests > 1
-                queue.take_rows(rest, (now_ns, self._sequence) if yields else None)
+                queue.take_rows(rest, (state.behind(entries[0], now_ns), self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

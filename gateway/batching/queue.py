@@ -198,21 +198,24 @@ class Queue:
         self.rows = 0
         return taken
 
-    def take_rows(self, rows: int, anew: tuple[int, int] | None = None) -> None:
-        """Take rows off the first, of which some stay: as the first, or where they would stand if they came anew.
+    def take_rows(self, rows: int, place: tuple[int, int] | None = None) -> None:
+        """Take rows off the first, of which some stay: as the first, or further back.
 
-        anew: when, and by which sequence number.
+        place: their key, no lower than it was, and sequence number.
         """
         key, sequence, deadline_ns, waiting, request = self.entries[0]
-        if anew is None:
+        if place is None:
             self.entries[0] = (key, sequence, deadline_ns, waiting - rows, request)
             self.rows -= rows
         else:
-            now_ns, sequence = anew
             self.pop()
-            key = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
-            self.push(key, sequence, deadline_ns, waiting - rows, request)
+            self.push(*place, deadline_ns, waiting - rows, request)
             self._in_order = False
+
+    def last_before(self, key: int, least: int) -> int:
+        """The key of the last with no higher one; `least`, if that is higher, or none is there."""
+        at = bisect_left(self.entries, (key + 1,))
+        return max(least, self.entries[at - 1][0]) if at else least
 
     def remove(self, request: InferRequest, key: int | None) -> int:
         """Take out a request, given its virtual deadline. Returns the rows that waited; 0: it is not here.
@@ -389,6 +392,17 @@ class State:
                 if rows <= 0:
                     return found
         return []
+
+    def behind(self, entry: Entry, now_ns: int) -> int:
+        """The key by which the rest of a request lets those pass that wait, but none that comes later: else it might never end.
+
+        Not those that it would stand before, did it come now: lower classes, and those with more time.
+        """
+        key, _, deadline_ns, _, request = entry
+        anew = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
+        for queue in self.queues.values():
+            key = queue.last_before(anew, key)
+        return key
 
     def whole_before(self, when_ns: int, most: int, batched: bool) -> list[InferRequest]:
         """Those whose deadline is before that, at most so many, and none that has begun to run."""

@@ -143,6 +143,20 @@ def test_a_large_request_is_passed_also_by_those_of_another_shape() -> None:
     assert [requests_of(batch) for batch in batches] == [[large], [other], [large], [large]]
 
 
+@pytest.mark.parametrize(("priority", "timeout_ms", "now_ms"), [(4, None, 3500), (0, 30_000, 29_500)])
+def test_a_large_request_that_is_due_is_passed_by_those_that_wait_and_by_none_that_comes_later(
+    priority: int, timeout_ms: int | None, now_ms: int
+) -> None:
+    large = request(rows=24, priority=priority, timeout_ms=timeout_ms)
+    wait = [request(now_ms, rows=8), request(now_ms, rows=8, key="b")]
+    batcher = batcher_of(None, large, *wait)
+    order = []
+    for ms in range(now_ms + 1, now_ms + 6):
+        order += [requests_of(batch) for batch in batcher.step(ms * MS, 1).batches]
+        batcher.add(request(ms, rows=8), ms * MS)
+    assert order[:5] == [[large], [wait[0]], [wait[1]], [large], [large]]
+
+
 def test_a_request_that_fits_a_batch_is_never_split() -> None:
     batches = batcher_of(None, request(rows=5), request(rows=5), request(rows=8), request(rows=1)).step(0, 9).batches
     assert [batch.rows for batch in batches] == [5, 5, 8, 1]

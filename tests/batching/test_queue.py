@@ -140,10 +140,12 @@ def test_it_is_a_list_that_is_always_sorted(history: list[tuple[object, ...]]) -
                 key, order, deadline_ns, rows, asked = model[0]
                 model[0] = (key, order, deadline_ns, rows - 1, asked)
             case ("take_rows_and_yield",) if model and model[0][3] > 1:
-                queue.take_rows(1, (now_ms * MS, sequence))
-                _, _, deadline_ns, rows, asked = model.pop(0)
-                key = virtual_deadline(asked, deadline_ns) + now_ms * MS - asked.arrival_ns
-                model = sorted([*model, (key, sequence, deadline_ns, rows - 1, asked)], key=lambda one: one[:2])
+                key, _, deadline_ns, rows, asked = model[0]
+                anew = virtual_deadline(asked, deadline_ns) + now_ms * MS - asked.arrival_ns
+                last = queue.last_before(anew, key)
+                assert last == max(one[0] for one in model if one[0] <= max(anew, key))
+                queue.take_rows(1, (last, sequence))
+                model = sorted([*model[1:], (last, sequence, deadline_ns, rows - 1, asked)], key=lambda one: one[:2])
             case ("remove", int(which)) if which < len(model):
                 stranger = request(now_ms)
                 assert queue.remove(stranger, model[which][0]) == 0

@@ -14,11 +14,14 @@ from backends.base import TensorSpec
 LFS_POINTER: Final = b"version https://git-lfs"
 
 _GRAPH: Final = 7  # of ModelProto
-_INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12  # of GraphProto
+_NODE, _INITIALIZER, _INPUT, _OUTPUT = 1, 5, 11, 12  # of GraphProto
+_ATTRIBUTE: Final = 5  # of NodeProto
+_ATTRIBUTE_NAME, _INT, _TENSOR, _SUBGRAPH = 1, 3, 5, 6  # of AttributeProto
 _NAME, _TYPE = 1, 2  # of ValueInfoProto
 _TENSOR_TYPE: Final = 1  # of TypeProto
 _SHAPE: Final = 2  # of TypeProto.Tensor
-_EXTERNAL_DATA: Final = 13  # of TensorProto
+_DATA_TYPE, _EXTERNAL_DATA = 2, 13  # of TensorProto
+_FLOAT16: Final = 10  # of TensorProto.DataType
 _KEY, _VALUE = 1, 2  # of StringStringEntryProto
 _LENGTH_DELIMITED: Final = 2
 _FIXED: Final = {1: 8, 5: 4}  # wire type -> bytes
@@ -92,6 +95,36 @@ def of_unknown_rank(path: Path) -> frozenset[str]:
             )
         except IndexError as exc:
             raise ValueError(f"{path}: no ONNX file") from exc
+
+
+def has_fp16(path: Path) -> bool:
+    """Whether weights or casts are of half precision. False of what is no ONNX file. Raises: OSError."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return any(_has_fp16(data, field) for field in _fields(data, 0, len(data)) if field.number == _GRAPH)
+    except (IndexError, ValueError):
+        return False
+
+
+def _has_fp16(data: mmap.mmap, graph: _Field) -> bool:
+    if any(_is_fp16(data, tensor, _DATA_TYPE) for tensor in _inside(data, graph, _INITIALIZER)):
+        return True
+    return any(
+        any(_is_fp16(data, tensor, _DATA_TYPE) for tensor in _inside(data, attribute, _TENSOR))
+        or any(_has_fp16(data, subgraph) for subgraph in _inside(data, attribute, _SUBGRAPH))
+        or (_is_fp16(data, attribute, _INT) and _is_named(data, attribute, b"to"))  # of Cast
+        for node in _inside(data, graph, _NODE)
+        for attribute in _inside(data, node, _ATTRIBUTE)
+    )
+
+
+def _is_fp16(data: mmap.mmap, outer: _Field, number: int) -> bool:
+    fields = _fields(data, outer.start, outer.stop)
+    return any(field.number == number and _varint(data, field.start)[0] == _FLOAT16 for field in fields)
+
+
+def _is_named(data: mmap.mmap, attribute: _Field, name: bytes) -> bool:
+    return any(data[field.start : field.stop] == name for field in _inside(data, attribute, _ATTRIBUTE_NAME))
 
 
 def _add_external(data: mmap.mmap, graph: _Field, needed: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ from backends.artifacts import UNKNOWN, identify
 from backends.base import Device, ExecutionFailed, LoadFailed, ModelSpec, SessionLost, Tensors, TensorSpec, narrowed
 from backends.cuda_graphs import recorded_rows, running
 from backends.datatypes import NUMPY
-from backends.onnx_file import of_unknown_rank, way_without, with_rows
+from backends.onnx_file import has_fp16, of_unknown_rank, way_without, with_rows
 from backends.regular_file import absent
 from backends.required import check_required
 
@@ -37,6 +37,8 @@ _DATATYPES = {
 # On the CPU its kernel takes 3.5 to 6 times what Add and LayerNormalization take, which it stands for, and minilm a tenth
 # longer with it (onnxruntime 1.32, widths of 64 to 4096, 2026-11-23). Answers differ by 1e-7 of 0.2.
 _SLOWER_FUSED = ["SkipLayerNormFusion"]
+# On the CPU it ends the process (SIGSEGV) where a MatMul of fp16 takes a Transpose and weights (onnxruntime 1.32).
+_FATAL_TO_FP16 = ["MatmulTransposeFusion"]
 _DYNAMIC = b"DynamicQuantize"  # of operators that take their scale from all that they are given: DynamicQuantizeLinear, ...LSTM
 _DEVICE_FAULTS = ("CUDA failure", "CUDA error", "CUBLAS", "CUDNN")
 # Of a message: its code, the file's name again, and a source's line with the function there, whose words begin in capitals.
@@ -179,11 +181,9 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
     # What it would warn of either raises or is no concern of an operator; nor is a drawn row that a file does not take.
     options.log_severity_level = 3 if optimised else 4
     providers: list[Any] = ["CPUExecutionProvider"]
-    disabled = _SLOWER_FUSED
     if device == "cuda":
         from backends.onnxruntime_libraries import preload, why_not_cuda
 
-        disabled = []
         # Its own stream per InferenceSession comes by default; heuristic search keeps the first run of a new shape short.
         # Products in TF32, its default, have ten bits: what is exported in fp32 would differ from the CPU's by up to 1e-3.
         cuda = {
@@ -192,6 +192,9 @@ def _open(model: str, threads: int, device: str, cuda_graphs: bool, *, optimised
         providers.insert(0, ("CUDAExecutionProvider", cuda))
         preload(onnxruntime)
     try:
+        disabled = []
+        if device == "cpu":
+            disabled = _SLOWER_FUSED + _FATAL_TO_FP16 if has_fp16(Path(model)) else _SLOWER_FUSED
         with running() if device == "cuda" else contextlib.nullcontext():
             session = onnxruntime.InferenceSession(model, options, providers=providers, disabled_optimizers=disabled)
     except Exception as exc:

@@ -25,7 +25,7 @@ from backends.base import (
     Tensors,
     TensorSpec,
 )
-from backends.company import Run, without_nan
+from backends.company import MOST_ROWS, Run, without_nan
 from backends.datatypes import NUMPY, datatype_of, fields_of, normalised
 from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
@@ -302,6 +302,9 @@ def _of_program(model: str, program: Any) -> Found:
     positional, named = tree_unflatten(list(range(len(inputs))), spec.in_spec)
     if named or list(positional) != list(range(len(inputs))):
         raise LoadFailed(f"{model}: its inputs are nested or by keyword: export a forward whose inputs are tensors by position")
+    for index, name in enumerate(signature.user_outputs):
+        if name not in values:  # it is what is given itself
+            raise LoadFailed(f"{model}: result {index} of `forward` is {name!r}: export a forward that returns tensors only")
     types = [_type(model, name, values.get(name)) for name in signature.user_outputs]
     tree = tree_unflatten(list(range(len(types))), spec.out_spec)
     if isinstance(tree, Mapping) and all(isinstance(index, int) for index in tree.values()):
@@ -317,8 +320,21 @@ def _of_program(model: str, program: Any) -> Found:
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
     module = program.module()
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
-    found = from_shapes(tuple(inputs), outputs, watched.run)
+    least, most = _rows_taken(program, [values[tensor.name].shape[:1] for tensor in inputs])
+    found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most)
+    if found.max_rows and least > 1:
+        found = replace(found, max_rows=0, notes=(f"it was exported for {least} rows and more, so each request runs alone",))
+    elif most and found.max_rows == most:
+        found = replace(found, notes=(*found.notes, f"it was exported for {most} rows at most"))
     return _without_changed_buffers(found, watched.changed())
+
+
+def _rows_taken(program: Any, firsts: Iterable[Sequence[Any]]) -> tuple[int, int]:
+    """The least and the most that open first dimensions may be; 0: any number, and as many as are batched, or more."""
+    named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
+    ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
+    least = max((int(each.lower) for each in ranges), default=0)
+    return least, min((int(each.upper) for each in ranges if each.upper < MOST_ROWS), default=0)
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

@@ -372,7 +372,7 @@ class RunResult:
     stalls: the longest, in order of time, warm-up included.
     p99_interval_ms: two-sided 95 % interval of the p99 latency, dependence allowed for; None at an end that is not known.
     digests: of what was sent (`loadtest.load.digests`): `requests`, the payload files, or the inputs that the model takes;
-        `headers`, secrets left out; `traces`. What this result does not tell is not there.
+        `headers`, secrets left out; `traces`, and their `arrivals`. What this result does not tell is not there.
     """
 
     spec: LoadSpec

@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> None:
         "loadtest report new.json --format openmetrics --out new.om",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="report.json of `recommend`, or what `run --json` wrote")
-    parser.add_argument("--format", choices=(*FORMATS, OPENMETRICS), default="text")
+    parser.add_argument(
+        "--format", choices=(*FORMATS, OPENMETRICS), default="text", help="default text; of a run not md, csv and junit"
+    )
     parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     parser.add_argument("--out", type=Path, metavar="PATH", help="write there instead of to standard output")
     parser.set_defaults(execute=_execute)

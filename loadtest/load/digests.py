@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from loadtest.errors import UsageError
-from loadtest.load.patterns import parse
+from loadtest.load.patterns import parse, read_trace
 from loadtest.load.payload_limits import shape_of
 from loadtest.load.payloads import paths_of
 from loadtest.results import LoadSpec
@@ -23,7 +25,8 @@ def digests_of(spec: LoadSpec, inputs: Sequence[Mapping[str, Any]]) -> dict[str,
     """As in `RunResult`. inputs: of the model's metadata, where requests are made of them. Raises: UsageError."""
     payloads = paths_of(spec.payloads) if spec.payloads else []
     phases = parse(spec.pattern, rate_rps=1.0, duration_s=1.0)
-    traces = [Path(phase.options["file"]) for phase in phases if phase.kind == "trace"]
+    traced = [phase.options for phase in phases if phase.kind == "trace"]
+    traces = [Path(options["file"]) for options in traced]
     headers = sorted((name.lower(), value if name.lower() in _NO_SECRETS else "") for name, value in spec.headers)
     found = {"headers": _digest(headers)}
     if not payloads:
@@ -31,6 +34,8 @@ def digests_of(spec: LoadSpec, inputs: Sequence[Mapping[str, Any]]) -> dict[str,
     for kind, files in (("requests", payloads), ("traces", traces)):
         if files and all(file.is_file() for file in files):  # a pipe cannot be read again
             found[kind] = _digest([(file.suffix, digest_of_file(file)) for file in files])
+    if "traces" in found:
+        found["arrivals"] = _digest([_microseconds(read_trace(each["file"], each.get("column"))) for each in traced])
     return found
 
 
@@ -46,6 +51,11 @@ def digest_of_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as exc:
         raise UsageError(f"{path}: cannot be read: {exc.strerror}") from exc
+
+
+def _microseconds(times_s: np.ndarray) -> str:
+    """As a digest. Of a date, seconds since 1970 have no digits beyond microseconds."""
+    return hashlib.sha256(np.rint(times_s * 1e6).astype("<i8").tobytes()).hexdigest()
 
 
 def _digest(told: object) -> str:

@@ -20,6 +20,8 @@ from loadtest.load.request_log import ERROR_EVENT, MALFORMED, OK, RESET, Request
 _MOST_HEAD_BYTES: Final = 1 << 20  # as of an answer over HTTP/2
 _EVENTS: Final = b"text/event-stream"
 _BRACE: Final = ord("{")  # begins most answers and no events: the heads of the others are searched
+_V2_BEGINS: Final = re.compile(rb'\s*\{(?!\s*"error"\s*:\s*[^n\s])')  # JSON, which tensors may follow; null is no error
+_BEGINNING: Final = 256  # bytes of a body that show whether it begins so, and what else it is
 _MOST_EVENT_BYTES: Final = 16 << 10  # of an event that tells of an error
 _EVENT_BEGINNING: Final = 256  # bytes that are kept of a longer one, beside its end
 _ERROR_BEGINS: Final = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\{\s*[^\s}])')
@@ -27,13 +29,14 @@ _DONE: Final = b"[DONE]"  # ends the streams of OpenAI's API, whatever became of
 
 
 class HttpClient(Client["_HttpConnection"]):
-    """Life: as of `Client`."""
+    """Life: as of `Client`. v2: a successful answer is a response of the v2 protocol, not compressed, or none."""
 
     def __init__(
         self,
         dialler: Dialler,
         *,
         requests: Sequence[bytes],
+        v2: bool = False,
         connections: int,
         log: RequestLog,
         on_done: Callable[[int, int], None],
@@ -42,6 +45,7 @@ class HttpClient(Client["_HttpConnection"]):
     ) -> None:
         super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault, on_locked=on_locked)
         self.requests = requests
+        self.v2 = v2
         self._idle: list[_HttpConnection] = []
 
     def __repr__(self) -> str:
@@ -99,7 +103,7 @@ class _HttpConnection(Dialled):
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._parser = httptools.HttpResponseParser(self)
-        self._body = b""  # what is kept of it: of a refusal the beginning, of events the end
+        self._body = b""  # what is kept of it: of events the end, of a refusal and for v2 the beginning
         # of the answer that comes, as far as its body: in case it ends with the connection. To note its headers as they are
         # parsed would double what an answer costs here
         self._head = b""
@@ -150,8 +154,8 @@ class _HttpConnection(Dialled):
             self._body += body
             if len(self._body) > _MOST_EVENT_BYTES + _EVENT_BEGINNING:
                 self._body = _end_of(self._body)
-        elif not self._body and self._parser.get_status_code() >= 300:
-            self._body = body
+        elif len(self._body) < _BEGINNING and (self._client.v2 or self._parser.get_status_code() >= 300):
+            self._body += body
 
     def on_message_complete(self) -> None:
         index = self.index
@@ -169,12 +173,14 @@ class _HttpConnection(Dialled):
 
     def _answered(self, index: int) -> None:
         status = self._parser.get_status_code()
-        if status < 300 and not self._body:
-            self._client.on_done(index, OK)
-            return
         body, self._body = self._body, b""
         if status >= 300:
             self._client.fail(index, status, body.decode(errors="replace"))
+        elif _V2_BEGINS.match(body) if self._client.v2 else not body:
+            self._client.on_done(index, OK)
+        elif self._client.v2:
+            words = body[:_BEGINNING].decode(errors="replace") or "an empty body"
+            self._client.fail(index, MALFORMED, f"no v2 response: {words}")
         elif (error := _last_error(body)) is not None:
             self._client.fail(index, ERROR_EVENT, error)
         else:

@@ -167,6 +167,11 @@ def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, .
     return tuple(phases)
 
 
+def is_closed(pattern: str) -> bool:
+    """Whether it is a closed loop. Raises: UsageError."""
+    return parse(pattern, rate_rps=1.0, duration_s=1.0)[0].kind == "users"
+
+
 def uses_rate(phases: Iterable[Phase]) -> bool:
     """Whether the run's own rate changes what is sent."""
     return any("rate" not in phase.options and not phase.has_rate for phase in phases)

@@ -53,6 +53,7 @@ class SendingJob:
     first, step, end: an open loop dispatches first, first + step, …; a closed one fills first, first + 1, …; both below end.
     log_size: of the whole log.
     users, think_ns: closed loop only; payloads of a closed loop are drawn in turn. sigv4: as in LoadSpec.
+    v2: as of `HttpClient`.
     """
 
     grpc: bool
@@ -74,6 +75,7 @@ class SendingJob:
     think_ns: tuple[int, ...] = ()
     shown: Credentials = NOTHING_SHOWN
     sigv4: str = ""
+    v2: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class LoadSender:
             self._client = HttpClient(
                 self._dialler,
                 requests=job.requests,
+                v2=job.v2,
                 connections=job.connections,
                 log=log,
                 on_done=self._finished,

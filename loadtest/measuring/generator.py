@@ -295,6 +295,7 @@ class _LoadRun:
             np.asarray(self.log.payload)[:] = payload_choice(size, len(self._requests), spec.seed)
         assert spec.connections is not None  # settled
         limit_ms = spec.slo.tightest_ms if spec.slo else None
+        compressed = any(name.lower() == "accept-encoding" for name, _ in spec.headers)
         spin = limit_ms is not None and limit_ms * LAG_SHARE < _SPIN_BELOW_MS
         job = SendingJob(
             grpc=spec.protocol == "grpc",
@@ -314,6 +315,7 @@ class _LoadRun:
             log_size=size,
             shown=self._address.shown,
             sigv4=spec.sigv4,
+            v2=spec.protocol in ("rest-json", "rest-binary") and not compressed,
         )
         if not plan.users:
             return [replace(job, first=number) for number in range(count)]

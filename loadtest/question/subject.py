@@ -39,7 +39,9 @@ def subject_of(spec: SearchSpec) -> str:
 
 
 def _named(spec: SearchSpec) -> Iterator[Path]:
-    """The files that candidates name: models, and the code of some."""
+    """The files that the spec names: candidates' models, the code of some, and that of statistics."""
+    if spec.agreement_test is not None:
+        yield from (Path(name.rpartition(":")[0]) for name in spec.agreement_test.statistics.values() if ":" in name)
     for candidate in spec.candidates:
         for model in candidate.document.get("models", ()):
             for backend in model["backends"]:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loadtest.load.patterns import is_closed
 from loadtest.results import Interval, ObjectiveResult, RunResult
 
 _SHORT_OF_TIME = 0.7  # of a core: a process that sends and needs more is near its own limit
@@ -38,7 +39,7 @@ def print_run(result: RunResult, console: Console) -> None:
     console.print(_latencies(result, console))
     console.print("latency counts from the intended send time, service from the real one", style="dim")
 
-    closed = spec.pattern.startswith("users")
+    closed = is_closed(spec.pattern)
     warmup = f"; {result.warmup_s:.1f} s of warm-up, {result.warmup_requests:,} requests, left out" if result.warmup_s else ""
     console.print(
         ("" if closed else f"asked {result.asked_rps:,.1f}/s; ")

@@ -12,7 +12,7 @@ do not queue. There one outage, however long, would be one event, and tell nothi
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 from xml.etree import ElementTree
@@ -21,6 +21,7 @@ import numpy as np
 from scipy import special
 
 from loadtest.errors import UsageError
+from loadtest.load.patterns import is_closed, parse
 from loadtest.load.payload_limits import range_of, values_of
 from loadtest.results import Block, LoadSpec, RunResult
 from loadtest.verdict.decision import CONFIDENCE
@@ -35,6 +36,8 @@ _MIN_BLOCKS: Final = 5
 _DUST: Final = 1e-9  # of floats: what lies so near to a tolerance is not beyond it
 _ERRORS: Final = {_SUCCEEDED: event_error, _ANSWERED: independent_error}  # of a metric's mean, where not `mean_error`
 _LOAD: Final = ("pattern", "rate_rps", "duration_s", "slo", "rows", "length", "values")  # what must be equal to compare
+# Digests of traces, best first, and the options of a pattern in whose place they count. Older results have no arrivals.
+_TRACES: Final = {"arrivals": ("file", "column"), "traces": ("file",)}
 _NOTED: Final = (
     *("pattern", "protocol", "model", "version", "connections", "processes", "payloads", "content_type", "lengths", "pad"),
     "timeout_s",
@@ -75,12 +78,12 @@ def compare(base: RunResult, new: RunResult, *, tolerance: float = 0.05, share_t
 
     Raises: UsageError, if their loads differ.
     """
-    closed = base.spec.pattern.startswith("users")
+    closed = is_closed(base.spec.pattern)
     alike = not closed and base.spec.seed == new.spec.seed and _grid(base) == _grid(new)
-    by_content = all("traces" in result.digests for result in (base, new))
-    meant = [{name: _meant(result.spec, name, by_content=by_content) for name in _LOAD} for result in (base, new)]
+    traces = next((kind for kind in _TRACES if all(kind in result.digests for result in (base, new))), "")
+    meant = [{name: _meant(result.spec, name, apart=_TRACES.get(traces, ())) for name in _LOAD} for result in (base, new)]
     different = [f"{name} {_both(base, new, name)}" for name in _LOAD if meant[0][name] != meant[1][name]]
-    if not different and (_differ(base, new, "traces") or (alike and _due_otherwise(base, new))):
+    if not different and (_differ(base, new, traces) or (alike and _due_otherwise(base, new))):
         different.append(f"pattern {_both(base, new, 'pattern')} (with requests due at other times)")
     other_requests = _differ(base, new, "requests")
     if other_requests and (base.spec.payloads or new.spec.payloads):
@@ -141,10 +144,11 @@ def _both(base: RunResult, new: RunResult, name: str) -> str:
     return f"{_told(getattr(base.spec, name))} and {_told(getattr(new.spec, name))}"
 
 
-def _meant(spec: LoadSpec, name: str, *, by_content: bool) -> object:
-    """What a field asks for, in whatever way it is written. by_content: traces count by that, not by their files' names."""
+def _meant(spec: LoadSpec, name: str, *, apart: Collection[str]) -> object:
+    """What a field asks for, in whatever way it is written. apart: options of a pattern that do not count."""
     if name == "pattern":
-        return re.sub(r"(?<=[:,])file=[^,;]*", "", spec.pattern) if by_content else spec.pattern
+        phases = parse(spec.pattern, rate_rps=1.0, duration_s=1.0)
+        return [(each.kind, {key: value for key, value in each.options.items() if key not in apart}) for each in phases]
     if name in ("rows", "length"):
         return range_of(f"--{name}", getattr(spec, name))
     return values_of("--values", spec.values, ()) if name == "values" else getattr(spec, name)

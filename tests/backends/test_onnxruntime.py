@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from backends import defaults, onnx_export, onnxruntime_export
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, SpecMismatch, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
+from backends.onnx_file import has_fp16
 from backends.onnxruntime_cuda import GraphRuns
 from gateway.config import load_config
 from gateway.configuring.check import check
@@ -73,6 +75,41 @@ def test_a_fusion_that_takes_longer_than_what_it_stands_for_is_left_out(tmp_path
             times[ours].append(time.thread_time() - began)
             np.testing.assert_allclose(found, plain.run(None, {"x": given})[0], atol=1e-4)
     assert min(times[True]) < 0.7 * min(times[False])  # 0.2 times; if they are alike, onnxruntime's kernel has become as fast
+
+
+LOADED = """
+import sys, numpy as np, backends
+from backends.base import ModelSpec
+for model in sys.argv[1:]:
+    session = backends.load("onnxruntime", {"model": model}, ModelSpec("", (), (), 0)).open_session(0)
+    found = session.run({"x": np.arange(8, dtype=np.float16).reshape(2, 1, 4)}, {})
+    print(found["y"].tolist())
+"""
+
+
+def test_a_file_of_half_precision_that_onnx_runtime_crashes_on_is_served(tmp_path: Path) -> None:
+    helper = onnx.helper
+    half, single = (onnx.numpy_helper.from_array(np.eye(4, dtype=of), "w") for of in (np.float16, np.float32))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, ["n", 1, 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [1, "n", 4])
+    last = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]), helper.make_node("MatMul", ["t", "w"], ["y"])]
+    kinds: dict[str, tuple[list[Any], list[Any]]] = {
+        "initializer": (last, [half]),
+        "constant": ([helper.make_node("Constant", [], ["w"], value=half), *last], []),
+        "cast": ([helper.make_node("Cast", ["w32"], ["w"], to=onnx.TensorProto.FLOAT16), *last], [single]),
+    }
+    single.name = "w32"
+    paths = [str(tmp_path / f"{kind}.onnx") for kind in kinds]
+    for path, (nodes, weights) in zip(paths, kinds.values(), strict=True):
+        graph = helper.make_graph(nodes, "g", [x], [y], weights)
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+
+    child = subprocess.run([sys.executable, "-c", LOADED, *paths], capture_output=True, text=True, check=False)
+
+    assert (child.returncode, child.stdout.splitlines()) == (0, [str([np.arange(8.0).reshape(2, 4).tolist()])] * 3), (
+        child.stderr
+    )
+    assert not has_fp16(Path(normalised(tmp_path / "single.onnx", 1, 4)))  # which keeps the fusion
 
 
 def test_strings_pass_as_bytes(tmp_path: Path) -> None:

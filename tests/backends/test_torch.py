@@ -507,6 +507,36 @@ def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used:
     assert (found.max_rows, found.notes[-1].partition(", so ")[0]) == (0, "its forward changes 'total'")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "max_rows", "note"),
+    [
+        ({"max": 5}, 5, "it was exported for 5 rows at most"),
+        ({"min": 2, "max": 8}, 0, "it was exported for 2 rows and more, so each request runs alone"),
+    ],
+)
+def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
+    limits: dict[str, int], max_rows: int, note: str, tmp_path: Path
+) -> None:
+    program = torch.export.export(
+        torch.nn.Linear(4, 3), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("b", **limits)},)
+    )
+    torch.export.save(program, tmp_path / "m.pt2")
+    found = torch_discovery.read(model=f"{tmp_path}/m.pt2")
+    assert (found.max_rows, found.notes) == (max_rows, (note,))
+
+
+@pytest.mark.slow
+def test_a_result_of_a_program_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    class Others(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, int]:
+            return x + 1, None, 3
+
+    torch.export.save(torch.export.export(Others(), (torch.ones(2, 4),)), tmp_path / "m.pt2")
+    with pytest.raises(LoadFailed, match=r"result 1 of `forward` is None: export a forward that returns tensors only"):
+        torch_discovery.read(model=f"{tmp_path}/m.pt2")
+
+
 class Holding(torch.nn.Module):
     """A buffer of a layout that `isclose` does not take; counts: its forward changes it."""
 

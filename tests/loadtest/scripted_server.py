@@ -13,11 +13,14 @@ METADATA = {
     "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 1]}],
 }
 
+ANSWER = {"model_name": "m", "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}]}
+
 
 class ScriptedServer:
     """Answers infer after `delay_s` with `status`. Set the fields at any time.
 
-    stalled_until: loop time before which no inference is answered. silent: never answer. garbage: answer what is no HTTP.
+    stalled_until: loop time before which no inference is answered. silent: never answer. garbage: bytes to answer in place of a
+    response; empty: none.
     close_each: end the connection after each answer.
     at_inference: what to do when the n-th inference comes. bodies, heads: those of the inferences.
     """
@@ -26,7 +29,8 @@ class ScriptedServer:
         self.delay_s = 0.0
         self.status = 200
         self.stalled_until = 0.0
-        self.silent = self.garbage = self.close_each = False
+        self.silent = self.close_each = False
+        self.garbage = b""
         self.inferences = 0
         self.at_inference: dict[int, Callable[[], None]] = {}
         self.bodies: list[bytes] = []
@@ -80,7 +84,7 @@ class ScriptedServer:
         if self.silent:
             return
         delay_s = max(self.delay_s, self.stalled_until - loop.time())
-        answer = b"this is no HTTP\r\n\r\n" if self.garbage else response(self.status, {"error": "as scripted"})
+        answer = self.garbage or response(self.status, ANSWER if self.status == 200 else {"error": "as scripted"})
         if delay_s > 0:
             loop.call_later(delay_s, self._write, transport, answer)
         else:

@@ -52,14 +52,14 @@ class Sent:
         return self.done
 
 
-def client_of(kind: str, port: int, sent: Sent, *, timeout_s: float = 5) -> HttpClient | GrpcClient:
+def client_of(kind: str, port: int, sent: Sent, *, timeout_s: float = 5, v2: bool = False) -> HttpClient | GrpcClient:
     dialler = Dialler("127.0.0.1", port, tls=False, timeout_s=timeout_s)
     log = RequestLog(REQUESTS)
     if kind == "grpc":
         return GrpcClient(dialler, authority="a", tls=False, requests=[b"x"], metadata=[], connections=4, log=log,
                           on_done=sent.on_done, on_fault=sent.on_fault,
                           on_locked=sent.on_locked)  # fmt: skip
-    return HttpClient(dialler, requests=[b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], connections=4, log=log,
+    return HttpClient(dialler, requests=[b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], v2=v2, connections=4, log=log,
                       on_done=sent.on_done, on_fault=sent.on_fault, on_locked=sent.on_locked)  # fmt: skip
 
 
@@ -604,6 +604,42 @@ def test_a_stream_of_events_has_failed_where_its_last_tells_of_an_error(
                 await sent.until(index + 1)
             assert sent.done == [(0, OK if words is None else ERROR_EVENT), (1, OK)]
             assert client.error_samples == ({} if words is None else {"error event": words})
+            await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([b"<html>maintenance", b"</html>"], "<html>maintenance</html>"),
+        ([], "an empty body"),
+        ([b'{"error":"it broke"}'], '{"error":"it broke"}'),
+        ([b" {", b'\n"err', b'or" : "it broke"}'], '{ "error" : "it broke"}'),
+        ([b'[{"outputs":[]}]'], '[{"outputs":[]}]'),
+        ([b'data: {"outputs":[]}\n\n'], 'data: {"outputs":[]}'),
+        ([b'{"outputs":[]}'], None),
+        ([b"{", b'"id":"error","outputs":[]}', b"\0" * 1000], None),
+        ([b'\n{\n "error_rate":1, "outputs":[]}'], None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_success_of_the_v2_protocol_is_none_with_another_body(kind: str, pieces: list[bytes], words: str | None) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunked = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""]]
+
+    class Others(Peer):
+        came = staticmethod(lambda transport: transport.writelines([head, *chunked]))
+
+    async def scenario() -> None:
+        sent = Sent()
+        async with listening(Others) as port:
+            client = client_of("http", port, sent, v2=True)
+            for index in range(2):  # over one connection
+                client.send(index)
+                await sent.until(index + 1)
+            assert sent.done == [(0, status := OK if words is None else MALFORMED), (1, status)]
+            assert client.error_samples == ({} if words is None else {"malformed": f"no v2 response: {words}"})
             await client.close()
 
     run(scenario)

@@ -216,8 +216,9 @@ def test_attainment_is_compared_where_both_have_one() -> None:
     assert names == [["latency p50 (ms)", "latency p99 (ms)", "latency mean (ms)", "succeeded"]] * 2
 
 
-def test_closed_loops_are_compared_by_what_was_answered_and_never_paired() -> None:
-    spec = replace(SPEC, pattern="users:count=4")
+@pytest.mark.parametrize("pattern", ["users:count=4", "; users:count=4"])
+def test_closed_loops_are_compared_by_what_was_answered_and_never_paired(pattern: str) -> None:
+    spec = replace(SPEC, pattern=pattern)
     base = made(levels(), spec=spec)
     busier = tuple(replace(block, requests=100, met=100, failed=20 * (block.index % 2)) for block in base.blocks)
     comparison = compare(base, replace(base, blocks=busier, succeeded_rps=90))
@@ -395,6 +396,16 @@ def test_a_file_of_the_same_name_with_another_content_is_another_load(kind: str,
     assert compare(base, replace(base, digests={})).paired  # of a result that does not tell
     moved = replace(base, spec=replace(spec, pattern="trace:file=a/t.csv"))
     assert compare(base, moved).notes == ("pattern differs: trace:file=t.csv and trace:file=a/t.csv",)
+    other = replace(base, spec=replace(spec, pattern=" trace:column=b,file=u.csv"))
+    arrived = [
+        replace(each, digests={**each.digests, "traces": name, "arrivals": "c"}) for each, name in ((base, "t"), (other, "u"))
+    ]
+    assert compare(*arrived).notes == ("pattern differs: trace:file=t.csv and  trace:column=b,file=u.csv",)
+    assert compare(
+        arrived[0], replace(arrived[0], digests={"requests": "a", "traces": "t"})
+    ).verdict  # of before there were arrivals
+    with pytest.raises(UsageError, match=r"with requests due at other times\)$"):
+        compare(arrived[0], replace(arrived[1], digests={**arrived[0].digests, "arrivals": "d"}))
     with pytest.raises(UsageError, match=r"pattern trace:file=t\.csv and trace:file=a/t\.csv,column=b$"):
         compare(base, replace(base, spec=replace(spec, pattern="trace:file=a/t.csv,column=b")))
     for seed in (0, 1):

@@ -20,11 +20,22 @@ def test_files_count_by_what_is_in_them(tmp_path: Path) -> None:
         return digests_of(replace(SPEC, payloads=(str(tmp_path / name),), pattern=f"trace:file={tmp_path / name}"), ())
 
     first = told("a.csv", "1\n")
-    assert first.keys() == {"headers", "requests", "traces"}
+    assert first.keys() == {"headers", "requests", "traces", "arrivals"}
     assert told("b.csv", "1\n") == first
-    changed = told("a.csv", "2\n")
+    changed = told("a.csv", "2 \n")
     assert {kind for kind in first if first[kind] != changed[kind]} == {"requests", "traces"}
     assert told("a.bin", "1\n")["requests"] != first["requests"]  # it is sent as another type
+
+
+def test_traces_count_by_their_arrivals_however_they_are_written(tmp_path: Path) -> None:
+    def told(text: str, options: str = "") -> str:
+        (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+        return digests_of(replace(SPEC, pattern=f" trace:file={tmp_path / 't.csv'}{options}"), INPUTS)["arrivals"]
+
+    first = told("0\n0.1\n0.25\n")
+    assert told("\ufefftimestamp\n1\n1.25\n1.1\n") == first
+    assert told("x,at\n,2026-11-30T10:00:00Z\n,2026-11-30T10:00:00.1Z\n,2026-11-30T10:00:00.25Z\n", ",column=at") == first
+    assert told("0\n0.1\n0.26\n") != first
 
 
 def test_made_requests_count_by_the_inputs_that_they_are_made_of() -> None:

@@ -18,7 +18,7 @@ from loadtest.errors import Interrupted, TargetError, UsageError
 from loadtest.load.request_log import RequestLog, write_csv
 from loadtest.measuring.generator import measure
 from loadtest.measuring.progress import Progress
-from loadtest.results import LoadSpec, RunResult, SloSpec, run_from_json, to_json
+from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, run_from_json, to_json
 from loadtest.verdict.statistics import histogram, nearest_rank
 from tests.loadtest.scripted_server import ScriptedServer, scripted_server
 
@@ -154,12 +154,18 @@ def test_a_server_that_never_answers_gives_timeouts_and_the_run_ends() -> None:
     assert result.excluded == 0
 
 
-def test_a_server_that_speaks_no_http_gives_malformed_answers() -> None:
-    def babble(server: ScriptedServer) -> None:
-        server.garbage = True
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 18\r\n\r\n<html>down</html>\n"
 
-    result, _ = run(replace(SPEC, rate_rps=40), babble)
-    assert result.errors == {"malformed": 20}
+
+@pytest.mark.parametrize("protocol", ["rest-json", "rest-binary"])
+def test_a_server_that_speaks_no_http_or_another_protocol_gives_malformed_answers(protocol: Protocol) -> None:
+    def page(server: ScriptedServer) -> None:
+        server.garbage = PAGE
+        server.at_inference = {6: lambda: setattr(server, "garbage", b"this is no HTTP\r\n\r\n")}
+
+    result, _ = run(replace(SPEC, rate_rps=20, protocol=protocol), page)
+    assert result.errors == {"malformed": 10}
+    assert result.error_samples == {"malformed": "no v2 response: <html>down</html>"}
 
 
 def test_connections_that_the_server_closes_are_opened_again() -> None:
@@ -304,8 +310,8 @@ def test_binary_requests_carry_their_json_length(tmp_path: Path) -> None:
 def test_an_invocations_url_gets_the_file_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"1,2,3")
     spec = replace(SPEC, protocol="invocations", model="", rate_rps=20, payloads=(str(tmp_path),), content_type="text/csv")
-    result, server = run(spec)
-    assert result.succeeded == 10
+    result, server = run(spec, lambda server: setattr(server, "garbage", PAGE))
+    assert result.succeeded == 10  # an endpoint answers as it likes
     assert set(server.bodies) == {b"1,2,3"}
     assert server.heads[0].startswith(b"POST /invocations HTTP/1.1")
     assert b"Content-Type: text/csv" in server.heads[0]

@@ -10,6 +10,7 @@ from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.numerics import full_precision, numerics_of
 from loadtest.question.spec import AgreementTest, SearchSpec, parse_search_spec
+from loadtest.question.subject import subject_of
 from loadtest.search.events import EXPECTED
 from tests.loadtest.examples import changed
 
@@ -242,3 +243,14 @@ def test_precision_is_known_from_settings_the_record_of_the_build_or_the_operato
     assert full_precision("python", {"model": "m:C"}) is None
     assert full_precision("synthetic", {"output": "echo"}) is True
     assert full_precision("onnxruntime", {"model": "none.onnx"}) is None
+
+
+def test_a_statistic_of_ones_own_is_told_apart_by_what_is_in_its_file(catalogue: Catalogue, tmp_path: Path) -> None:
+    code, payload = tmp_path / "own.py", {"files": [requests_file(tmp_path, 300)]}
+    subjects = set()
+    for text in ("def own(a, b): ...\n", "def own(a, b):\n    return 1\n"):
+        code.write_text(text)
+        spec = parsed(catalogue, ["fp32", "bf16"], payload=payload, agreement={"statistic": {"y": f"{code}:own"}})
+        assert spec.agreement_test is not None
+        subjects.add(subject_of(spec))
+    assert len(subjects) == 2

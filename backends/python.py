@@ -421,7 +421,7 @@ def _of_lists(outputs: Tensors, declared: Mapping[str, TensorSpec], hints: Mappi
         elif not array.size:
             shape = (*array.shape, *(max(size, 0) for size in tensor.shape[array.ndim :]))
             made[name] = np.empty(shape, NUMPY[tensor.datatype] if array.dtype == np.float64 else array.dtype)
-    return type(outputs)(outputs | made) if made else outputs
+    return (LastPart if isinstance(outputs, LastPart) else dict)({**outputs, **made}) if made else outputs
 
 
 @contextmanager

@@ -249,10 +249,13 @@ class WorkerPool:
             self.abort()
             raise
 
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self._model is not None and self._model.device.kind == "remote"
+
     def _leave_cancelled(self) -> None:
         """Leave what runs elsewhere for nobody to its threads, which end on their own."""
-        assert self._model is not None
-        if self._model.device.kind == "remote":
+        if self._is_elsewhere:
             error = Cancelled(f"{self._name}: the model is closed, and nobody waits for the end of the run")
             for worker in [worker for worker in self._busy if worker.cancelled]:
                 self._give_up(worker, self._clock.now_ns(), error)
@@ -436,7 +439,8 @@ class WorkerPool:
             error = BackendFailed(
                 f"{self._name}: the model did not return within hang_timeout_s {self._backend.hang_timeout_s:g}"
             )
-            self._give_up(worker, now_ns, error, self_inflicted=True)
+            # Elsewhere what was left is read on, so long that it may seem to hang.
+            self._give_up(worker, now_ns, error, self_inflicted=not (worker.cancelled and self._is_elsewhere))
         if self._busy:
             oldest_ns = min(worker.active_ns(now_ns) for worker in self._busy)
             self._watchdog = self._clock.call_at(oldest_ns + limit_ns, self._abandon_hung)

@@ -1,6 +1,7 @@
 """What the python backend does beyond the contract."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -298,6 +299,12 @@ def outliers(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[str]:
 
 def halves_of(x: float) -> list[float]:
     return [int(x / 2) if x % 2 == 0 else x / 2, int(x)]
+
+
+def counted(text: str) -> dict[str, list[str]]:
+    found = defaultdict[str, list[str]](list)
+    found["words"] += text.split()
+    return found
 
 
 def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:

@@ -362,9 +362,11 @@ def test_a_cancelled_run_has_the_whole_hang_limit_to_end() -> None:
     asyncio.run(main())
 
 
-def test_a_generator_whose_close_hangs_costs_its_session() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_generator_whose_close_hangs_costs_its_session_and_elsewhere_its_inputs_are_not_to_blame(elsewhere: bool) -> None:
     async def main() -> None:
         async with Opened(hang_timeout_s=10) as opened:
+            opened.model.device = Device("remote" if elsewhere else "cpu")
             run = Run(opened.pool, reads=False)
             goes_on = threading.Event()
             opened.session.at_close = lambda: bool(goes_on.wait(PATIENCE_S)) and None
@@ -373,7 +375,8 @@ def test_a_generator_whose_close_hangs_costs_its_session() -> None:
             opened.pool.cancel(run.batch)
             await until_true(lambda: opened.session.closers)
             opened.clock.advance(11)
-            assert (await run.end()).session_lost
+            execution = await run.end()
+            assert (execution.session_lost, execution.self_inflicted) == (True, not elsewhere)
             await until_free(opened.pool, 1)
             goes_on.set()
 

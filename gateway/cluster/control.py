@@ -182,13 +182,20 @@ def end_control(application: str) -> None:
         ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
 
 
-async def last_change(application: str) -> int:
-    """The version that clients' loads and unloads have come to; 0, if nobody knows."""
+class ClientsWish(NamedTuple):
+    """What clients have asked for. version: of the last change of any model. unloaded: they want this one unloaded."""
+
+    version: int = 0
+    unloaded: bool = False
+
+
+async def asked_for(application: str, model: str) -> ClientsWish:
+    """As far as it is known."""
     try:
-        version, _ = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
+        version, wanted = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
     except (ValueError, RayError):  # there is none, or it is lost
-        return 0
-    return int(version)
+        return ClientsWish()
+    return ClientsWish(version, not wanted.get(model, True))
 
 
 class SharedControl:

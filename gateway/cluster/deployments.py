@@ -21,7 +21,7 @@ from backends.base import ModelSpec
 from gateway import __version__
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
-from gateway.cluster.control import SharedControl, control_name, last_change
+from gateway.cluster.control import ClientsWish, SharedControl, asked_for, control_name
 from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
@@ -274,8 +274,9 @@ def _backend(name: str, model: ModelSection, backend: Backend, config: Config, s
     scales = backend.autoscaling is not None  # Serve's replicas tell what autoscaling needs only if it was there at their start
     told = (host, tracing.model_dump_json() if tracing is not None else None, counted, speech, scales)
     version = f"{content}{_digest(repr(told))}"
+    asked = partial(_asked, model.name)
     return _versioned(deployment, version).bind(
-        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing, asked=_last_change
+        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing, asked=asked
     )
 
 
@@ -373,5 +374,5 @@ def _metrics_dir(own: str | None) -> Path:
     return make_run_dir(run_dir_of(serve.get_replica_context().app_name, own))
 
 
-async def _last_change() -> int:
-    return await last_change(serve.get_replica_context().app_name)
+async def _asked(model: str) -> ClientsWish:
+    return await asked_for(serve.get_replica_context().app_name, model)

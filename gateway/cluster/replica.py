@@ -27,6 +27,7 @@ from gateway.cluster.asked import AskedBatch, EarlyBatch
 from gateway.cluster.attendance import Attendance
 from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
+from gateway.cluster.control import ClientsWish
 from gateway.cluster.hosted_model import HostedModel
 from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
@@ -69,8 +70,8 @@ def _horizon_ns(slo_p99_ms: float | None) -> int:
     return round((_HORIZON_WITHOUT_SLO_MS if slo_p99_ms is None else slo_p99_ms) / 2 * 1e6)
 
 
-async def _none() -> int:
-    return 0
+async def _nothing() -> ClientsWish:
+    return ClientsWish()
 
 
 def _about(outputs: Tensors) -> dict[str, Any]:
@@ -113,13 +114,13 @@ class Replica:
         *,
         metrics_dir: Callable[[], Path] | None = None,
         tracing: Tracing | None = None,
-        asked: Callable[[], Awaitable[int]] = _none,
+        asked: Callable[[], Awaitable[ClientsWish]] = _nothing,
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
         speech: how this process logs; None: that is left as it is. channel_host: where batches come in from other nodes; empty
         means the address that the node has in the cluster. metrics_dir: makes where the processes of this node share what they
-        count, and gives its path; None: nothing is counted. asked: gives the number of the last load of a client.
+        count, and gives its path; None: nothing is counted. asked: tells what clients want.
         """
         outlive_signals()
         if speech is not None:
@@ -151,9 +152,11 @@ class Replica:
         self._publishing: asyncio.Task[None] | None = None
         if metrics_dir is not None:
             self._publish(model, backend, metrics_dir)
-        load = await asked()
-        if model.load_at_start:
-            await self._hosted.open(load)
+        wish = await asked()
+        if model.load_at_start and not wish.unloaded:
+            await self._hosted.open(wish.version)
+            if (await asked()).unloaded:  # meanwhile: no ingress knew of this replica
+                await self._hosted.free(lambda: self._attendance.empty)
 
     # called by ingresses
 

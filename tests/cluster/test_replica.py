@@ -15,6 +15,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.early_failure import EarlyFailure
 from backends.triton_python import lend_utils
 from gateway.cluster.channel import Channel
+from gateway.cluster.control import ClientsWish
 from gateway.cluster.remote import _execution, _part_of
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
@@ -42,7 +43,7 @@ async def open_replica(
     declared: ModelSpec = OPEN,
     load_at_start: bool = True,
     metrics_dir: Path | None = None,
-    asked: Callable[[], Awaitable[int]] | None = None,
+    asked: Callable[[], Awaitable[ClientsWish]] | None = None,
     **backend: Any,
 ) -> Replica:
     model_document = {
@@ -341,8 +342,8 @@ def test_a_load_of_a_client_reads_a_loaded_model_anew_once_and_what_it_had_goes_
     weights, opened = tmp_path / "weights", tmp_path / "opened"
 
     async def test() -> None:
-        async def asked() -> int:
-            return 3
+        async def asked() -> ClientsWish:
+            return ClientsWish(3)
 
         async def answered(value: float) -> float:
             outputs, _ = decode_frame(await replica.run(frame(value)))
@@ -377,6 +378,22 @@ def test_a_load_of_a_client_reads_a_loaded_model_anew_once_and_what_it_had_goes_
         weights.write_text("8")
         await attend(replica, "new", None, "python", load=5)
         assert await answered(1.0) == 8.0
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_replica_that_starts_while_clients_have_the_model_unloaded_does_not_keep_it(when: int) -> None:
+    async def test() -> None:
+        wishes = iter([ClientsWish(5)] * when + [ClientsWish(6, unloaded=True)])
+
+        async def asked() -> ClientsWish:
+            return next(wishes)
+
+        replica = await open_replica(asked=asked)
+        assert (replica._hosted.loaded, replica._hosted.pool.free_slots) == (False, 0)
+        assert await attend(replica, "a", None, load=7) == 1
         await replica.close()
 
     run(test)

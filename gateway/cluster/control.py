@@ -26,6 +26,9 @@ from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
 _FOLLOW_S: Final = 5.0
 _GONE_AFTER_S: Final = 2.0
 _END_AFTER_S: Final = 60.0
+# An ingress asks as it starts, and follows once it has loaded its models.
+_LOADED_AFTER_S: Final = 600.0
+_ASKED_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _REPORTS_KEPT: Final = 64
 
@@ -73,10 +76,13 @@ class ControlState:
         self._version = 0
         self._wanted: dict[str, _Wish] = {}  # by model
         self._followers: dict[str, _Follower] = {}
+        self._needed_until_s = 0.0
+        self._ends = False
         self._changed = asyncio.Event()
 
     async def asked(self) -> tuple[int, dict[str, bool]]:
         """The version there is, and what clients have asked for up to it: whether a model is to be loaded."""
+        self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         return self._version, {model: wish.loaded for model, wish in self._wanted.items()}
 
     async def join(self, ingress: str, seen: int = 0, models: Collection[str] | None = None) -> None:
@@ -103,6 +109,7 @@ class ControlState:
         finally:
             follower.following -= 1
             follower.seen_s = time.monotonic()
+            self._needed_until_s = max(self._needed_until_s, follower.seen_s + _END_AFTER_S)
         return self._version, {model: wish.load for model, wish in self._wanted.items() if wish.version > seen}
 
     async def report(self, ingress: str, version: int, error: str) -> None:
@@ -148,12 +155,18 @@ class ControlState:
         return None if None in reports else [error for error in reports if error]
 
     async def unfollowed(self) -> bool:
-        """Whether nobody follows any more."""
+        """Whether nobody follows any more, nor is about to."""
         now_s = time.monotonic()
-        return all(follower.gone(now_s) for follower in self._followers.values())
+        return now_s > self._needed_until_s and all(follower.gone(now_s) for follower in self._followers.values())
 
     async def end_when_unfollowed(self) -> None:
-        """Never returns: the actor ends."""
+        """The actor ends then: it does not return, but to those that call while another one waits for that.
+
+        Its end waits for all calls, and lets those that come meanwhile hang: a second that waits would make that a minute.
+        """
+        if self._ends:
+            return
+        self._ends = True
         while True:
             await asyncio.sleep(_END_AFTER_S)
             if await self.unfollowed():
@@ -192,8 +205,9 @@ class ClientsWish(NamedTuple):
 async def asked_for(application: str, model: str) -> ClientsWish:
     """As far as it is known."""
     try:
-        version, wanted = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
-    except (ValueError, RayError):  # there is none, or it is lost
+        async with asyncio.timeout(_ASKED_S):
+            version, wanted = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
+    except (ValueError, RayError, TimeoutError):  # there is none, or it is lost, or frozen
         return ClientsWish()
     return ClientsWish(version, not wanted.get(model, True))
 

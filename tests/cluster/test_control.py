@@ -160,3 +160,18 @@ def test_what_was_asked_for_models_that_an_upgrade_has_removed_is_forgotten() ->
         assert await state.asked() == (2, {"m": False})
 
     run(test)
+
+
+def test_it_ends_once_though_several_ask_for_that_and_not_while_an_ingress_that_has_asked_loads_its_models() -> None:
+    async def test() -> None:
+        state = ControlState(lambda: 0)
+        ending = asyncio.create_task(state.end_when_unfollowed())
+        await asyncio.sleep(0)
+        await state.end_when_unfollowed()
+        assert not ending.done()
+        ending.cancel()
+        assert await state.unfollowed()
+        await state.asked()
+        assert not await state.unfollowed()
+
+    run(test)

@@ -16,6 +16,8 @@ _KEEP: Final = 0.75
 _WINDOW_NS: Final = 250_000_000
 # So long a process may keep a slot that it does not use and others want: it may wait for more to join its batch.
 _UNUSED_NS: Final = 5_000_000
+# A batch that runs for so many times longer than the last one took, and a moment: no turn waits for its end.
+_LASTS: Final = 2.0
 # Of one that does not say that it knows what it was told, no more is expected after this: it may be frozen.
 _PATIENCE_NS: Final = 1_000_000_000
 
@@ -78,8 +80,8 @@ class Lease:
     told: how many slots it was told last, told_ns: when, number: which telling that was, known: the last one that it knows of.
     most: how many it may believe to have, until it knows. ordered: what it is told reaches it before the ends of batches that
     are told later, but for those astray. running: batches. wants: batches that wait there, as it last said. turn_ns: when it
-    last was given a slot, or used one; ended_ns: when one of its batches last ended. spent_ns: worker time since the last
-    count; arriving: workers that were busy for it before that.
+    last was given a slot, or used one; begun_ns, ended_ns: when one of its batches last began, and ended. spent_ns: worker time
+    since the last count; arriving: workers that were busy for it before that.
     """
 
     turn_ns: int
@@ -93,6 +95,7 @@ class Lease:
     running: int = 0
     astray: int = 0
     wants: float = 0.0
+    begun_ns: int = 0
     ended_ns: int = 0
     spent_ns: float = 0.0
     arriving: float = 0.0
@@ -164,7 +167,7 @@ class Leases:
         lease.running += 1
         lease.astray += astray
         lease.wants = wants
-        lease.turn_ns = now_ns
+        lease.turn_ns = lease.begun_ns = now_ns
         return lease
 
     def end(self, lease: Lease, took_ns: float, now_ns: int, *, astray: bool = False) -> None:
@@ -205,7 +208,7 @@ class Leases:
                 lease.wants = 0.0  # it has what it wants, and does not use it
                 if stuck:
                     lease.arriving = min(lease.arriving, lease.running)  # nor is a slot kept for it that another can fill
-        if sum(lease.works for lease in leases) > slots:
+        if sum(max(lease.works, self._lasting(lease, now_ns)) for lease in leases) > slots:
             self._parts = ()
             parts: Sequence[int] = self._by_turns(slots, now_ns)
         else:
@@ -220,6 +223,10 @@ class Leases:
             again.append(self._shared_ns + _UNUSED_NS)
             again += [(lease.turn_ns if lease.waits else lease.ended_ns) + _UNUSED_NS for lease in leases]
         return changed, min((at_ns for at_ns in again if at_ns > now_ns), default=None)
+
+    def _lasting(self, lease: Lease, now_ns: int) -> int:
+        """Batches that have run for far longer than the last one took: whose end no turn waits for."""
+        return lease.running if now_ns - lease.begun_ns > _LASTS * self._batch_ns + _UNUSED_NS else 0
 
     def _by_load(self, slots: int, now_ns: int) -> Sequence[int]:
         leases = list(self.of.values())
@@ -251,9 +258,13 @@ class Leases:
     def _by_turns(self, slots: int, now_ns: int) -> Sequence[int]:
         """A slot each for those with work whose turn was longest ago; what is left stays with those that used it last."""
         parts = dict.fromkeys(self.of, 0)
+        for process, lease in self.of.items():
+            lasting = self._lasting(lease, now_ns)
+            parts[process] = min(lease.told, lasting)
+            slots = max(0, slots - lasting)
         in_turn = sorted(self.of.items(), key=lambda item: (not item[1].keeps_until_ns(now_ns), item[1].turn_ns))
         for process, lease in in_turn:
-            if slots and (lease.wants or lease.keeps_until_ns(now_ns)):
+            if slots and not parts[process] and (lease.wants or lease.keeps_until_ns(now_ns)):
                 parts[process] = 1
                 slots -= 1
         short = [process for process, lease in in_turn if lease.wants and lease.running >= parts[process]]

@@ -1,9 +1,10 @@
 """How a client's load or unload of a model reaches every ingress replica.
 
-A small actor holds the wanted state and a version that grows with every change. Each ingress replica keeps one call `follow`
-open to it, applies what that returns and reports. `publish` returns when all that follow have reported. The actor is detached
-and named after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has
-followed for a while. One that was lost and made anew is reminded by those that follow.
+A small actor holds the wanted state and a version that grows with every change, and over restarts. Each ingress replica keeps
+one call `follow` open to it, applies what that returns and reports. `publish` returns when all that follow have reported. A
+backend's replica asks it as it starts. The actor is detached and named after the application, since it must outlive any one
+ingress, and an upgrade; it ends by itself when nobody has followed for a while. One that was lost and made anew is reminded by
+those that follow.
 """
 
 import asyncio
@@ -25,6 +26,9 @@ from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
 _FOLLOW_S: Final = 5.0
 _GONE_AFTER_S: Final = 2.0
 _END_AFTER_S: Final = 60.0
+# An ingress asks as it starts, and follows once it has loaded its models.
+_LOADED_AFTER_S: Final = 600.0
+_ASKED_S: Final = 5.0
 _RETRY_S: Final = 0.5
 _REPORTS_KEPT: Final = 64
 
@@ -53,18 +57,32 @@ class _Wish(NamedTuple):
     version: int
     loaded: bool
 
+    @property
+    def load(self) -> int:
+        """The number of the load that clients want; 0: they want the model unloaded."""
+        return self.version if self.loaded else 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
 
 class ControlState:
     """The actor's class. Its calls run on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
+        """now_ms: of a clock that the processes before this one had: replicas know their versions."""
+        self._now_ms = now_ms
         self._version = 0
         self._wanted: dict[str, _Wish] = {}  # by model
         self._followers: dict[str, _Follower] = {}
+        self._needed_until_s = 0.0
+        self._ends = False
         self._changed = asyncio.Event()
 
     async def asked(self) -> tuple[int, dict[str, bool]]:
         """The version there is, and what clients have asked for up to it: whether a model is to be loaded."""
+        self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         return self._version, {model: wish.loaded for model, wish in self._wanted.items()}
 
     async def join(self, ingress: str, seen: int = 0, models: Collection[str] | None = None) -> None:
@@ -79,8 +97,8 @@ class ControlState:
         if 0 < seen <= self._version:  # else this actor was restarted
             await self.report(ingress, seen, "")
 
-    async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, bool]]:
-        """Wait for a version past `seen`, or a while; then that version, and the models that changed since with their state."""
+    async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, int]]:
+        """Wait for a version past `seen`, or a while; then that version, and of the models that changed since `_Wish.load`."""
         follower = self._followers.setdefault(ingress, _Follower())
         follower.following += 1
         if seen > self._version:
@@ -91,7 +109,8 @@ class ControlState:
         finally:
             follower.following -= 1
             follower.seen_s = time.monotonic()
-        return self._version, {model: wish.loaded for model, wish in self._wanted.items() if wish.version > seen}
+            self._needed_until_s = max(self._needed_until_s, follower.seen_s + _END_AFTER_S)
+        return self._version, {model: wish.load for model, wish in self._wanted.items() if wish.version > seen}
 
     async def report(self, ingress: str, version: int, error: str) -> None:
         """Say that everything up to `version` is applied. error: empty, or what went wrong."""
@@ -101,17 +120,17 @@ class ControlState:
             del reports[old]
         self._tell()
 
-    async def remind(self, asked: dict[str, bool]) -> tuple[int, dict[str, bool]]:
+    async def remind(self, asked: dict[str, bool]) -> tuple[int, dict[str, int]]:
         """Know again, as this actor was made anew, what clients have asked for, as far as one that follows has it.
 
         Returns the version there is then, and what it has otherwise: as `follow`.
         """
         missing = asked.keys() - self._wanted.keys()
         if missing:
-            self._version += 1
+            self._count_on()
             self._wanted |= {model: _Wish(self._version, asked[model]) for model in missing}
             self._tell()
-        return self._version, {model: wish.loaded for model, wish in self._wanted.items() if asked.get(model) != wish.loaded}
+        return self._version, {model: wish.load for model, wish in self._wanted.items() if asked.get(model) != wish.loaded}
 
     async def publish(self, model: str, loaded: bool) -> list[str]:
         """Change the wanted state, wait until every follower has reported on it, and return their errors.
@@ -120,7 +139,7 @@ class ControlState:
         """
         version, wanted = self._wanted.get(model, _Wish(0, not loaded))
         if wanted != loaded or self._errors(version) is not None:
-            self._version += 1
+            self._count_on()
             version = self._version
             self._wanted[model] = _Wish(version, loaded)
             self._tell()
@@ -136,16 +155,25 @@ class ControlState:
         return None if None in reports else [error for error in reports if error]
 
     async def unfollowed(self) -> bool:
-        """Whether nobody follows any more."""
+        """Whether nobody follows any more, nor is about to."""
         now_s = time.monotonic()
-        return all(follower.gone(now_s) for follower in self._followers.values())
+        return now_s > self._needed_until_s and all(follower.gone(now_s) for follower in self._followers.values())
 
     async def end_when_unfollowed(self) -> None:
-        """Never returns: the actor ends."""
+        """The actor ends then: it does not return, but to those that call while another one waits for that.
+
+        Its end waits for all calls, and lets those that come meanwhile hang: a second that waits would make that a minute.
+        """
+        if self._ends:
+            return
+        self._ends = True
         while True:
             await asyncio.sleep(_END_AFTER_S)
             if await self.unfollowed():
                 ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # ray's
+
+    def _count_on(self) -> None:
+        self._version = max(self._version + 1, self._now_ms())
 
     async def _change(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -167,6 +195,23 @@ def end_control(application: str) -> None:
         ray.kill(ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE))
 
 
+class ClientsWish(NamedTuple):
+    """What clients have asked for. version: of the last change of any model. unloaded: they want this one unloaded."""
+
+    version: int = 0
+    unloaded: bool = False
+
+
+async def asked_for(application: str, model: str) -> ClientsWish:
+    """As far as it is known."""
+    try:
+        async with asyncio.timeout(_ASKED_S):
+            version, wanted = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
+    except (ValueError, RayError, TimeoutError):  # there is none, or it is lost, or frozen
+        return ClientsWish()
+    return ClientsWish(version, not wanted.get(model, True))
+
+
 class SharedControl:
     """A `RepositoryControl` over the actor, in one ingress replica. Life: asked -> follow -> publish … -> close."""
 
@@ -178,6 +223,7 @@ class SharedControl:
         self._seen = 0  # the version that it has begun with
         self._asked: dict[str, bool] = {}  # by clients, as far as is known here
         self._models: frozenset[str] = frozenset()
+        self._loads: dict[str, int] = {}
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
 
@@ -197,6 +243,10 @@ class SharedControl:
         with contextlib.suppress(RayError):  # as in `asked`
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
+
+    def load_of(self, model: str) -> int:
+        """The number of the last load that this ingress was to apply, the same in all of them; 0: it has begun as it was."""
+        return self._loads.get(model, 0)
 
     async def publish(self, name: str, loaded: bool) -> None:
         try:
@@ -249,8 +299,8 @@ class SharedControl:
             if lost or version != seen:
                 lost = False
                 seen = version
-                changes = {model: loaded for model, loaded in changes.items() if model in self._models}
-                self._asked |= changes
+                changes = {model: load for model, load in changes.items() if model in self._models}
+                self._asked |= {model: load > 0 for model, load in changes.items()}
                 # Beside following: whoever does not follow while it loads a large model would count as gone.
                 self._applying = asyncio.create_task(self._apply(self._applying, actor, version, changes, apply))
 
@@ -259,15 +309,16 @@ class SharedControl:
         before: "asyncio.Task[None] | None",
         actor: Any,  # as _actor
         version: int,
-        changes: dict[str, bool],
+        changes: dict[str, int],
         apply: Callable[[str, bool], Awaitable[None]],
     ) -> None:
         if before is not None:
             await before
         error = ""
-        for model, loaded in changes.items():
+        for model, load in changes.items():
+            self._loads[model] = load
             try:
-                await apply(model, loaded)
+                await apply(model, load > 0)
             except GatewayError as exc:
                 error = error or exc.message
             except Exception:  # a fault of ours: without a report, whoever published would wait for good

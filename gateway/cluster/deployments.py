@@ -21,7 +21,7 @@ from backends.base import ModelSpec
 from gateway import __version__
 from gateway.clock import LoopClock
 from gateway.cluster.account_lines import AccountKeeper
-from gateway.cluster.control import SharedControl, control_name
+from gateway.cluster.control import ClientsWish, SharedControl, asked_for, control_name
 from gateway.cluster.leaving import SILENT_S, Leaving
 from gateway.cluster.remote import RemoteRunner
 from gateway.cluster.replica import Replica, Terms
@@ -131,7 +131,7 @@ class IngressReplica:
         self._keeper = AccountKeeper()
         self._leaving = Leaving(self._application, but=INGRESS)
         self._control: SharedControl | None = None
-        if config.server.ingresses > 1:
+        if config.server.ingresses > 1 or (config.server.model_control and self._names):  # replicas ask it as well
             self._control = SharedControl(control_name(self._application), runtime_env={"env_vars": ENVIRONMENT})
         run_dir = run_dir_of(self._application, config.server.run_dir)
         self._ingress = self._build(run_dir)
@@ -182,6 +182,7 @@ class IngressReplica:
             content=_content(model, backend),
             name=f"{model.name}:{model.version}/{backend.label}",
             clock=LoopClock(asyncio.get_running_loop()),
+            load=self._control.load_of(model.name) if self._control is not None else 0,
             ending=lambda: self._closed,
             keep_account=self._keeper.keep,
             leaving=self._leaving.add,
@@ -273,8 +274,9 @@ def _backend(name: str, model: ModelSection, backend: Backend, config: Config, s
     scales = backend.autoscaling is not None  # Serve's replicas tell what autoscaling needs only if it was there at their start
     told = (host, tracing.model_dump_json() if tracing is not None else None, counted, speech, scales)
     version = f"{content}{_digest(repr(told))}"
+    asked = partial(_asked, model.name)
     return _versioned(deployment, version).bind(
-        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing
+        model, backend, model.declared(), content, speech, host, metrics_dir=metrics_dir, tracing=tracing, asked=asked
     )
 
 
@@ -370,3 +372,7 @@ def port_owner(cluster: str, application: str) -> str:
 def _metrics_dir(own: str | None) -> Path:
     """Raises: ConfigError."""
     return make_run_dir(run_dir_of(serve.get_replica_context().app_name, own))
+
+
+async def _asked(model: str) -> ClientsWish:
+    return await asked_for(serve.get_replica_context().app_name, model)

@@ -113,9 +113,10 @@ class BatchCall:
 class Link:
     """The connection to one replica.
 
-    busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by the loop's time. leased: how
-    many it lets us have. standing: what else it has told. up: it answers. listed: Serve means it to stay. fault: why it could
-    not load its model again, if so. no_channel: why there is none, where the model needs one: each batch fails for it.
+    load: as `RemoteRunner` has it. busy: batches of ours there. used_s: when the last one ended, made_s: when this was made, by
+    the loop's time. leased: how many it lets us have. standing: what else it has told. up: it answers. listed: Serve means it
+    to stay. fault: why it could not load its model, if so. no_channel: why there is none, where the model needs one: each
+    batch fails for it.
 
     Life: made on the running loop -> start … -> retire or close.
     """
@@ -124,6 +125,7 @@ class Link:
     ingress: str
     on_change: Callable[[], None]
     _: KW_ONLY
+    load: int = 0
     keep_account: KeepAccount = lambda token, host, port: None
     busy: int = 0
     used_s: float = 0.0
@@ -350,7 +352,7 @@ class Link:
     async def _attend(self) -> None:
         known: int | None = None
         while True:
-            question = msgspec.msgpack.encode((self.ingress, known))
+            question = msgspec.msgpack.encode((self.ingress, known, self.load))
             try:
                 answer = await self._request(_ATTEND, question, ATTEND_S + CALL_MARGIN_S)
                 told = attendance_decoder.decode(answer)
@@ -380,7 +382,7 @@ class Link:
 
     async def _stay(self) -> None:
         """Attend with a second call, half a turn later: Serve would end a replica off its lists, did it look between two."""
-        question = msgspec.msgpack.encode((self.ingress, 0))
+        question = msgspec.msgpack.encode((self.ingress, 0, self.load))
         while True:
             await asyncio.sleep(ATTEND_S / 2)
             while self.up and self._channel is not None and self._channel.is_open:  # else it would be answered at once
@@ -461,7 +463,7 @@ class Link:
             self._drained.set()
 
     async def _answers(self) -> bool:
-        question = msgspec.msgpack.encode((self.ingress, None))
+        question = msgspec.msgpack.encode((self.ingress, None, self.load))
         try:
             await self._request(_ATTEND, question, _PING_S)
         except (LinkLost, InternalError):

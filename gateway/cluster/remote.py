@@ -116,12 +116,14 @@ class RemoteRunner:
         content: str,
         name: str,
         clock: Clock,
+        load: int = 0,
         ending: Callable[[], bool] = lambda: False,
         keep_account: KeepAccount = lambda token, host, port: None,
         leaving: Callable[[str], None] = lambda replica: None,
     ) -> None:
         """deployment, application: Serve's names. content: as `Replica` has it. name: "model:version/backend", for messages.
 
+        load: the number of the client's load that this is for; 0: of none. Replicas read the model anew for it, each once.
         ending: whether this process ends when close is called; if not, the model is unloaded, and its replicas are told.
         leaving: gets the name of the actor of a replica that Serve does not list any more, or that this process ends before.
         """
@@ -135,6 +137,7 @@ class RemoteRunner:
         self._ending = ending
         self._keep_account = keep_account
         self._leaving = leaving
+        self._load = load
         self._to_zero = backend.autoscaling is not None and backend.autoscaling.min_replicas == 0
         self._ingress = uuid.uuid4().hex  # whom the replicas count
         # from open on
@@ -196,7 +199,7 @@ class RemoteRunner:
             self._expect_replica()
 
     async def open(self) -> ModelSpec:
-        """Wait for a replica, which tells the spec.
+        """Wait for a replica, which tells the spec; for a client's load, until all have tried.
 
         Raises: BackendUnreachable, if Serve has given the deployment up; BackendFailed, if no replica can load the model again.
         """
@@ -333,7 +336,9 @@ class RemoteRunner:
             link.listed = replica_id in present
         for replica_id, replica in present.items():
             if replica_id not in self._links:
-                self._links[replica_id] = Link(replica, self._ingress, self._link_changed, keep_account=self._keep_account)
+                self._links[replica_id] = Link(
+                    replica, self._ingress, self._link_changed, load=self._load, keep_account=self._keep_account
+                )
         if not targets.is_available and not present:
             self._give_up()
         self._link_changed()
@@ -363,7 +368,7 @@ class RemoteRunner:
             if self._wishing is not None and any(link.listed for link in self._usable):
                 self._wishing.cancel()
                 self._wishing = None
-            if not self._opened.done():
+            if not self._opened.done() and (not self._load or self._all_tried()):
                 self._opened.set_result(None)
         elif not self._opened.done():
             faults = [link.fault for link in self._links.values()]
@@ -374,6 +379,10 @@ class RemoteRunner:
         elif self._links:
             self.wake()  # the last one was lost, and not let go: what waits for it still does
         self._loop.call_soon(self.on_change)  # not from here: what it raises must not end an attendance
+
+    def _all_tried(self) -> bool:
+        """Whether each replica that is to stay has the model, or could not load it: else the first would get all requests."""
+        return all(link.up or link.fault for link in self._links.values() if link.listed)
 
     def _is_idle(self, link: "Link") -> bool:
         """Whether a replica that Serve means to stop without a successor is no longer used; looks again later if it is."""

@@ -1,7 +1,8 @@
-"""One replica of a backend's deployment: a worker pool that runs batches of ingresses, and what Serve asks about it.
+"""One replica of a backend's deployment: it runs batches of ingresses, and answers what Serve asks about it.
 
 When a client unloads the model, every ingress calls `release`: after the last one the replica frees the model, and loads it
-again when an ingress attends.
+again when an ingress attends. When a client loads it, each ingress attends anew with the number of that load: the first one
+has the replica read the model beside what it has, which ends what it runs.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 
@@ -26,13 +27,14 @@ from gateway.cluster.asked import AskedBatch, EarlyBatch
 from gateway.cluster.attendance import Attendance
 from gateway.cluster.channel import Answer, ChannelServer, Running
 from gateway.cluster.channel_connection import check_size
+from gateway.cluster.control import ClientsWish
+from gateway.cluster.hosted_model import HostedModel
 from gateway.config import Backend, ModelSection, Tracing
 from gateway.engine.metrics import Metrics
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import Execution
 from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, ConfigError, GatewayError, InternalError
-from gateway.garbage import leave_out, take_in
 from gateway.process.child import living_pids
 from gateway.process.console import Speech, set_up
 from gateway.process.prints import never_raise
@@ -50,12 +52,26 @@ _PUBLISH_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
-_question = msgspec.msgpack.Decoder(tuple[str, int | None])
 _wish = msgspec.msgpack.Decoder(tuple[str, float])
+
+
+class _Question(msgspec.Struct, array_like=True):
+    """What an ingress asks that attends. load: of a client, that it serves the model as of; 0: as it is. See `HostedModel`."""
+
+    ingress: str
+    known: int | None
+    load: int = 0
+
+
+_question = msgspec.msgpack.Decoder(_Question)
 
 
 def _horizon_ns(slo_p99_ms: float | None) -> int:
     return round((_HORIZON_WITHOUT_SLO_MS if slo_p99_ms is None else slo_p99_ms) / 2 * 1e6)
+
+
+async def _nothing() -> ClientsWish:
+    return ClientsWish()
 
 
 def _about(outputs: Tensors) -> dict[str, Any]:
@@ -98,12 +114,13 @@ class Replica:
         *,
         metrics_dir: Callable[[], Path] | None = None,
         tracing: Tracing | None = None,
+        asked: Callable[[], Awaitable[ClientsWish]] = _nothing,
     ) -> None:
         """content: digest of what this replica serves, which tells ingresses of one configuration from those of another.
 
         speech: how this process logs; None: that is left as it is. channel_host: where batches come in from other nodes; empty
         means the address that the node has in the cluster. metrics_dir: makes where the processes of this node share what they
-        count, and gives its path; None: nothing is counted.
+        count, and gives its path; None: nothing is counted. asked: tells what clients want.
         """
         outlive_signals()
         if speech is not None:
@@ -119,7 +136,9 @@ class Replica:
         self._running: set[AskedBatch] = set()
         self._early: deque[EarlyBatch] = deque()
         horizon_ns = _horizon_ns(model.slo.p99_ms if model.slo else None)
-        self._attendance = Attendance(horizon_ns, self._clock, sessions=self._sessions, count=self._count_all_spent)
+        self._attendance = Attendance(
+            horizon_ns, self._clock, sessions=lambda: self._hosted.sessions, count=self._count_all_spent
+        )
         self._teller = AccountTeller()
         self._channel = ChannelServer(self._begin, self._attendance.let_in, self._teller.keep)
         self._channel_host = channel_host
@@ -127,20 +146,17 @@ class Replica:
         self._busy_s = 0.0
         self._all_busy_s = 0.0  # ever
         self._counted_s = self._reported_s = time.monotonic()
-        # the model
-        self._new_pool = functools.partial(WorkerPool, backend, declared, name=self._name, clock=self._clock)
-        self._pool = self._new_pool()
-        self._spec = ModelSpec("", (), (), 0)  # until it is loaded
-        self._loaded = False
-        self._changing = asyncio.Lock()  # one load or release at a time
-        self._loading: asyncio.Task[str] | None = None
+        new_pool = functools.partial(WorkerPool, backend, declared, name=self._name, clock=self._clock)
+        self._hosted = HostedModel(new_pool, self._name, self._sessions_changed)
         self._cost: Cost | None = None
         self._publishing: asyncio.Task[None] | None = None
         if metrics_dir is not None:
             self._publish(model, backend, metrics_dir)
-        if model.load_at_start:
-            await self._open()
-            leave_out()
+        wish = await asked()
+        if model.load_at_start and not wish.unloaded:
+            await self._hosted.open(wish.version)
+            if (await asked()).unloaded:  # meanwhile: no ingress knew of this replica
+                await self._hosted.free(lambda: self._attendance.empty)
 
     # called by ingresses
 
@@ -171,20 +187,22 @@ class Replica:
 
     async def attend(self, question: bytes) -> bytes:
         """Tell the caller's slots and the model's spec, once the slots are not those it knows or a while has passed."""
-        ingress, known = _question.decode(question)
-        attendance = self._attendance
-        attendance.enter(ingress, known)
-        fault = ""
+        asked = _question.decode(question)
+        ingress, attendance = asked.ingress, self._attendance
+        attendance.enter(ingress, asked.known)
         try:
-            if not self._loaded:
-                fault = await self._load()
+            fault = await self._hosted.load(asked.load)
             if not fault:
-                await attendance.news(ingress, known)
+                await attendance.news(ingress, asked.known)
         except asyncio.CancelledError:  # the connection has ended
             attendance.leave(ingress)
             raise
-        attendance.answered(ingress)
-        return attend_answer(attendance.slots(ingress), self._content, self._spec, fault, attendance.standing(ingress))
+        if fault:
+            attendance.leave(ingress)  # it does not use what others may still do
+        else:
+            attendance.answered(ingress)
+        slots, standing = attendance.slots(ingress), attendance.standing(ingress)
+        return attend_answer(slots, self._content, self._hosted.spec, fault, standing)
 
     async def want(self, question: bytes) -> bytes:
         """An ingress that has no channel, and no slot, tells how many batches wait there."""
@@ -195,12 +213,7 @@ class Replica:
     async def release(self, ingress: bytes) -> bytes:
         """An ingress has unloaded the model: if no other attends, return when its memory is free."""
         self._attendance.forget(ingress.decode())
-        async with self._changing:
-            if self._loaded and self._attendance.empty:
-                self._loaded = False
-                pool, self._pool = self._pool, self._new_pool()
-                await pool.close()
-                take_in()
+        await self._hosted.free(lambda: self._attendance.empty)
         return b""
 
     # called by Serve
@@ -214,7 +227,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Serve replaces a replica whose check fails, or does not answer because the loop is stuck."""
-        if not self._pool.available:
+        if not self._hosted.pool.available:
             raise BackendUnreachable(f"{self._name}: all sessions are lost and cannot be rebuilt")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -248,45 +261,13 @@ class Replica:
             self._attendance.close()
             await self._channel.close()
             self._begin_early()
-            if self._loading is not None:
-                self._loading.cancel()
-            self._pool.abort()
-            await self._pool.close()
+            await self._hosted.close()
             if self._tracer is not None:
                 await self._loop.run_in_executor(None, self._tracer.close, _TRACES_SENT_S)
             if self._publishing is not None:  # an application's files are removed as soon as its replicas have closed
                 self._publishing.cancel()
                 await asyncio.wait((self._publishing,))
                 self._metrics.flush()
-
-    # the model
-
-    async def _open(self) -> None:
-        self._pool.on_change = self._sessions_changed
-        self._spec = await self._pool.open()
-        self._loaded = True
-
-    async def _load(self) -> str:
-        """Load the model again, once for all who wait for it. Gives what went wrong; empty: nothing."""
-        if self._loading is None:
-            self._loading = self._loop.create_task(self._reopen())
-        return await asyncio.shield(self._loading)
-
-    async def _reopen(self) -> str:
-        fault = ""
-        try:
-            async with self._changing:
-                try:
-                    if not self._loaded:
-                        await self._open()
-                        leave_out()
-                except GatewayError as exc:
-                    fault = exc.message
-                    self._pool = self._new_pool()
-        finally:
-            self._loading = None
-        self._attendance.deal()
-        return fault
 
     # what it costs
 
@@ -362,7 +343,7 @@ class Replica:
     def _submit(self, frame: Buffer, received_ns: int, on_end: Callable[[Execution], None], part: Answer | None) -> Running:
         inputs, extra = decode_frame(frame)
         self._check_parts(extra.get("in_parts", False), part)  # an ingress of an older version does not say
-        if self._pool.free_slots:
+        if self._hosted.pool.free_slots:
             return self._start(inputs, extra, received_ns, on_end, part)
         begin = functools.partial(self._start, inputs, extra, received_ns, on_end, part)
         early = EarlyBatch(functools.partial(self._guarded, begin, received_ns, on_end), on_end)
@@ -372,9 +353,9 @@ class Replica:
 
     def _begin_early(self) -> None:
         """Begin what came early as sessions get free, before their slots are leased; give it back where none lives any more."""
-        while self._early and (self._closed or self._pool.free_slots or not self._pool.busy):
+        while self._early and (self._closed or self._hosted.pool.free_slots or not self._hosted.pool.busy):
             early = self._early.popleft()
-            if self._pool.free_slots and not self._closed:
+            if self._hosted.pool.free_slots and not self._closed:
                 early.running = early.begin()
             else:
                 now_ns = self._clock.now_ns()
@@ -409,8 +390,8 @@ class Replica:
             inputs=inputs,
             told=extra["parameters"],
             on_end=on_end,
-            part=part if self._spec.decoupled else None,
-            pool=self._pool,
+            part=part if self._hosted.spec.decoupled else None,
+            pool=self._hosted.pool,
             lease=lease,
             counted_ns=now_ns,
             astray=part is None,
@@ -419,18 +400,18 @@ class Replica:
             asked.trace = received(extra["trace"], self._tracer.ended, received_ns)
         self._count_busy()
         self._running.add(asked)
-        self._pool.start(asked, self._ended, None if asked.part is None else self._part_made)
+        self._hosted.pool.start(asked, self._ended, None if asked.part is None else self._part_made)
         self._attendance.deal()
-        return Running(functools.partial(self._pool.cancel, asked), functools.partial(self._pool.taken, asked))
+        return Running(functools.partial(self._hosted.pool.cancel, asked), functools.partial(self._hosted.pool.taken, asked))
 
     def _check_parts(self, expected: bool, part: Answer | None) -> None:
         """Raises: InternalError, if its ingress cannot get the answer as the model gives it."""
-        if self._spec.decoupled and part is None:
+        if self._hosted.spec.decoupled and part is None:
             raise InternalError(
                 f"{self._name}: the model answers in parts, which a call of Serve's cannot carry, only a channel"
             )
-        if expected != self._spec.decoupled:
-            here, there = ("in parts", "at once") if self._spec.decoupled else ("at once", "in parts")
+        if expected != self._hosted.spec.decoupled:
+            here, there = ("in parts", "at once") if self._hosted.spec.decoupled else ("at once", "in parts")
             raise InternalError(
                 f"{self._name}: the model answers {here}, its ingress expects that it does {there}: load it again"
             )
@@ -465,7 +446,7 @@ class Replica:
     def _count_busy(self, *, ended: int = 0) -> None:
         """Add the time since the last call, in which nothing changed. ended: batches that the pool has just ceased to count."""
         now_s = time.monotonic()
-        busy_s = (self._pool.busy + ended) * (now_s - self._counted_s)
+        busy_s = (self._hosted.sessions[1] + ended) * (now_s - self._counted_s)
         self._busy_s += busy_s
         self._all_busy_s += busy_s
         self._counted_s = now_s
@@ -478,7 +459,3 @@ class Replica:
     def _count_all_spent(self, now_ns: int) -> None:
         for asked in self._running:
             self._count_spent(asked, now_ns)
-
-    def _sessions(self) -> tuple[int, int]:
-        """That are free, and that run a batch."""
-        return self._pool.free_slots, self._pool.busy

@@ -350,6 +350,29 @@ def test_two_that_are_busy_and_want_more_leave_each_other_their_slots() -> None:
     assert [lease.number for lease in world.leases.of.values()] == numbers
 
 
+def test_beside_a_batch_that_lasts_the_others_take_turns() -> None:
+    world = World(2, "a", "b", "c")
+    world.want("a")
+    while not world.believed["a"]:
+        for name in world.mail:
+            world.read(name)
+    world.begin("a")
+    world.want("b")
+    order = []
+    for _ in range(12):
+        for name in ("b", "c"):
+            if not world.believed[name]:
+                world.want(name)
+        for name in (*world.mail, *world.mail):  # one may be told only once the other has read
+            world.read(name)
+        name = max(("b", "c"), key=world.believed.__getitem__)
+        world.now_ns += MS
+        world.begin(name, 1.0 if name == "b" else 0.0)
+        order.append(name)
+        world.end(name, 20 * MS)
+    assert "".join(order[4:]) in ("bc" * 4, "cb" * 4)
+
+
 FEWER = settings(max_examples=40)
 PLAY = {
     "slots": st.integers(1, 5),

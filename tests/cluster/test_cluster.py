@@ -95,28 +95,54 @@ def test_an_ingress_that_has_closed_is_replaced(cluster: Cluster) -> None:
     assert {gateway.infer("m", [ROW])[0] for _ in range(20)} == {200}
 
 
-def test_unload_and_load_reach_every_ingress_and_free_the_replica(cluster: Cluster) -> None:
+def test_unload_and_load_reach_every_ingress_and_the_replica_which_reads_the_model_anew_and_frees_it(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def write(adds: str) -> None:
+        (tmp_path / "adds.py").write_text(
+            f"class Adds:\n    inputs = (('INPUT0', 'FP32', (-1, 16)),)\n    outputs = (('OUTPUT0', 'FP32', (-1, 16)),)\n\n"
+            f"    adds = {adds}\n\n"
+            "    def predict(self, inputs):\n        return {'OUTPUT0': inputs['INPUT0'] + self.adds}\n"
+        )
+
+    write("1")
     port = free_port()
-    # Sessions in processes of their own, so that the model can be seen to go.
-    gateway = Gateway(config(port=port, ingress_replicas=2, replicas=1, isolation="process"))
-    (pid,) = gateway.pids(BACKEND)
+    # Sessions in processes of their own, so that the model can be seen to go, and takes new code.
+    backend = {"kind": "python", "model": f"{tmp_path}/adds.py:Adds", "isolation": "process", "placement": "replicas"}
+    gateway = Gateway(config(port=port, ingress_replicas=2, model={"backends": [backend]}))
+    (pid,) = gateway.pids("m-1-python")
+
+    def ask(change: str) -> int:
+        return request(port, "POST", f"/v2/repository/models/m/{change}", {})[0]
 
     def seen() -> set[int]:
         # Each request has a connection of its own, so that both ingresses get some.
         return {request(port, "GET", "/v2/models/m/ready")[0] for _ in range(20)}
 
+    def answers() -> set[float]:
+        return {gateway.infer("m", [[0.0] * 16])[1]["outputs"][0]["data"][0] for _ in range(20)}
+
     def sessions() -> int:
         return len(psutil.Process(pid).children())
 
-    assert seen() == {200}
+    assert (seen(), answers()) == ({200}, {1.0})
     loaded = sessions()
     assert loaded > 0
-    assert request(port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
+    with Load(port, "m") as load:
+        write("2")
+        assert (ask("load"), answers()) == (200, {2.0})
+        write("broken")
+        assert (ask("load"), answers()) == (500, {2.0})
+        load.wait_for(50)
+    assert set(load.outcomes) == {200}, load.errors[:3]
+    wait_until(lambda: sessions() == loaded, within_s=10)
+    write("3")
+    assert ask("unload") == 200
     assert seen().isdisjoint({200})
     wait_until(lambda: sessions() < loaded, within_s=10)
-    assert request(port, "POST", "/v2/repository/models/m/load", {})[0] == 200
-    assert seen() == {200}
-    assert (sessions(), gateway.infer("m", [ROW])[0]) == (loaded, 200)
+    assert ask("load") == 200
+    assert (seen(), answers()) == ({200}, {3.0})
+    assert sessions() == loaded
 
 
 def test_an_ingress_that_starts_later_loads_what_clients_have_loaded_once_and_nothing_that_they_unloaded(

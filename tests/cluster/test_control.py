@@ -17,7 +17,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_publish_returns_when_every_follower_has_reported() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         followers = [asyncio.create_task(state.follow(name, 0)) for name in ("a", "b")]
         await asyncio.sleep(0)
         publishing = asyncio.create_task(state.publish("m", False))
@@ -36,7 +36,7 @@ def test_publish_returns_when_every_follower_has_reported() -> None:
 
 def test_who_has_joined_is_waited_for_though_it_does_not_follow_yet() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         await state.join("a")
         publishing = asyncio.create_task(state.publish("m", False))
         await asyncio.sleep(0.1)
@@ -50,18 +50,18 @@ def test_who_has_joined_is_waited_for_though_it_does_not_follow_yet() -> None:
 
 def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         following = asyncio.create_task(state.follow("a", 0))
         await asyncio.sleep(0)
         first = asyncio.create_task(state.publish("m", True))
-        assert await following == (1, {"m": True})
+        assert await following == (1, {"m": 1})
         joined = [asyncio.create_task(state.publish("m", True)) for _ in range(20)]
         await asyncio.sleep(0)
         await state.report("a", 1, "no memory left")
         assert await asyncio.gather(first, *joined) == [["no memory left"]] * 21
         anew = asyncio.create_task(state.publish("m", True))
         await asyncio.sleep(0)
-        assert await state.follow("a", 1) == (2, {"m": True})
+        assert await state.follow("a", 1) == (2, {"m": 2})
         await state.report("a", 2, "")
         assert await anew == []
 
@@ -70,7 +70,7 @@ def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
 
 def test_a_change_to_another_state_follows_the_one_under_way_and_gets_its_own_end() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         following = asyncio.create_task(state.follow("a", 0))
         await asyncio.sleep(0)
         loading = asyncio.create_task(state.publish("m", True))
@@ -87,19 +87,19 @@ def test_a_change_to_another_state_follows_the_one_under_way_and_gets_its_own_en
 
 def test_a_late_follower_gets_all_that_is_wanted_at_once() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         assert await state.publish("m", False) == []  # nobody follows yet
         await state.publish("n", False)
         await state.publish("n", True)
-        assert await state.follow("a", 0) == (3, {"m": False, "n": True})
-        assert await state.follow("a", 2) == (3, {"n": True})
+        assert await state.follow("a", 0) == (3, {"m": 0, "n": 3})
+        assert await state.follow("a", 2) == (3, {"n": 3})
 
     run(test)
 
 
 def test_a_follower_ahead_of_a_restarted_state_begins_anew() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         await state.publish("m", False)
         assert await state.follow("a", 7) == (1, {"m": False})
 
@@ -108,7 +108,7 @@ def test_a_follower_ahead_of_a_restarted_state_begins_anew() -> None:
 
 def test_who_has_begun_with_what_was_asked_has_reported_on_it_and_follows_from_there() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         await state.join("old")
         publishing = asyncio.create_task(state.publish("m", False))
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ def test_who_has_begun_with_what_was_asked_has_reported_on_it_and_follows_from_t
         await state.report("old", 1, "")
         assert await publishing == []
         publishing = asyncio.create_task(state.publish("m", True))
-        assert await following == (2, {"m": True})
+        assert await following == (2, {"m": 2})
         await state.report("old", 2, "")
         await asyncio.sleep(0)
         assert not publishing.done()
@@ -130,7 +130,7 @@ def test_who_has_begun_with_what_was_asked_has_reported_on_it_and_follows_from_t
 
 def test_what_one_has_begun_with_says_nothing_to_a_restarted_state() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         await state.join("a", 7)
         publishing = asyncio.create_task(state.publish("m", False))
         await asyncio.sleep(0.1)
@@ -142,7 +142,7 @@ def test_what_one_has_begun_with_says_nothing_to_a_restarted_state() -> None:
 
 def test_an_actor_that_was_made_anew_is_reminded_and_what_it_knows_counts_more() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         assert await state.remind({"m": False, "n": True}) == (1, {})
         assert await state.asked() == (1, {"m": False, "n": True})
         await state.publish("n", False)
@@ -153,10 +153,25 @@ def test_an_actor_that_was_made_anew_is_reminded_and_what_it_knows_counts_more()
 
 def test_what_was_asked_for_models_that_an_upgrade_has_removed_is_forgotten() -> None:
     async def test() -> None:
-        state = ControlState()
+        state = ControlState(lambda: 0)
         await state.publish("m", False)
         await state.publish("gone", False)
         await state.join("a", 0, {"m", "new"})
         assert await state.asked() == (2, {"m": False})
+
+    run(test)
+
+
+def test_it_ends_once_though_several_ask_for_that_and_not_while_an_ingress_that_has_asked_loads_its_models() -> None:
+    async def test() -> None:
+        state = ControlState(lambda: 0)
+        ending = asyncio.create_task(state.end_when_unfollowed())
+        await asyncio.sleep(0)
+        await state.end_when_unfollowed()
+        assert not ending.done()
+        ending.cancel()
+        assert await state.unfollowed()
+        await state.asked()
+        assert not await state.unfollowed()
 
     run(test)

@@ -345,3 +345,24 @@ def test_a_batch_that_there_is_no_memory_to_send_has_its_one_end_and_gives_its_s
         assert (runner.free_slots, len(runner._running), len(link._calls)) == (1, 0, 0)
 
     run_simulated(test)
+
+
+@pytest.mark.parametrize(("load", "opened"), [(0, [False, True, True]), (5, [False, False, True])])
+def test_a_clients_load_is_done_once_every_replica_has_the_model_or_cannot_load_it(load: int, opened: list[bool]) -> None:
+    async def test(clock: SimulatedClock) -> None:
+        document = {"models": [{"name": "m", "max_rows": 8, "backends": [{"kind": "synthetic"}]}]}
+        (backend,) = parse_config(document, source="test").models[0].backends
+        runner = RemoteRunner(backend, "deployment", "application", content="", name="m:1/synthetic", clock=clock, load=load)
+        runner._loop = asyncio.get_running_loop()
+        runner._opened = runner._loop.create_future()
+        links = [WireLink(cast(Any, None), "ingress", lambda: None, load=load) for _ in range(2)]
+        runner._links = {str(number): link for number, link in enumerate(links)}
+        seen = []
+        for change in ({}, {"up": True, "spec": ModelSpec("", (), (), 8)}, {"fault": "no such file"}):
+            for name, value in change.items():
+                setattr(links["fault" in change], name, value)
+            runner._link_changed()
+            seen.append(runner._opened.done())
+        assert seen == opened
+
+    run_simulated(test)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from backends.base import ModelSpec, Tensors, TensorSpec
 from backends.early_failure import EarlyFailure
 from backends.triton_python import lend_utils
 from gateway.cluster.channel import Channel
+from gateway.cluster.control import ClientsWish
 from gateway.cluster.remote import _execution, _part_of
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
@@ -38,7 +39,12 @@ MISBEHAVING = f"{Path(__file__).parent.parent / 'engine' / 'misbehaving.py'}:Mod
 
 
 async def open_replica(
-    *, declared: ModelSpec = OPEN, load_at_start: bool = True, metrics_dir: Path | None = None, **backend: Any
+    *,
+    declared: ModelSpec = OPEN,
+    load_at_start: bool = True,
+    metrics_dir: Path | None = None,
+    asked: Callable[[], Awaitable[ClientsWish]] | None = None,
+    **backend: Any,
 ) -> Replica:
     model_document = {
         "name": "m",
@@ -49,9 +55,9 @@ async def open_replica(
     document = {"models": [model_document]}
     model = parse_config(document, source="test").models[0]
     replica = Replica.__new__(Replica)
-    counts = {} if metrics_dir is None else {"metrics_dir": lambda: metrics_dir}
+    given = {"metrics_dir": metrics_dir and (lambda: metrics_dir)} | ({"asked": asked} if asked is not None else {})
     try:
-        await replica.__init__(model, model.backends[0], declared, "content", **counts)  # type: ignore[misc]  # as Serve does
+        await replica.__init__(model, model.backends[0], declared, "content", **given)  # type: ignore[misc]  # as Serve does
     except GatewayError:
         await replica.close()  # as Serve does as well
         raise
@@ -68,11 +74,11 @@ def frame(value: float = 1.0, *, ingress: str = "a", left_rows: int = 0) -> byte
     return b"".join(encode_frame(inputs, about))
 
 
-async def attend(replica: Replica, ingress: str, known: int | None, platform: str = "synthetic") -> int:
-    answer = await replica.attend(msgspec.msgpack.encode((ingress, known)))
+async def attend(replica: Replica, ingress: str, known: int | None, platform: str = "synthetic", load: int = 0) -> int:
+    answer = await replica.attend(msgspec.msgpack.encode((ingress, known, load)))
     slots, content, spec, fault, *_ = msgspec.msgpack.decode(answer)
     assert (content, fault) == ("content", "")
-    assert (spec[0], spec[6]) == (platform, platform == "python")  # decoupled: that of this file
+    assert spec[0] == platform
     return int(slots)
 
 
@@ -259,7 +265,7 @@ def test_one_of_the_ingresses_counts_the_sessions_for_all_wherever_they_are_leas
         assert [await counted(ingress, None) for ingress in ("a", "b")] == [2, 0]
         await replica.run(frame(102.0))
         assert await counted("a", 2) == 1
-        await until_true(lambda: replica._pool.sessions == 2)
+        await until_true(lambda: replica._hosted.pool.sessions == 2)
         await until_true(lambda: replica._attendance.standing("a").counted == 2)
         left = asyncio.create_task(counted("b", replica._attendance.slots("b")))
         await asyncio.sleep(0)
@@ -288,16 +294,106 @@ def test_the_model_is_freed_when_the_last_ingress_releases_it_and_loaded_when_on
         replica = await open_replica()
         await attend(replica, "a", None)
         await attend(replica, "b", None)
-        loaded = replica._pool
+        loaded = replica._hosted.pool
         await replica.release(b"a")
-        assert replica._pool is loaded
+        assert replica._hosted.pool is loaded
         await replica.release(b"b")
-        assert replica._pool is not loaded
-        assert (loaded.free_slots, replica._pool.free_slots) == (0, 0)
+        assert replica._hosted.pool is not loaded
+        assert (loaded.free_slots, replica._hosted.pool.free_slots) == (0, 0)
         await replica.check_health()  # an unloaded model is no reason to be replaced
         assert await asyncio.gather(attend(replica, "a", None), attend(replica, "b", None)) == [1, 0]
         outputs, _ = decode_frame(await replica.run(frame(3.0)))
         assert outputs["OUTPUT0"].tolist() == [[3.0] * 16] * 2
+        await replica.close()
+
+    run(test)
+
+
+WEIGHS = """
+import pathlib, time
+
+FOLDER = pathlib.Path("{folder}")
+
+def weights():
+    return [float(text) for text in (FOLDER / "weights").read_text().split()]
+
+class Outputs:
+    def __get__(self, instance, owner):
+        return (("INPUT0", "FP32", (-1, 16 * len(weights()))),)
+
+class Weighs:
+    inputs = (("INPUT0", "FP32", (-1, 16)),)
+    outputs = Outputs()
+
+    def __init__(self):
+        self.weight = weights()[0]
+        with open(FOLDER / "opened", "a") as file:
+            file.write(".")
+
+    def predict(self, inputs):
+        while inputs["INPUT0"][0, 0] == 99 and not (FOLDER / "gate").exists():
+            time.sleep(0.01)
+        return {{"INPUT0": 0 * inputs["INPUT0"] + self.weight}}
+"""
+
+
+def test_a_load_of_a_client_reads_a_loaded_model_anew_once_and_what_it_had_goes_on_where_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "weighs.py").write_text(WEIGHS.format(folder=tmp_path))
+    weights, opened = tmp_path / "weights", tmp_path / "opened"
+
+    async def test() -> None:
+        async def asked() -> ClientsWish:
+            return ClientsWish(3)
+
+        async def answered(value: float) -> float:
+            outputs, _ = decode_frame(await replica.run(frame(value)))
+            return float(outputs["INPUT0"][0, 0])
+
+        async def fault(load: int) -> str:
+            slots, _, _, found, *_ = msgspec.msgpack.decode(await replica.attend(msgspec.msgpack.encode(("new", None, load))))
+            assert slots == 0
+            return str(found)
+
+        weights.write_text("1")
+        replica = await open_replica(kind="python", model=f"{tmp_path}/weighs.py:Weighs", asked=asked)
+        await attend(replica, "a", None, "python", load=3)  # asked for before the replica has begun
+        assert opened.read_text() == "."
+        running = asyncio.create_task(answered(99.0))
+        await until_true(lambda: replica._hosted.pool.busy)
+        weights.write_text("7")
+        await asyncio.gather(*(attend(replica, ingress, None, "python", load=4) for ingress in ("a2", "b2")))
+        await replica.release(b"a")
+        assert await answered(1.0) == 7.0
+        assert replica._hosted.sessions == (1, 1)
+        await attend(replica, "c2", None, "python", load=4)  # late
+        await attend(replica, "d", None, "python")  # one that has begun since
+        (tmp_path / "gate").touch()
+        assert await running == 1.0
+        assert opened.read_text() == ".."
+        for text, words in (("broken", "could not convert string to float"), ("1 2", "unload the model, then load it")):
+            weights.write_text(text)
+            assert words in await fault(5)
+            await replica.release(b"new")
+            assert await answered(1.0) == 7.0
+        weights.write_text("8")
+        await attend(replica, "new", None, "python", load=5)
+        assert await answered(1.0) == 8.0
+        await replica.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_replica_that_starts_while_clients_have_the_model_unloaded_does_not_keep_it(when: int) -> None:
+    async def test() -> None:
+        wishes = iter([ClientsWish(5)] * when + [ClientsWish(6, unloaded=True)])
+
+        async def asked() -> ClientsWish:
+            return next(wishes)
+
+        replica = await open_replica(asked=asked)
+        assert (replica._hosted.loaded, replica._hosted.pool.free_slots) == (False, 0)
+        assert await attend(replica, "a", None, load=7) == 1
         await replica.close()
 
     run(test)
@@ -310,7 +406,7 @@ def test_an_open_call_of_an_ingress_that_releases_the_model_does_not_keep_it() -
         open_call = asyncio.create_task(attend(replica, "a", 1))
         await asyncio.sleep(0)
         await replica.release(b"a")
-        assert replica._pool.free_slots == 0
+        assert replica._hosted.pool.free_slots == 0
         open_call.cancel()  # its connection ends later
         with pytest.raises(asyncio.CancelledError):
             await open_call
@@ -495,7 +591,7 @@ def test_the_end_waits_only_so_long_for_what_runs() -> None:
         channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
         about = {"rows": 1, "batched": True, "left_rows": 0, "ingress": "a", "parameters": {}}
         question = channel.ask(encode_frame({"INPUT0": np.zeros((1, 16), np.float32)}, about))
-        await until_true(lambda: replica._pool.busy == 1)
+        await until_true(lambda: replica._hosted.pool.busy == 1)
         await asyncio.wait_for(replica._end(), 5)
         await asyncio.wait([question.answer])
         channel.close()
@@ -518,7 +614,7 @@ def test_a_stream_that_nobody_wants_any_more_frees_its_session_though_it_waits_f
             assert decode_frame(await question.answer)[1]["error"] == "Cancelled"
         else:
             channel.abort()
-        await until_true(lambda: replica._pool.free_slots == 1)
+        await until_true(lambda: replica._hosted.pool.free_slots == 1)
         channel.close()
         await replica.close()
 

@@ -259,12 +259,10 @@ class Leases:
         """A slot each for those with work whose turn was longest ago; what is left stays with those that used it last."""
         parts = dict.fromkeys(self.of, 0)
         for process, lease in self.of.items():
-            lasting = self._lasting(lease, now_ns)
-            parts[process] = min(lease.told, lasting)
-            slots = max(0, slots - lasting)
+            slots = max(0, slots - self._lasting(lease, now_ns))
         in_turn = sorted(self.of.items(), key=lambda item: (not item[1].keeps_until_ns(now_ns), item[1].turn_ns))
         for process, lease in in_turn:
-            if slots and not parts[process] and (lease.wants or lease.keeps_until_ns(now_ns)):
+            if slots and not self._lasting(lease, now_ns) and (lease.wants or lease.keeps_until_ns(now_ns)):
                 parts[process] = 1
                 slots -= 1
         short = [process for process, lease in in_turn if lease.wants and lease.running >= parts[process]]

@@ -350,6 +350,17 @@ def test_two_that_are_busy_and_want_more_leave_each_other_their_slots() -> None:
     assert [lease.number for lease in world.leases.of.values()] == numbers
 
 
+def test_who_comes_to_want_a_slot_in_a_batch_that_lasts_has_it_at_its_end() -> None:
+    world = World(1, "a", "b")
+    world.read("a")
+    world.begin("a")
+    world.now_ns += 100 * MS
+    world.deal()
+    world.want("b")
+    world.end("a", 100 * MS)
+    assert world.told() == (0, 1)
+
+
 def test_beside_a_batch_that_lasts_the_others_take_turns() -> None:
     world = World(2, "a", "b", "c")
     world.want("a")

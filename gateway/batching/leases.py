@@ -258,7 +258,7 @@ class Leases:
     def _by_turns(self, slots: int, now_ns: int) -> Sequence[int]:
         """A slot each for those with work whose turn was longest ago; what is left stays with those that used it last."""
         parts = dict.fromkeys(self.of, 0)
-        for process, lease in self.of.items():
+        for lease in self.of.values():
             slots = max(0, slots - self._lasting(lease, now_ns))
         in_turn = sorted(self.of.items(), key=lambda item: (not item[1].keeps_until_ns(now_ns), item[1].turn_ns))
         for process, lease in in_turn:

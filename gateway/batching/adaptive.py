@@ -141,7 +141,11 @@ class Adaptive:
         if batch.reason == "probe":
             self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
-            stream = self._streams.learn(batch.group, batch.padded_rows, batch.busy, time_ns)
+            stream = self._streams.by_group.get(batch.group) or self._streams.rest
+            if stream.own and stream.curve is self.service.latest:  # as mostly: without the calls
+                stream.curve.observe(batch.padded_rows, batch.busy, time_ns)
+            else:
+                stream = self._streams.learn(batch.group, batch.padded_rows, batch.busy, time_ns)
             stream.learned_ns = self._line.stream.learned_ns = now_ns
             if (rehearsal := self._rehearsal).spare is not None:
                 rehearsal.answered += len(batch.parts)
@@ -200,7 +204,7 @@ class Adaptive:
         longest = max([each.group for each in waiting])  # type: ignore[type-var]  # all are LengthGroups of one shape key
         line = Queue.joined(longest, waiting) if len(waiting) > 1 else queue
         line.outlook = queue.outlook
-        self._line.stream.curve = self._curve(longest)
+        self._line.stream.curve = self._streams.curve(longest)
         decision = self._decide(line, self._line.stream, state, now_ns, free_slots, True)
         for each in state.queues.values():
             each.outlook = decision.outlook
@@ -211,7 +215,7 @@ class Adaptive:
         expected_ns = 0
         if rows:
             longest = max([part.queue.group for part in (mine, *others) if part.rows])  # type: ignore[type-var]  # as above
-            expected_ns = round(self._curve(longest).expected_ns(rows, len(state.in_flight) + 1))
+            expected_ns = round(self._streams.curve(longest).expected_ns(rows, len(state.in_flight) + 1))
         return Decision(mine.rows, decision.reason, decision.wake_at_ns, mine.shed, expected_ns, others, decision.outlook)
 
     def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
@@ -460,7 +464,7 @@ class Adaptive:
                 return None
             elif group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
                 longest = group
-        return self._curve(longest)
+        return self._streams.curve(longest)
 
     def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
         """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
@@ -477,9 +481,6 @@ class Adaptive:
         if deadline_ns != NEVER:
             wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
         return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
-
-    def _curve(self, group: Hashable) -> ServiceCurve:
-        return self._streams.curve(group)
 
 
 def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:

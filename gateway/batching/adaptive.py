@@ -324,11 +324,11 @@ class Adaptive:
         fills = rows == waiting and (free_slots == 1 or pressed)
         fill: list[Fill] = []
         if slo_ns is None:
-            took, fill, expected_ns = in_turn(queue, view, rows, fills, state, self._limits, self._curve)
+            took, fill, expected_ns = in_turn(queue, view, rows, fills, state, self._limits, self._streams.curve)
             return Decision(took, reason if took == rows else "cap", None, shed, round(expected_ns), fill, foreseen)
         expected_ns = view.expected_ns(rows)
         if fills:
-            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._curve)
+            fill, expected_ns = filled(queue, view, rows, deadline_ns, pressed, state, self._limits, self._streams.curve)
         return Decision(rows, reason, None, shed, round(expected_ns), fill, foreseen)
 
     def _stance_for(self, state: State, now_ns: int, slo_ns: int) -> Stance:
@@ -385,7 +385,7 @@ class Adaptive:
         The fewer lone requests would keep the workers busy, the less is lost if it is late nevertheless.
         """
         streams = [self._streams.of(group) for group in self._streams.apart(state.queues)]
-        work = sum([stream.rate(now_ns) * stream.curve.shape[0] for stream in streams]) * view.level / view.workers
+        work = sum([one.rate(now_ns) * one.curve.expected_ns(1, view.busy + 1) for one in streams]) / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
 
@@ -429,8 +429,9 @@ class Adaptive:
                 continue
             theirs = self._streams.of(other.group)
             if theirs not in told and theirs.curve.current().ready:
-                at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, view.quantile)
-                told[theirs] = outlook(theirs.curve, view.level, Plan(at, planned.margin), view.workers, crowd)
+                level = theirs.curve.level(view.busy + 1)  # of shapes that learn apart it is another
+                at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, level * planned.margin)
+                told[theirs] = outlook(theirs.curve, level, Plan(at, planned.margin), view.workers, crowd)
             other.outlook = told.get(theirs)
         usual = planned._replace(at=view.as_long(planned.at))
         return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line.stream)

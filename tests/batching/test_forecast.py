@@ -384,3 +384,34 @@ def test_until_a_stream_has_ended_it_is_taken_to_go_on_as_long_again() -> None:
     batcher.finished(start(batcher, 1, 0), 10 * MS, 10 * MS, True)
     start(batcher, 1, now_ns=0)
     assert batcher.wait_ns(500 * MS, 0) == pytest.approx(490 * MS)
+
+
+@pytest.mark.parametrize("level", [1.0, 0.05])
+def test_what_others_take_is_by_their_own_level(level: float) -> None:
+    batcher = batcher_that_knows()
+    own, others = kept_curve(10, 1, 64), kept_curve(10 / level, 1 / level, 64, {1: level})  # one time, whatever the level
+    batcher.service.restore(kept_model({None: own, "another": others}))
+    start(batcher, 20, now_ns=0)
+    other = request(8)
+    other.shape_key = "another"
+    batcher.add(other, 0)
+    assert batcher.forecast(request(), 0, free_slots=0).ahead_ns == pytest.approx(9.8 * MS, rel=0.01)
+
+
+def test_when_others_will_be_done_under_overload_is_by_their_own_level() -> None:
+    full_ns = set()
+    for level in (1.0, 0.05):
+        batcher = batcher_that_knows(slo_ms=60)
+        own, others = kept_curve(10, 1, 64), kept_curve(10 / level, 1 / level, 64, {1: level})
+        batcher.service.restore(kept_model({None: own, "another": others}))
+        first = start(batcher, 20, now_ns=0)
+        for at in range(200):
+            asked = request(1, at * MS // 8)
+            asked.shape_key = None if at % 4 else "another"
+            batcher.add(asked, at * MS // 8)
+        batcher.finished(first, 30 * MS, 30 * MS, True)
+        batcher.step(30 * MS, 1)
+        (waits,) = [queue for queue in batcher._state.queues.values() if queue.rows]
+        assert waits.outlook is not None
+        full_ns.add(round(waits.outlook.full_ns))
+    assert len(full_ns) == 1

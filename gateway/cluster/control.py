@@ -80,10 +80,10 @@ class ControlState:
         self._ends = False
         self._changed = asyncio.Event()
 
-    async def asked(self) -> tuple[int, dict[str, bool]]:
-        """The version there is, and what clients have asked for up to it: whether a model is to be loaded."""
+    async def asked(self) -> tuple[int, dict[str, int]]:
+        """The version there is, and what clients have asked for up to it, as `_Wish.load`."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
-        return self._version, {model: wish.loaded for model, wish in self._wanted.items()}
+        return self._version, {model: wish.load for model, wish in self._wanted.items()}
 
     async def join(self, ingress: str, seen: int = 0, models: Collection[str] | None = None) -> None:
         """Count an ingress replica among those that follow, as it will at once.
@@ -120,31 +120,40 @@ class ControlState:
             del reports[old]
         self._tell()
 
-    async def remind(self, asked: dict[str, bool]) -> tuple[int, dict[str, int]]:
+    async def remind(self, ingress: str, seen: int, asked: dict[str, int]) -> tuple[int, dict[str, int]]:
         """Know again, as this actor was made anew, what clients have asked for, as far as one that follows has it.
 
-        Returns the version there is then, and what it has otherwise: as `follow`.
+        seen, asked: as `follow` gave it. Returns the version there is then, and what it has otherwise: as `follow`.
         """
+        self._followers.setdefault(ingress, _Follower()).seen_s = time.monotonic()
+        if seen > self._version:  # of a clock that was ahead of this one: replicas know that number
+            self._version = seen + 1
+            self._wanted = {model: _Wish(self._version, wish.loaded) for model, wish in self._wanted.items()}
         missing = asked.keys() - self._wanted.keys()
-        if missing:
-            self._count_on()
-            self._wanted |= {model: _Wish(self._version, asked[model]) for model in missing}
-            self._tell()
-        return self._version, {model: wish.load for model, wish in self._wanted.items() if asked.get(model) != wish.loaded}
+        self._wanted |= {model: _Wish(asked[model] or self._version, asked[model] > 0) for model in missing}
+        self._tell()
+        return self._version, {model: wish.load for model, wish in self._wanted.items() if asked.get(model) != wish.load}
 
-    async def publish(self, model: str, loaded: bool) -> list[str]:
+    async def publish(self, ingress: str, model: str, loaded: bool) -> list[str]:
         """Change the wanted state, wait until every follower has reported on it, and return their errors.
 
-        Joins the last change of the model if that is to the same state and not reported on by all.
+        Joins the last change of the model if that is to the same state and not reported on by all. Who starts later begins with
+        the last load that succeeded.
         """
-        version, wanted = self._wanted.get(model, _Wish(0, not loaded))
+        others_s = 0.0
+        if ingress not in self._followers:  # this actor was made anew, and the others will come as well
+            self._followers[ingress] = _Follower(seen_s=time.monotonic())
+            others_s = time.monotonic() + _GONE_AFTER_S
+        version, wanted = before = self._wanted.get(model, _Wish(0, not loaded))
         if wanted != loaded or self._errors(version) is not None:
             self._count_on()
             version = self._version
             self._wanted[model] = _Wish(version, loaded)
             self._tell()
-        while (errors := self._errors(version)) is None:
+        while (errors := self._errors(version)) is None or time.monotonic() < others_s:
             await self._change(_GONE_AFTER_S)
+        if errors and before.load and self._wanted.get(model) == _Wish(version, loaded):
+            self._wanted[model] = before
         return errors
 
     def _errors(self, version: int) -> list[str] | None:
@@ -221,9 +230,8 @@ class SharedControl:
         self._runtime_env = runtime_env
         self._ingress = uuid.uuid4().hex
         self._seen = 0  # the version that it has begun with
-        self._asked: dict[str, bool] = {}  # by clients, as far as is known here
+        self._asked: dict[str, int] = {}  # by clients, as far as is known here: as `follow` of the actor gives it
         self._models: frozenset[str] = frozenset()
-        self._loads: dict[str, int] = {}
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
 
@@ -231,7 +239,7 @@ class SharedControl:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
         with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
             self._seen, self._asked = await self._actor().asked.remote()
-        return self._asked
+        return {model: load > 0 for model, load in self._asked.items()}
 
     async def follow(self, apply: Callable[[str, bool], Awaitable[None]], models: Collection[str]) -> None:
         """Apply what clients ask for since `asked`; whoever publishes once this has returned waits for it.
@@ -239,18 +247,18 @@ class SharedControl:
         apply: `Repository.apply`. models: that this ingress has; during an upgrade, clients may ask others for more.
         """
         self._models = frozenset(models)
-        self._asked = {model: loaded for model, loaded in self._asked.items() if model in self._models}
+        self._asked = {model: load for model, load in self._asked.items() if model in self._models}
         with contextlib.suppress(RayError):  # as in `asked`
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
 
     def load_of(self, model: str) -> int:
-        """The number of the last load that this ingress was to apply, the same in all of them; 0: it has begun as it was."""
-        return self._loads.get(model, 0)
+        """The number of the last load by a client, the same in all ingresses; 0: there was none."""
+        return self._asked.get(model, 0)
 
     async def publish(self, name: str, loaded: bool) -> None:
         try:
-            errors = await self._actor().publish.remote(name, loaded)
+            errors = await self._actor().publish.remote(self._ingress, name, loaded)
         except RayError as exc:
             raise BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0) from exc
         if errors:
@@ -287,7 +295,7 @@ class SharedControl:
                     actor = self._actor()
                     actor.end_when_unfollowed.remote()
                 if lost:
-                    version, changes = await actor.remind.remote(self._asked)
+                    version, changes = await actor.remind.remote(self._ingress, seen, self._asked)
                 else:
                     version, changes = await actor.follow.remote(self._ingress, seen)
             except RayError as exc:
@@ -300,7 +308,7 @@ class SharedControl:
                 lost = False
                 seen = version
                 changes = {model: load for model, load in changes.items() if model in self._models}
-                self._asked |= {model: load > 0 for model, load in changes.items()}
+                self._asked |= changes
                 # Beside following: whoever does not follow while it loads a large model would count as gone.
                 self._applying = asyncio.create_task(self._apply(self._applying, actor, version, changes, apply))
 
@@ -316,7 +324,6 @@ class SharedControl:
             await before
         error = ""
         for model, load in changes.items():
-            self._loads[model] = load
             try:
                 await apply(model, load > 0)
             except GatewayError as exc:

@@ -25,7 +25,8 @@ class HostedModel:
         self._name = name
         self._on_change = on_change
         self._asked = 0  # the last load of a client that is known here
-        self._served = 0  # the one that it was read for, or after
+        self._tried = 0  # the one that it was read for last
+        self._served = 0  # the one that it was read for, or after, and is served
         self._changing = asyncio.Lock()  # one load or release at a time
         self._loading: asyncio.Task[str] | None = None
         self._opening: WorkerPool | None = None
@@ -38,7 +39,7 @@ class HostedModel:
 
     async def open(self, load: int = 0) -> None:
         """Read the model. load: the last one of a client before this. Raises: GatewayError: what was there before goes on."""
-        load = self._asked = max(load, self._asked)
+        load = self._asked = self._tried = max(load, self._asked)
         self._opening = pool = self._new_pool()
         pool.on_change = self._on_change
         try:
@@ -68,6 +69,8 @@ class HostedModel:
             if self._loading is None:
                 self._loading = asyncio.get_running_loop().create_task(self._load())
             fault = await asyncio.shield(self._loading)
+            if self._tried < load:
+                fault = ""  # of what was read before
         return fault
 
     async def _load(self) -> str:

@@ -20,11 +20,12 @@ from loadtest.load.request_log import ERROR_EVENT, MALFORMED, OK, RESET, Request
 _MOST_HEAD_BYTES: Final = 1 << 20  # as of an answer over HTTP/2
 _EVENTS: Final = b"text/event-stream"
 _BRACE: Final = ord("{")  # begins most answers and no events: the heads of the others are searched
-_V2_BEGINS: Final = re.compile(rb'\s*\{(?!\s*"error"\s*:\s*[^n\s])')  # JSON, which tensors may follow; null is no error
 _BEGINNING: Final = 256  # bytes of a body that show whether it begins so, and what else it is
 _MOST_EVENT_BYTES: Final = 16 << 10  # of an event that tells of an error
 _EVENT_BEGINNING: Final = 256  # bytes that are kept of a longer one, beside its end
 _ERROR_BEGINS: Final = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:"[^"]|\{\s*[^\s}])')
+# JSON, with a byte order mark perhaps, which tensors may follow.
+_V2_BEGINS: Final = re.compile(rb"(?:\xef\xbb\xbf)?(?!%b)\s*\{" % _ERROR_BEGINS.pattern)
 _DONE: Final = b"[DONE]"  # ends the streams of OpenAI's API, whatever became of them
 
 

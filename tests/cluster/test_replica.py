@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from backends.early_failure import EarlyFailure
 from backends.triton_python import lend_utils
 from gateway.cluster.channel import Channel
 from gateway.cluster.control import ClientsWish
+from gateway.cluster.hosted_model import HostedModel
 from gateway.cluster.remote import _execution, _part_of
 from gateway.cluster.replica import Replica, Terms
 from gateway.config import parse_config
@@ -395,6 +397,32 @@ def test_a_replica_that_starts_while_clients_have_the_model_unloaded_does_not_ke
         assert (replica._hosted.loaded, replica._hosted.pool.free_slots) == (False, 0)
         assert await attend(replica, "a", None, load=7) == 1
         await replica.close()
+
+    run(test)
+
+
+def test_a_load_is_not_refused_for_what_was_read_for_an_earlier_one() -> None:
+    async def test() -> None:
+        broken, opened = asyncio.Event(), list[Mock]()
+
+        async def open_pool() -> ModelSpec:
+            if len(opened) == 2:
+                await broken.wait()
+                raise BackendFailed("no such file")
+            return ModelSpec("", (), (), 0)
+
+        def new_pool() -> Any:
+            opened.append(Mock(open=open_pool, close=lambda: asyncio.sleep(0)))
+            return opened[-1]
+
+        hosted = HostedModel(new_pool, "m", lambda: None)
+        hosted.loaded = True
+        earlier = asyncio.create_task(hosted.load(5))
+        await asyncio.sleep(0.01)
+        later = asyncio.create_task(hosted.load(6))
+        await asyncio.sleep(0.01)
+        broken.set()
+        assert (await earlier, await later, len(opened)) == ("no such file", "", 3)
 
     run(test)
 

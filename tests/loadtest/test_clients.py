@@ -621,6 +621,10 @@ def test_a_stream_of_events_has_failed_where_its_last_tells_of_an_error(
         ([b'{"outputs":[]}'], None),
         ([b"{", b'"id":"error","outputs":[]}', b"\0" * 1000], None),
         ([b'\n{\n "error_rate":1, "outputs":[]}'], None),
+        ([b'{"error":"", "outputs":[]}'], None),
+        ([b'{"error":false, "outputs":[]}'], None),
+        ([b'\xef\xbb\xbf{"outputs":[]}'], None),
+        ([b'\xef\xbb\xbf{"error":"it broke"}'], '\u00b7{"error":"it broke"}'),
     ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])

@@ -74,6 +74,7 @@ class ControlState:
         """now_ms: of a clock that the processes before this one had: replicas know their versions."""
         self._now_ms = now_ms
         self._version = 0
+        self._lifted: dict[int, int] = {}  # versions that were published here and have another number now
         self._wanted: dict[str, _Wish] = {}  # by model
         self._followers: dict[str, _Follower] = {}
         self._needed_until_s = 0.0
@@ -125,9 +126,12 @@ class ControlState:
 
         seen, asked: as `follow` gave it. Returns the version there is then, and what it has otherwise: as `follow`.
         """
-        self._followers.setdefault(ingress, _Follower()).seen_s = time.monotonic()
+        follower = self._followers.setdefault(ingress, _Follower())
+        follower.seen_s = time.monotonic()
+        follower.reports.setdefault(seen, "")
         if seen > self._version:  # of a clock that was ahead of this one: replicas know that number
             self._version = seen + 1
+            self._lifted |= {wish.version: self._version for wish in self._wanted.values()}
             self._wanted = {model: _Wish(self._version, wish.loaded) for model, wish in self._wanted.items()}
         missing = asked.keys() - self._wanted.keys()
         self._wanted |= {model: _Wish(asked[model] or self._version, asked[model] > 0) for model in missing}
@@ -140,19 +144,23 @@ class ControlState:
         Joins the last change of the model if that is to the same state and not reported on by all. Who starts later begins with
         the last load that succeeded.
         """
-        others_s = 0.0
-        if ingress not in self._followers:  # this actor was made anew, and the others will come as well
-            self._followers[ingress] = _Follower(seen_s=time.monotonic())
-            others_s = time.monotonic() + _GONE_AFTER_S
+        known = ingress in self._followers
+        others_s = 0.0 if known else time.monotonic() + _FOLLOW_S  # this actor was made anew, and the others will come as well
         version, wanted = before = self._wanted.get(model, _Wish(0, not loaded))
-        if wanted != loaded or self._errors(version) is not None:
+        if not known or wanted != loaded or self._errors(version) is not None:
             self._count_on()
             version = self._version
             self._wanted[model] = _Wish(version, loaded)
             self._tell()
-        while (errors := self._errors(version)) is None or time.monotonic() < others_s:
-            await self._change(_GONE_AFTER_S)
-        if errors and before.load and self._wanted.get(model) == _Wish(version, loaded):
+        asks = self._followers.setdefault(ingress, _Follower())
+        asks.following += 1  # it is there, though it may not have found this actor yet
+        try:
+            while (errors := self._errors(version)) is None or time.monotonic() < others_s:
+                await self._change(_GONE_AFTER_S)
+        finally:
+            asks.following -= 1
+            asks.seen_s = time.monotonic()
+        if errors and before.load and self._wanted.get(model) == _Wish(self._lifted.get(version, version), loaded):
             self._wanted[model] = before
         return errors
 
@@ -160,7 +168,7 @@ class ControlState:
         """What went wrong where it was applied; None while a follower has not reported."""
         now_s = time.monotonic()
         self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
-        reports = [follower.report_on(version) for follower in self._followers.values()]
+        reports = [follower.report_on(self._lifted.get(version, version)) for follower in self._followers.values()]
         return None if None in reports else [error for error in reports if error]
 
     async def unfollowed(self) -> bool:

@@ -173,7 +173,7 @@ def test_an_actor_that_was_made_anew_is_reminded_and_what_it_knows_counts_more()
 def test_what_is_published_where_nobody_follows_any_more_waits_for_the_ingresses_and_reaches_them(
     now_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_GONE_AFTER_S", 0.3)
+    monkeypatch.setattr(control, "_FOLLOW_S", 0.3)
 
     async def test() -> None:
         state = ControlState(lambda: now_ms)  # made anew, and its clock may be behind
@@ -191,6 +191,19 @@ def test_what_is_published_where_nobody_follows_any_more_waits_for_the_ingresses
         assert await publishing == ["no memory left"]
         for call in following:
             call.cancel()
+
+    run(test)
+
+
+def test_a_load_where_nobody_but_one_follows_any_more_is_a_new_one() -> None:
+    async def test() -> None:
+        for publisher in ("a", "b"):
+            state = ControlState(lambda: 0)
+            assert await state.remind("a", 7, {"m": 7}) == (8, {})
+            publishing = asyncio.create_task(state.publish(publisher, "m", True))
+            await asyncio.sleep(0)
+            assert await state.follow("a", 8) == (9, {"m": 9})
+            publishing.cancel()
 
     run(test)
 

@@ -154,7 +154,7 @@ def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
     of_batch = {"words": ("BYTES", (-1,)), "boxes": ("FP64", (-1, -1)), "scores": ("FP32", None), "nested": ("INT64", (-1, -1))}
     of_rows = {name: (datatype, shape and (-1, *shape)) for name, (datatype, shape) in of_batch.items()}
     for function, said in ((several, of_rows), (several_of_arrays, of_batch)):
-        empty = signature_of(function, method=False).empty
+        empty = signature_of(function, method=False).of_lists
         assert {name: (hint.datatype, hint.shape) for name, hint in empty.items()} == said
 
 

@@ -148,7 +148,7 @@ def test_a_part_that_is_not_as_declared_is_refused(tmp_path: Path) -> None:
     code = Path(decoupled_model.__file__).read_text().replace('Tensor("VALUE", array)', 'Tensor("OTHER", array)')
     served = Served(tmp_path, code, decoupled_model.CONFIG)
     with pytest.raises(OutputsRefused, match="'VALUE' is missing"):
-        served.values("thread 1 2 !")
+        list(served.stream("thread 1 2 !"))
     served.session.close()
 
 
@@ -773,6 +773,8 @@ def test_each_client_is_a_request_of_its_own_in_one_call(codes: str, isolation: 
 
 
 def test_a_refusal_is_for_the_client_and_no_fault_of_the_backend(codes: str) -> None:
+    for _ in range(4):  # until the speed of both is known: before that, either may be tried
+        assert asked(codes, "spared", "")[0] == 200
     assert [asked(codes, "spared", code)[0] for code in REFUSALS] == [*REFUSALS.values()]
 
 

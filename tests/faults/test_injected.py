@@ -80,7 +80,7 @@ SEAMS = [
     Seam("gateway.routing.router:Router.copies", ("routed",)),
     Seam("gateway.routing.router:Router.executed", ("routed",)),
     Seam("gateway.engine.lane:Lane.submit"),
-    Seam("gateway.engine.lane:Lane._answered"),
+    Seam("gateway.engine.reserve:Reserve.learn"),
     Seam("gateway.batching.batcher:Batcher.add"),
     Seam("gateway.batching.batcher:Batcher.step"),
     Seam("gateway.batching.batcher:Batcher._dispatch"),

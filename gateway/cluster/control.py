@@ -117,7 +117,7 @@ class ControlState:
         """Say that everything up to `version` is applied. error: empty, or what went wrong."""
         reports = self._followers.setdefault(ingress, _Follower()).reports
         reports[version] = error
-        for old in [known for known in reports if known < version - _REPORTS_KEPT]:
+        for old in sorted(reports)[:-_REPORTS_KEPT]:
             del reports[old]
         self._tell()
 

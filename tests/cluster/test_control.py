@@ -195,6 +195,22 @@ def test_what_is_published_where_nobody_follows_any_more_waits_for_the_ingresses
     run(test)
 
 
+def test_a_failure_is_told_though_other_models_were_loaded_long_after_it() -> None:
+    async def test() -> None:
+        now_ms = iter((1_000, 9_000))
+        state = ControlState(lambda: next(now_ms))
+        for name in ("a", "b"):
+            await state.join(name)
+        failing, other = (asyncio.create_task(state.publish("a", model, True)) for model in "mn")
+        await asyncio.sleep(0)
+        await state.report("a", 1_000, "no memory left")
+        await state.report("a", 9_000, "")
+        await state.report("b", 9_000, "")
+        assert (await failing, await other) == (["no memory left"], [])
+
+    run(test)
+
+
 def test_a_load_where_nobody_but_one_follows_any_more_is_a_new_one() -> None:
     async def test() -> None:
         for publisher in ("a", "b"):

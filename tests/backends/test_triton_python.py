@@ -773,8 +773,9 @@ def test_each_client_is_a_request_of_its_own_in_one_call(codes: str, isolation: 
 
 
 def test_a_refusal_is_for_the_client_and_no_fault_of_the_backend(codes: str) -> None:
-    for _ in range(4):  # until the speed of both is known: before that, either may be tried
-        assert asked(codes, "spared", "")[0] == 200
+    until = time.monotonic() + TIMEOUT_S
+    while asked(codes, "spared", "NOT_FOUND")[0] != REFUSALS["NOT_FOUND"]:  # it was slow on a busy machine, and is ejected
+        assert time.monotonic() < until
     assert [asked(codes, "spared", code)[0] for code in REFUSALS] == [*REFUSALS.values()]
 
 

@@ -234,11 +234,11 @@ async def strike_target(moment: Moment, folder: Path) -> Ended:
 
 
 def _wrong_here(moment: Moment, asked: int, taken: int, result: RunResult) -> str:
-    wanted = {"timeout"} if moment.kind == "stall" else {"reset", "refused"}
-    # On a busy machine some are late, all if it is struck early, or not sent at all; none may be anything else. All that came
-    # are told, and where none did, that.
+    # On a busy machine some are late, all if it is struck early, or not sent at all, or find no connection in time; none may be
+    # anything else. All that came are told, and where none did, that.
+    wanted = {"timeout", "refused"} | ({"reset"} if moment.kind != "stall" else set())
     told = asked <= result.requests <= 200 and (result.requests > 0 or not result.valid)
-    if result.partial or not told or set(result.errors) - wanted - {"timeout"}:
+    if result.partial or not told or set(result.errors) - wanted:
         return f"{result.partial}, {result.succeeded} of {result.requests}, {asked} came, {result.errors}, {result.reasons}"
     return _lost(result, taken)
 
@@ -328,7 +328,7 @@ def _wrong_there(moment: Moment, taken: int, path: Path, code: int | None, told:
         return "PARTIAL, and not said"
     if moment.kind == "kill a sender" and result.partial and (result.valid or "SIGKILL" not in result.reasons[0]):
         return f"{result.valid}, {result.reasons}"
-    if set(result.errors) - {"timeout"}:  # that is a busy machine
+    if set(result.errors) - {"timeout", "refused"}:  # that is a busy machine
         return f"{result.errors}"
     return _lost(result, taken)
 

@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.engine.metric_blocks import Key
 from tests.grpc_server.serving import Breaks, Served, infer_request, on_loop, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +44,7 @@ def state(served: Served) -> str:
 
 
 async def until(served: Served, wanted: str) -> None:
-    while state(served) != wanted:  # noqa: ASYNC110  # the repository tells nobody
-        await asyncio.sleep(0.005)
+    await until_async(lambda: state(served) == wanted)
 
 
 @on_loop
@@ -54,8 +54,7 @@ async def test_a_load_or_unload_goes_on_without_its_client() -> None:
         assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(served, "READY")
         answer = served.stub.ModelInfer(infer_request("m"))
-        while not served.repository.pending:  # noqa: ASYNC110  # as above
-            await asyncio.sleep(0.005)
+        await until_async(lambda: served.repository.pending)
         call = unload(served)
         await until(served, "UNLOADING")
         call.cancel()

@@ -26,7 +26,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -44,6 +43,7 @@ import tritonclient.http as httpclient
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.ports import free_port
 from gateway.config import located
 from tests.triton_server import triton_server, write_model
 
@@ -100,12 +100,6 @@ class Figure:
     p99_ms: float
     errors: int
     cpu_us: float  # of the server's processes, per request
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

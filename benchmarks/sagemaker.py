@@ -43,7 +43,8 @@ import numpy as np
 import onnxruntime
 import psutil
 
-from benchmarks.overhead import PATH, bodies, free_port
+from benchmarks.overhead import PATH, bodies
+from benchmarks.ports import free_port, ray_port
 
 SOURCE: Final = "https://github.com/aws/deep-learning-containers"
 COMMIT: Final = "e0ecedea6a1c56d6b5914f9cfb2fec5c548e67e0"  # 2026-08-21: version 1.4 of the image, Ray 2.57
@@ -214,7 +215,7 @@ def peer_command(case: Case, source: Path, folder: Path, port: int, *, sleeps: b
     changes = {
         "/opt/ml/model": str(package),
         "/app/sagemaker_serve.py": f"{folder}/sagemaker_serve.py",
-        "--port=6379": f"--port={free_port()}",
+        "--port=6379": f"--port={ray_port()}",
         "--http-host=0.0.0.0 --http-port=8000": f"--http-host=127.0.0.1 --http-port={serve_port}",
         "localhost:8000": f"127.0.0.1:{serve_port}",
     }

@@ -28,6 +28,7 @@ import psutil
 
 from benchmarks.many_models import BODY, GIVE_UP_S, ROOT, ask
 from benchmarks.ports import free_port
+from benchmarks.processor_time import cpu_s
 from gateway.edges.recycling import surplus
 
 TENSORS = """inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 16]}]
@@ -77,10 +78,6 @@ def before(port: int, grpc_port: int, processes: int) -> str:
     backend = f'{{kind: triton, url: "127.0.0.1:{grpc_port}", model: m1, sessions: 2}}'
     server = f"server: {{http_port: {port}, grpc_port: null, ingress_replicas: {processes}}}"
     return f"{server}\nmodels:\n  - name: m1\n    max_rows: 64\n    backends: [{backend}]\n"
-
-
-def cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
 def measured(

@@ -45,6 +45,7 @@ import psutil
 
 from benchmarks.overhead import PATH, bodies
 from benchmarks.ports import free_port, ray_port
+from benchmarks.processor_time import cpu_s
 
 SOURCE: Final = "https://github.com/aws/deep-learning-containers"
 COMMIT: Final = "e0ecedea6a1c56d6b5914f9cfb2fec5c548e67e0"  # 2026-08-21: version 1.4 of the image, Ray 2.57
@@ -155,13 +156,6 @@ class Server:
 
     def inside(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
-
-    def cpu_s(self) -> float:
-        total = 0.0
-        for process in self.inside():
-            with contextlib.suppress(psutil.Error):
-                total += sum(process.cpu_times()[:2])
-        return total
 
 
 # the peer
@@ -307,11 +301,11 @@ def load(
         command = ["h2load", "--h1", "-t1", "-m1", f"-c{connections}", f"-n{requests}", "-d", str(data), f"--log-file={log}"]
         for key, value in headers.items():
             command += ["-H", f"{key}: {value}"]
-        before = server.cpu_s()
+        before = cpu_s(server.inside())
         done = subprocess.run(
             [*command, f"http://127.0.0.1:{server.port}{path}"], capture_output=True, text=True, timeout=GIVE_UP_S, check=False
         )
-        used_s = server.cpu_s() - before
+        used_s = cpu_s(server.inside()) - before
         if done.returncode:
             raise SystemExit(f"h2load: {done.stdout}{done.stderr}")
         took_s, percentiles, errors = logged(log.read_text(), requests)

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 import uvloop
 import yaml
 from tritonclient.grpc import service_pb2 as pb
@@ -129,6 +130,12 @@ async def serving(
                 await server.drain(0.1)
                 await asyncio.wait_for(repository.close(), 10)
                 repository.regions.close()
+
+
+async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.engine.metric_blocks import Key
-from tests.grpc_server.serving import Breaks, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import Breaks, Served, failure, infer_request, on_loop, serving
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
@@ -23,12 +23,6 @@ models:
     backends: [{kind: synthetic, fixed_ms: 400, load_ms: 400}]
     batching: {probe_s: 0}
 """
-
-
-async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def load(served: Served, **options: float) -> grpc.aio.Call:

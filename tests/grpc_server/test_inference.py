@@ -15,16 +15,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
 from gateway.edges.grpc_server import GrpcServer
-from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, failure, infer_request, on_loop, serving
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
-
-
-async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def first_value(response: pb.ModelInferResponse) -> float:

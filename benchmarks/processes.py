@@ -103,11 +103,11 @@ def measured(
     )
 
 
-def fullest(connections: int, processes: int, *, recycled: bool, draws: int = 400) -> float:
+def fullest(connections: int, processes: int, *, recycled: bool) -> float:
     """The share of connections that the fullest process has, on average: by chance, or after ten looks of recycling."""
     drawn = random.Random(connections * processes)
     found = []
-    for _ in range(draws):
+    for _ in range(400):
         counts = [0] * processes
         for _ in range(connections):
             counts[drawn.randrange(processes)] += 1

@@ -385,8 +385,8 @@ def asking(port: int, body: bytes, begun: threading.Semaphore) -> Counter[str] |
                 return told
 
 
-def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
-    """SIGTERM to the container's first process while all connections ask, and SIGKILL 30 s later, as SageMaker does."""
+def end_under_load(server: Server, case: Case) -> Ending:
+    """SIGTERM to the container's first process while 64 connections ask, and SIGKILL 30 s later, as SageMaker does."""
     found: Counter[str] = Counter()
     begun, killed = threading.Semaphore(0), threading.Event()
 
@@ -394,10 +394,10 @@ def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
         while not killed.is_set() and (told := asking(server.port, case.body, begun)) is not None:
             found.update(told)
 
-    senders = [threading.Thread(target=send) for _ in range(connections)]
+    senders = [threading.Thread(target=send) for _ in range(64)]
     for sender in senders:
         sender.start()
-    for _ in range(4 * connections):
+    for _ in range(4 * len(senders)):
         begun.acquire()
     (first,) = psutil.Process(server.process.pid).children()
     asked_s = time.monotonic()

@@ -16,9 +16,9 @@ def until(
 
 
 async def until_async(
-    condition: Callable[[], object], *, within_s: float = 30.0, every_s: float = 0.005, told: Callable[[], object] = str
+    condition: Callable[[], object], *, within_s: float = 20.0, every_s: float = 0.005, told: Callable[[], object] = str
 ) -> None:
-    """The same on a loop."""
+    """The same on a loop; by itself sooner than `on_loop` gives up."""
     end_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < end_s, f"not within {within_s:g} s: {told()}"

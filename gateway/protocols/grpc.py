@@ -25,10 +25,10 @@ from gateway.protocols.tensors import (
     WriteRegion,
     check_count,
     check_input,
-    check_integer,
     check_most,
     check_outputs,
     check_own,
+    check_parameter,
     check_parameters,
     check_raw,
     check_region,
@@ -458,12 +458,10 @@ def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
         if key == _FINAL_RESPONSE:
             _boolean(choice, key)
             continue  # every model here gives one response, which is the final one: there is nothing to switch
-        if key.startswith("triton_"):
-            raise InvalidArgument(f"parameter '{key}': keys starting with 'triton_' are reserved")
         if key in ("sequence_start", "sequence_end"):
             _boolean(choice, key)
         parameters[key] = value = getattr(choice, kind)
-        check_integer(key, value)  # uint64_param holds larger ones
+        check_parameter(key, value)  # uint64_param holds larger ones
     return parameters
 
 

@@ -348,6 +348,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative priority": ({"parameters": shared(priority=-1)}, "'priority': got -1, expected an integer from 0"),
     "start as number": ({"parameters": shared(sequence_start=1)}, "invalid value type for 'sequence_start'"),
     "reserved key": ({"parameters": shared(triton_x=True)}, "keys starting with 'triton_' are reserved"),
+    "our own key": (
+        {"parameters": shared(**{"gateway.deadline_ns": "x"})},
+        "parameter 'gateway.deadline_ns': keys starting with 'gateway.' are reserved",
+    ),
     "final flag as number": ({"parameters": shared(triton_enable_empty_final_response=1)}, "expected bool_param"),
     "no value": ({"parameters": {"x": pb.InferParameter()}}, "invalid value type for 'x' parameter"),
 }
@@ -457,7 +461,7 @@ int64 = st.integers(-(1 << 63), (1 << 63) - 1)
 parameters = st.dictionaries(
     st.sampled_from(
         ["timeout", "priority", "sequence_id", "sequence_start", "classification", "shared_memory_region", "triton_x", "x",
-         "shared_memory_byte_size", "shared_memory_offset", "triton_enable_empty_final_response"]
+         "gateway.x", "shared_memory_byte_size", "shared_memory_offset", "triton_enable_empty_final_response"]
     ),
     st.one_of(
         st.builds(parameter, st.one_of(st.booleans(), int64, st.floats(), st.text(max_size=3))),

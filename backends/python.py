@@ -48,6 +48,7 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
+from backends.parameters import parameters_of
 from backends.signatures import (
     FORM,
     Hint,
@@ -363,7 +364,7 @@ class PythonSession:
             if self._signature.style != "dict":
                 outputs: Any = call_by_name(predict, self._signature, inputs, self._outputs)
             else:
-                outputs = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
+                outputs = self._asked(predict, inputs, parameters)
         return _copied(self._kept(_checked(outputs)))
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
@@ -373,11 +374,17 @@ class PythonSession:
             if self._signature.style != "dict":
                 given: Any = stream_by_name(predict, self._signature, inputs, self._outputs)
             else:
-                given = predict(inputs, parameters) if self._takes_parameters else predict(inputs)
+                given = self._asked(predict, inputs, parameters)
             with parts_of(given) as parts:
                 for outputs in parts:
                     failed = isinstance(outputs, EarlyFailure)
                     yield outputs if failed else _copied(self._kept(_checked(outputs, "yielded")))
+
+    def _asked(self, predict: Callable[..., Any], inputs: Tensors, parameters: Mapping[str, object]) -> Any:
+        """What a `predict` of style `dict` gives."""
+        if not self._takes_parameters:
+            return predict(inputs)
+        return predict(inputs, parameters if self._declared is not None else parameters_of(parameters))
 
     def _kept(self, outputs: Tensors) -> Tensors:
         if self._outputs is None:

@@ -11,6 +11,7 @@ Names are looked up when they are first used: `import gateway` alone loads nothi
 TYPE_CHECKING = False  # typing's own would have to be imported
 if TYPE_CHECKING:
     from backends.base import TensorSpec
+    from backends.parameters import Parameters
     from gateway import errors
     from gateway.config import Config
     from gateway.configuring.decoration import model
@@ -26,6 +27,7 @@ __all__ = (
     "ConfigError",
     "GatewayError",
     "LoadedModel",
+    "Parameters",
     "Server",
     "TensorSpec",
     "TestClient",
@@ -41,6 +43,7 @@ _HOMES = {
     "ConfigError": "gateway.errors",
     "GatewayError": "gateway.errors",
     "LoadedModel": "gateway.from_python.loaded",
+    "Parameters": "backends.parameters",
     "Server": "gateway.from_python.running",
     "TensorSpec": "backends.base",
     "TestClient": "gateway.testing",

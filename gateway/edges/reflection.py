@@ -4,14 +4,16 @@ Source: grpc/reflection/v1alpha/reflection.proto; v1 has the same messages, fiel
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, Final
 
-from google.protobuf.descriptor_pool import Default
+from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection_pb2 as pb
 
 from gateway.wire.grpc_headers import CallStatus
 
 SERVICES: Final = ("grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
+_OF_V1: Final = ("grpc.reflection.v1.", "grpc_reflection/v1/")  # symbols and files
 
 
 class Reflection:
@@ -19,7 +21,6 @@ class Reflection:
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = sorted(services)
-        self._pool = Default()
 
     def reply(self, request: Any) -> Any:
         """To a ServerReflectionRequest, a ServerReflectionResponse."""
@@ -32,19 +33,21 @@ class Reflection:
 
     def _fill(self, reply: Any, request: Any) -> None:
         """Raises: KeyError, for what there is not."""
-        pool, asked = self._pool, request.WhichOneof("message_request")
+        asked = request.WhichOneof("message_request")
         if asked == "list_services":
             reply.list_services_response.service.extend(pb.ServiceResponse(name=name) for name in self._services)
         elif asked == "file_by_filename":
-            _tell_files(reply, pool.FindFileByName(request.file_by_filename))
+            _tell_files(reply, _pool_of(request.file_by_filename).FindFileByName(request.file_by_filename))
         elif asked == "file_containing_symbol":
-            _tell_files(reply, pool.FindFileContainingSymbol(request.file_containing_symbol))
+            _tell_files(reply, _file_of(request.file_containing_symbol))
         elif asked == "file_containing_extension":
             extension = request.file_containing_extension
+            pool = _pool_of(extension.containing_type)
             extended = pool.FindMessageTypeByName(extension.containing_type)
             found = pool.FindExtensionByNumber(extended, extension.extension_number)
             _tell_files(reply, pool.FindFileContainingSymbol(found.full_name))
         elif asked == "all_extension_numbers_of_type":
+            pool = _pool_of(request.all_extension_numbers_of_type)
             extended = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
             reply.all_extension_numbers_response.base_type_name = extended.full_name
             numbers = sorted(each.number for each in pool.FindAllExtensions(extended))
@@ -55,6 +58,34 @@ class Reflection:
     def _refuse(self, reply: Any, status: CallStatus, text: str) -> None:
         reply.error_response.error_code = status
         reply.error_response.error_message = text
+
+
+def _pool_of(name: str) -> Any:
+    """Which knows the file, or symbol, if any does."""
+    return _pool_of_v1() if name.startswith(_OF_V1) else Default()
+
+
+@cache
+def _pool_of_v1() -> DescriptorPool:
+    """Of its own: what else is in this process may have v1 from elsewhere, and two that register it clash."""
+    from google.protobuf import text_format
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    file = FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(file)
+    text = text_format.MessageToString(file).replace("v1alpha", "v1")
+    pool = DescriptorPool()
+    pool.Add(text_format.Parse(text, FileDescriptorProto()))
+    return pool
+
+
+def _file_of(symbol: str) -> Any:
+    """Raises: KeyError."""
+    pool = _pool_of(symbol)
+    try:
+        return pool.FindFileContainingSymbol(symbol)
+    except KeyError:  # so it is of methods
+        return pool.FindMethodByName(symbol).containing_service.file
 
 
 def _tell_files(reply: Any, file: Any) -> None:

@@ -25,10 +25,10 @@ from gateway.protocols.tensors import (
     WriteRegion,
     check_count,
     check_input,
-    check_integer,
     check_most,
     check_outputs,
     check_own,
+    check_parameter,
     check_parameters,
     check_raw,
     check_region,
@@ -87,7 +87,11 @@ _CONTENTS: Final = {
 # Of ModelInferRequest: inputs and outputs; raw_input_contents.
 _TENSOR_FIELDS: Final = (5, 6)
 _RAW_FIELD: Final = 7
+# Kinds of fields: those of this message are delimited. Source: protobuf's encoding.md.
+_VARINT: Final = 0
 _DELIMITED: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+_GROUPS: Final = {3: 1, 4: -1}  # what begins and ends one
 RAW_INPUT: Final = bytes([_RAW_FIELD << 3 | _DELIMITED])  # how each of them begins
 _RAW_OUTPUT: Final = bytes([6 << 3 | _DELIMITED])  # of a ModelInferResponse
 _INFER_RESPONSE: Final = bytes([2 << 3 | _DELIMITED])  # of a ModelStreamInferResponse
@@ -285,24 +289,26 @@ def parts_of(data: Buffer) -> Parts:
     Raises: InvalidArgument, for what is no message, or more than one that a model could be asked with.
     """
     view = memoryview(data).toreadonly()
-    at = fields = tensor_bytes = head_bytes = 0
+    at = fields = tensor_bytes = head_bytes = depth = 0  # depth: within groups
     head: list[Buffer] = []
     tensors: list[Buffer] = []
     raw: list[memoryview] = []
     while at < len(view):
         begin = at
         key, at = _varint(view, at)
-        if key & 7 != _DELIMITED:  # no field of this message is another kind; nor has it more fields than 4 bits tell
-            raise _no_message()
-        size, at = _varint(view, at)
-        start, at = at, at + size
+        field, kind = key >> 3, key & 7
+        size, start = _varint(view, at) if kind in (_VARINT, _DELIMITED) else (0, at)
+        at = start + (size if kind == _DELIMITED else _FIXED_BYTES.get(kind, 0))
+        depth += _GROUPS.get(kind, 0)
         if at > len(view):
             raise _no_message()
         fields += 1
         if fields > _MOST_FIELDS:
             raise InvalidArgument(f"more than {_MOST_FIELDS} parameters, inputs, outputs and raw contents in one request")
-        field = key >> 3
-        if field == _RAW_FIELD:
+        if depth or kind != _DELIMITED:  # no field that we know: what it is, and whether it is whole, the parser sees
+            head.append(view[begin:at])
+            head_bytes += at - begin
+        elif field == _RAW_FIELD:
             raw.append(view[start:at])
         elif field in _TENSOR_FIELDS:
             tensors.append(view[begin:at])
@@ -458,12 +464,10 @@ def _parameters(choices: Mapping[str, Any]) -> dict[str, ParameterValue]:
         if key == _FINAL_RESPONSE:
             _boolean(choice, key)
             continue  # every model here gives one response, which is the final one: there is nothing to switch
-        if key.startswith("triton_"):
-            raise InvalidArgument(f"parameter '{key}': keys starting with 'triton_' are reserved")
         if key in ("sequence_start", "sequence_end"):
             _boolean(choice, key)
         parameters[key] = value = getattr(choice, kind)
-        check_integer(key, value)  # uint64_param holds larger ones
+        check_parameter(key, value)  # uint64_param holds larger ones
     return parameters
 
 

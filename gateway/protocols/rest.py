@@ -41,11 +41,11 @@ from gateway.protocols.tensors import (
     TakesLong,
     WriteRegion,
     check_input,
-    check_integer,
     check_length,
     check_most,
     check_outputs,
     check_own,
+    check_parameter,
     check_parameters,
     check_raw,
     check_region,
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _ABSENT: Final = msgspec.Raw()
-_RESERVED: Final = "triton_"
 _OF_REGION: Final = frozenset(("shared_memory_region", "shared_memory_byte_size"))
 _LONG: Final = 1 << 17  # numbers of an output: from about a MiB of text on, an answer is written slice by slice
 _MANY: Final = 1 << 14  # elements of an output: below it, it is written in no time
@@ -424,9 +423,7 @@ def take_ours(parameters: dict[str, ParameterValue], *, long: bool) -> tuple[boo
     priority: int = _parameter(parameters, "priority", int, 0, "request")
     parameters.pop("priority", None)
     for key, value in parameters.items():
-        check_integer(key, value)
-        if key.startswith(_RESERVED):
-            raise InvalidArgument(f"parameter '{key}': keys starting with '{_RESERVED}' are reserved")
+        check_parameter(key, value)
     return binary, timeout_us, priority
 
 

@@ -37,6 +37,7 @@ OF_TENSORS: Final = frozenset(
      "shared_memory_offset")
 )  # fmt: skip
 _OF_REQUESTS: Final = ("timeout", "priority", "binary_data_output")
+_RESERVED: Final = ("triton_", "gateway.")  # the latter are what sessions are told beside a request's own (`backends.base`)
 _LIKENESS: Final = 0.8  # `timeout_ms` is 0.82 like `timeout`; `property`, 0.75 like `priority`, may well be sent
 _NAMES_HELD: Final = 16  # of a request's: comparing takes 20 us each
 _LONGEST_HELD: Final = 40
@@ -111,8 +112,11 @@ def deadline_after(arrival_ns: int, timeout_us: float) -> int | None:
     return arrival_ns + int(timeout_us * 1000) if timeout_us < _LONGEST_TIMEOUT_US else None
 
 
-def check_integer(key: str, value: object) -> None:
-    """Raises: InvalidArgument, if the value of a parameter is an integer of more than 64 bits."""
+def check_parameter(key: str, value: object) -> None:
+    """Of those that go to the model. Raises: InvalidArgument, for a reserved name, or an integer of more than 64 bits."""
+    if key.startswith(_RESERVED):
+        prefix = next(each for each in _RESERVED if key.startswith(each))
+        raise InvalidArgument(f"parameter '{key}': keys starting with '{prefix}' are reserved")
     if type(value) is int and not -_INTEGERS <= value < _INTEGERS:
         raise InvalidArgument(
             f"parameter '{key}': got {value}, expected an integer of 64 bits with its sign, {-_INTEGERS} to {_INTEGERS - 1}"

@@ -17,12 +17,13 @@ A fault in the stream (bad syntax, a limit) is told once, as `RequestSink.refuse
 import logging
 import re
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import httptools
 import numpy as np
 
 from gateway.config import Limits
+from gateway.errors import shortened
 from gateway.wire.known_heads import KnownHead, KnownHeads, fields_of
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, STEP_BYTES
 from gateway.wire.origins import Origins
@@ -36,6 +37,7 @@ IDLE, HEAD, BODY, FILLING, DEAF = range(len(PHASES))
 _SLICE_BYTES: Final = 32 << 10  # 1300 of the shortest requests, 6 ms
 _UPGRADE_FIELDS: Final = frozenset((b"upgrade", b"http2-settings"))
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=%:\[\]-]*")  # RFC 3986, section 3.2.2; a comma would join two of them
+_URL: Final = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE)
 _OTHER_VERSION: Final = "this port speaks HTTP/1.1; gRPC, over HTTP/2, is at server.grpc_port"
 _LINE_BYTES: Final = len(b"POST  HTTP/1.1\r\n\r\n")
 _PADDING_BYTES: Final = 256  # that a head may have besides: white space, which the parser drops
@@ -314,8 +316,7 @@ class RequestReader:
         self._method = method = parser.get_method()
         if method == b"CONNECT":
             self._stop(501, "CONNECT is not offered: this is no proxy")
-        target = self._url
-        self._target = target if target.startswith(b"/") else _origin_form(target)
+        self._target = target = self._url
         self._keep_alive = keep_alive = parser.should_keep_alive()
         self._http_1_0 = (b"connection" in headers or not keep_alive) and self._is_old()  # else it is HTTP/1.1
         self.phase = BODY
@@ -330,7 +331,7 @@ class RequestReader:
         if self._content_bytes > limits.body_bytes:
             self._stop(413, self._body_fault(self._content_bytes))
         host = headers.get(b"host")
-        if host != self._host:
+        if host != self._host or not target.startswith(b"/"):
             self._check_host(host)
         if why := self._origins.foreign(method, headers):
             self._stop(403, why)
@@ -356,15 +357,26 @@ class RequestReader:
 
     def _check_host(self, host: bytes | None) -> None:
         """RFC 9112, section 3.2."""
-        if host is None:
-            if self._parser.get_http_version() != "1.0":
-                self._stop(400, "the request has no Host header: expected one")
-            return
-        if _HOST.fullmatch(host) is None:
+        if host is None and self._parser.get_http_version() != "1.0":
+            self._stop(400, "the request has no Host header: expected one")
+        if host is not None and _HOST.fullmatch(host) is None:
             self._stop(400, f"Host header: got {host.decode('latin-1')!r}, expected one host, or host:port")
+        if not self._url.startswith((b"/", b"*")):
+            host = self._headers[b"host"] = self._host_of_url()  # 3.2.2: whatever Host says
+        if host is None:
+            return
         if why := self._origins.misdirected(host):
             self._stop(421, why)  # RFC 9110, section 7.4
         self._host = host
+
+    def _host_of_url(self) -> bytes:
+        """Of a target in absolute form, which is its path from now on."""
+        found = _URL.fullmatch(self._url)
+        if found is None or _HOST.fullmatch(found[1]) is None:
+            shown = shortened(self._url.decode("latin-1"))
+            self._stop(400, f"target {shown!r}: expected a path, or http:// or https:// and one host before it")
+        self._target = found[2] if found[2].startswith(b"/") else b"/" + found[2]
+        return found[1]
 
     def _expect(self, expectation: bytes) -> None:
         if expectation.lower() != b"100-continue":
@@ -406,7 +418,7 @@ class RequestReader:
             return
         self._complete(self._body)
 
-    def _stop(self, status: int, message: str) -> None:
+    def _stop(self, status: int, message: str) -> NoReturn:
         """Leave the parser from within one of its callbacks."""
         self._refusal = status, message
         raise _Stopped
@@ -434,12 +446,3 @@ class RequestReader:
 
 class _Stopped(Exception):
     """Leaves the parser; the reason stands in the reader."""
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path of an absolute-form target (RFC 9112, section 3.2.2)."""
-    _, separator, rest = target.partition(b"://")
-    if not separator:
-        return target
-    slash = rest.find(b"/")
-    return rest[slash:] if slash >= 0 else b"/"

@@ -13,7 +13,11 @@ import numpy.typing as npt
 import pytest
 
 import backends
+import gateway
 from backends.base import (
+    DEADLINE_NS,
+    TRACEPARENT,
+    TRACESTATE,
     BackendError,
     ExecutionFailed,
     LoadFailed,
@@ -89,6 +93,45 @@ def test_the_class_states_its_tensors_and_gets_options_and_parameters() -> None:
     session = model.open_session(0)
     assert session.run(x(1, 2), {})["y"].tolist() == [3, 6]
     assert session.run(x(1, 2), {"factor": 10})["y"].tolist() == [10, 20]
+
+
+class Handing(Scaled):
+    """Hands its parameters on by name, and keeps what it is told beside them."""
+
+    told: tuple[object, ...] = ()
+
+    def predict(self, inputs: Tensors, parameters: gateway.Parameters) -> Tensors:
+        Handing.told = parameters.deadline_ns, parameters.traceparent, parameters.tracestate
+        return self.generate(inputs, **parameters)
+
+    def generate(self, inputs: Tensors, factor: float = 2.0) -> Tensors:
+        return {"y": inputs["x"] * np.float32(factor)}
+
+
+class HandingInParts(Handing):
+    def predict(self, inputs: Tensors, parameters: gateway.Parameters) -> Iterator[Tensors]:  # type: ignore[override]
+        yield super().predict(inputs, parameters)
+
+
+@pytest.mark.parametrize("code", [Handing, HandingInParts])
+@pytest.mark.parametrize(
+    ("beside", "told"),
+    [
+        ({}, (None, None, None)),
+        ({DEADLINE_NS: 7, TRACEPARENT: "00-a-b-01", TRACESTATE: "vendor=1"}, (7, "00-a-b-01", "vendor=1")),
+    ],
+)
+def test_parameters_are_the_clients_and_what_the_gateway_knows_is_beside_them(
+    code: type[Handing], beside: dict[str, object], told: tuple[object, ...]
+) -> None:
+    session = backends.load("python", {"model": f"{__name__}:{code.__name__}"}).open_session(0)
+    given = {"factor": 3.0, **beside}
+    if code is Handing:
+        outputs = session.run(x(1), given)
+    else:
+        (outputs,) = cast(StreamingSession, session).stream(x(1), given)
+    assert outputs["y"].tolist() == [3]
+    assert Handing.told == told
 
 
 class AsStatic(Scaled):

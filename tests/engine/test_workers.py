@@ -214,7 +214,7 @@ class Telling:
     outputs = [("DEADLINE", "INT64", (-1, 1))]
 
     def predict(self, inputs, parameters):
-        deadline = parameters.get("gateway.deadline_ns", 0)
+        deadline = parameters.deadline_ns or 0
         return {"DEADLINE": np.full((len(inputs["INPUT0"]), 1), deadline, np.int64)}
 """
 

@@ -422,6 +422,7 @@ OTHERWISE: Final = {
         "DATA behind the end",
         "a stream of an even number",
         "a stream of number 0",
+        "stream numbers that go down",
         "a stream number twice",
         "HEADERS twice",
         "CONTINUATION of nothing",

@@ -147,12 +147,6 @@ def test_every_answer_tells_its_date(echoing: Served, request_: bytes) -> None:
     assert DATE.fullmatch(answer.headers["date"]), answer
 
 
-def test_an_absolute_target_is_its_path(echoing: Served) -> None:
-    with echoing.connect() as client:
-        assert client.ask(b"GET http://host:80/p/q?r HTTP/1.1\r\nHost: t\r\n\r\n").json()["path"] == "/p/q"
-        assert client.ask(b"GET http://host HTTP/1.1\r\nHost: t\r\n\r\n").json()["path"] == "/"
-
-
 @pytest.mark.parametrize("body", [b"", b"hello"])
 def test_an_offer_of_another_protocol_is_passed_over(echoing: Served, body: bytes) -> None:
     # As Java's HttpClient sends with the first request of each connection.

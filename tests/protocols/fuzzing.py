@@ -219,7 +219,7 @@ def _message(random: Random, arrays: dict[str, np.ndarray]) -> pb.ModelInferRequ
         else:
             message.raw_input_contents.append(_raw(array))
     if random.random() < 0.2:
-        message.parameters[random.choice(("timeout", "a", "triton_x"))].int64_param = random.choice((1, -1, 1 << 62))
+        message.parameters[random.choice(("timeout", "a", "gateway.x"))].int64_param = random.choice((1, -1, 1 << 62))
     if random.random() < 0.2:
         message.outputs.add(name=random.choice(("o", "x"))).parameters["classification"].int64_param = random.choice((0, 3))
     return message

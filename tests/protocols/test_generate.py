@@ -66,7 +66,8 @@ def test_timeout_and_priority_are_ours_as_in_infer() -> None:
     assert "integer from 0" in refusal(TEXT, text_input="a", timeout="soon")
     assert "JSON only" in refusal(TEXT, text_input="a", binary_data_output=True)
     assert "64 bits" in refusal(TEXT, text_input="a", seed=1 << 70)
-    assert "reserved" in refusal(TEXT, text_input="a", triton_x=1)
+    assert "starting with 'triton_' are reserved" in refusal(TEXT, text_input="a", triton_x=1)
+    assert "starting with 'gateway.' are reserved" in refusal(TEXT, text_input="a", parameters={"gateway.traceparent": "x"})
 
 
 # Of Triton 2.51: an element or a flat list goes to the innermost open size.

@@ -348,6 +348,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative priority": ({"parameters": shared(priority=-1)}, "'priority': got -1, expected an integer from 0"),
     "start as number": ({"parameters": shared(sequence_start=1)}, "invalid value type for 'sequence_start'"),
     "reserved key": ({"parameters": shared(triton_x=True)}, "keys starting with 'triton_' are reserved"),
+    "our own key": (
+        {"parameters": shared(**{"gateway.deadline_ns": "x"})},
+        "parameter 'gateway.deadline_ns': keys starting with 'gateway.' are reserved",
+    ),
     "final flag as number": ({"parameters": shared(triton_enable_empty_final_response=1)}, "expected bool_param"),
     "no value": ({"parameters": {"x": pb.InferParameter()}}, "invalid value type for 'x' parameter"),
 }
@@ -457,7 +461,7 @@ int64 = st.integers(-(1 << 63), (1 << 63) - 1)
 parameters = st.dictionaries(
     st.sampled_from(
         ["timeout", "priority", "sequence_id", "sequence_start", "classification", "shared_memory_region", "triton_x", "x",
-         "shared_memory_byte_size", "shared_memory_offset", "triton_enable_empty_final_response"]
+         "gateway.x", "shared_memory_byte_size", "shared_memory_offset", "triton_enable_empty_final_response"]
     ),
     st.one_of(
         st.builds(parameter, st.one_of(st.booleans(), int64, st.floats(), st.text(max_size=3))),
@@ -572,6 +576,46 @@ def test_the_head_of_a_long_message_is_all_but_its_tensors(message: pb.ModelInfe
     for field in ("inputs", "outputs"):
         message.ClearField(field)
     assert parse(parts.head) == message
+
+
+# Of field 31, which there is not; but for two that have the number of `raw_input_contents`.
+UNKNOWN = {
+    "varint": b"\xf8\x01\x96\x01",
+    "64 bits": b"\xf9\x01" + bytes(8),
+    "bytes": b"\xfa\x01\x02ab",
+    "group": b"\xfb\x01\x3a\x01a\x3b\x08\x01\x3c\xfc\x01",
+    "32 bits": b"\xfd\x01" + bytes(4),
+    "known number": b"\x38\x01",
+    "group of a known number": b"\x3b\x3a\x01a\x3c",
+}
+BROKEN = {
+    "no end of a group": b"\xfb\x01",
+    "no begin of a group": b"\xfc\x01",
+    "end of another group": b"\xfb\x01\x3c",
+    "no kind": b"\xfe\x01",
+    "no more bytes": b"\xf9\x01a",
+    "no end of a varint": b"\xf8\x01\x96",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_long_message_may_have_fields_that_are_not_known_as_a_short_one_may(name: str) -> None:
+    message = pair(id="x")
+    message.raw_input_contents.append(bytes(300_000))
+    data = UNKNOWN[name] + message.SerializeToString() + UNKNOWN[name]
+    parts, whole = parts_of(data), parse(data)
+    assert [*map(bytes, parts.raw)] == list(whole.raw_input_contents) == list(message.raw_input_contents)
+    whole.ClearField("raw_input_contents")
+    assert parse(parts.head) == whole
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_field_that_is_broken_makes_no_message_long_or_short(name: str) -> None:
+    data = pair().SerializeToString() + BROKEN[name]
+    with pytest.raises(InvalidArgument, match=r"is no inference\.ModelInferRequest"):
+        parse(data)
+    with pytest.raises(InvalidArgument, match=r"is no inference\.ModelInferRequest"):
+        parse(parts_of(data).head)
 
 
 def test_raw_contents_of_a_long_message_are_read_where_they_are() -> None:

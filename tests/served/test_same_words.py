@@ -240,7 +240,7 @@ MISTAKES = {
         output_parameters={"shared_memory_byte_size": 8}, by=OWN,
     ),
     "a reserved parameter": Mistake(
-        "parameter 'triton_x': keys starting with 'triton_' are reserved", *BAD, parameters={"triton_x": 1},
+        "parameter 'gateway.x': keys starting with 'gateway.' are reserved", *BAD, parameters={"gateway.x": 1},
         by=(*OWN, "predict"),
     ),
     "a region without its size": Mistake(

@@ -32,8 +32,9 @@ class Context:
     inputs = (("INPUT0", "FP32", (-1, 4)),)
     outputs = (("TOLD", "BYTES", (-1, 1)),)
 
-    def predict(self, inputs: dict[str, np.ndarray], parameters: dict[str, Any]) -> dict[str, np.ndarray]:
-        told = f"{parameters.get('gateway.traceparent')} {parameters.get('gateway.tracestate')}"
+    def predict(self, inputs: dict[str, np.ndarray], parameters: gateway.Parameters) -> dict[str, np.ndarray]:
+        assert not parameters
+        told = f"{parameters.traceparent} {parameters.tracestate}"
         return {"TOLD": np.full((len(inputs["INPUT0"]), 1), told, dtype=object)}
 
 

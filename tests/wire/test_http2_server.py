@@ -231,6 +231,8 @@ def test_trailers_of_a_client_end_its_body() -> None:
     peer = open_peer()
     peer.send(peer.headers(1), data(1, b"abc"), peer.headers(1, end=True, fields=[("x", "y")]))
     assert body_of(peer.received()) == b"abc"
+    peer.send(peer.headers(3), peer.headers(1, end=True, fields=[("x", "y")]))  # of a stream that is answered
+    assert not peer.over
 
 
 def test_an_answer_waits_for_the_windows_of_stream_and_connection() -> None:
@@ -868,6 +870,10 @@ BROKEN: dict[str, tuple[list[bytes], int]] = {
     "headers of no entry": ([frame(HEADERS, 1, b"\xfe", END_HEADERS)], 9),
     "more padding than frame": ([frame(HEADERS, 1, b"\x83", END_HEADERS), data(1, b"\x05ab", flags=PADDED)], 1),
     "a second header block": ([frame(HEADERS, 1, b"\x83", END_HEADERS), frame(HEADERS, 1, b"\x83", END_HEADERS)], 1),
+    "a request in a stream below the last": (
+        [frame(HEADERS, 3, b"\x83", END_HEADERS), frame(HEADERS, 1, b"\x83\x86", END_HEADERS)],
+        1,
+    ),
     "data after the end of a body": (
         [frame(HEADERS, 1, b"\x83\x44\x01a", END_HEADERS), data(1, bytes(60_000)), data(1, bytes(60_000), end=True), data(1)],
         1,

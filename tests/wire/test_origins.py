@@ -14,10 +14,10 @@ OWN = Origins(("proxy.example", "App.Example."), "Gateway.local")
 OTHER = Origins(("app.example",))
 
 
-def asked(origins: Origins, method: str, *fields: str, version: str = "1.1") -> int:
+def asked(origins: Origins, method: str, *fields: str, version: str = "1.1", target: str = "/x") -> int:
     """The status, which is the same for a head that is known by then."""
     heads, told = KnownHeads(), list[GatewayError]()
-    request = "\r\n".join([f"{method} /x HTTP/{version}", *fields, "Content-Length: 1", "", "1"]).encode()
+    request = "\r\n".join([f"{method} {target} HTTP/{version}", *fields, "Content-Length: 1", "", "1"]).encode()
     statuses = []
     for _ in range(2):
         outlet = Kept()
@@ -46,6 +46,9 @@ def test_a_server_of_this_machine_answers_to_no_other_name(host: str, status: in
     assert asked(OWN, "GET", f"Host: {host}") == status
     assert asked(OTHER, "GET", f"Host: {host}") == 200
     assert asked(Origins("*", "127.0.0.1"), "GET", f"Host: {host}") == 200
+    if host:
+        assert asked(OWN, "GET", "Host: localhost", target=f"http://{host}/x") == status
+        assert asked(OWN, "GET", f"Host: {host}", target="http://localhost/x") == 200
 
 
 def test_a_client_of_http_1_0_names_no_host() -> None:

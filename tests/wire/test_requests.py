@@ -48,6 +48,32 @@ def test_a_host_may_be_a_name_or_an_address(host: bytes) -> None:
     assert request(b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n").headers[b"host"] == host
 
 
+@pytest.mark.parametrize(
+    ("url", "host", "target"),
+    [
+        (b"http://a:80/p/q?r", b"a:80", b"/p/q?r"),
+        (b"HTTPS://[::1]", b"[::1]", b"/"),
+        (b"http://a?r=/p", b"a", b"/?r=/p"),
+    ],
+)
+@pytest.mark.parametrize("head", [b"HTTP/1.1\r\nHost: b\r\n\r\n", b"HTTP/1.0\r\n\r\n"])
+def test_of_a_url_the_host_counts_and_the_path_is_the_target(head: bytes, url: bytes, host: bytes, target: bytes) -> None:
+    only = request(b"GET %b %b" % (url, head))
+    assert (only.target, only.headers[b"host"]) == (target, host)
+
+
+@pytest.mark.parametrize("url", [b"ftp://a/", b"http:///p", b"http://me@a/"])
+def test_a_url_that_no_server_of_http_has_is_refused(url: bytes) -> None:
+    status, message = refused(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % url)
+    assert status == 400
+    assert message.startswith(f"target {url.decode()!r}: expected a path, or ")
+
+
+def test_a_url_takes_no_host_header_s_place() -> None:
+    assert refused(b"GET http://a/ HTTP/1.1\r\n\r\n")[0] == 400
+    assert refused(b"GET http://a/ HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n")[0] == 400
+
+
 def test_an_old_client_need_not_name_a_host() -> None:
     assert request(b"GET / HTTP/1.0\r\n\r\n").target == b"/"
 

@@ -91,6 +91,10 @@ class _Seat:
         self.due_s = due_s
         self.wait_s = _LEAST_WAIT_S
 
+    def close(self) -> None:
+        close(self.bound or {})
+        self.bound = None
+
 
 class Siblings:
     """See the module. On the main thread. Life: run, once."""
@@ -116,7 +120,7 @@ class Siblings:
                     process.child.wait()
                     process.deaf()
                 for seat in self._seats:
-                    close(seat.bound or {})
+                    seat.close()
 
     def _run(self, woken: int) -> int:
         while True:
@@ -206,9 +210,8 @@ class Siblings:
         seat, now_s = process.seat, time.monotonic()
         if process.serving and now_s - process.began_s >= _STEADY_S:
             seat.wait_s = _LEAST_WAIT_S
-        if not process.serving and seat.bound is not None:  # clients would wait for one that may not come
-            close(seat.bound)
-            seat.bound = None
+        if not process.serving:  # clients would wait for one that may not come
+            seat.close()
         seat.due_s = now_s + seat.wait_s
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         words.error("process %d %s: another takes its place in %.1f s", process.child.pid, how, seat.wait_s)
@@ -227,6 +230,8 @@ class Siblings:
         if meaning == "stop":
             say_stopping(None if self._served else 0, self._server.drain_timeout_s)
             self._until_s = time.monotonic() + self._server.drain_timeout_s + _MARGIN_S
+            for seat in self._seats:  # or the kernel would still take connections, once those who listen have closed theirs
+                seat.close()
             for process in self._processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.child.terminate()

@@ -1,8 +1,10 @@
 """Several processes without Ray, in front of a server elsewhere: they share ports, load, counts and limits, and come and go."""
 
 import contextlib
+import http.client
 import json
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -94,6 +96,14 @@ def side_by_side(path: Path, processes: int = 2, log: Path | None = None) -> Ite
     assert alive == []
 
 
+def refused(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=20).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def count(gateway: Served) -> int:
     """Of inferences answered, as a scrape has it."""
     with urllib.request.urlopen(f"http://{gateway.http}/metrics", timeout=20) as answer:
@@ -161,7 +171,17 @@ def test_all_are_ready_or_not_with_what_is_behind_them_and_drain_together(tmp_pa
         for _ in range(8):
             with urllib.request.urlopen(f"http://{gateway.http}/v2/health/ready", timeout=20) as answer:
                 assert answer.status == 200
-        gateway.process.terminate()
+        host, port = gateway.http.split(":")
+        with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=20)) as slow:
+            body = json.dumps(infer_body([ROW])).encode()
+            slow.putrequest("POST", "/v2/models/m/infer")
+            slow.putheader("Content-Length", str(len(body)))
+            slow.endheaders(body[:9])
+            load.wait_for(100)  # its process has read that meanwhile
+            gateway.process.terminate()
+            until(lambda: refused(host, int(port)))
+            slow.send(body[9:])  # for which they have waited
+            assert slow.getresponse().status == 200
         assert gateway.process.wait(10) == 0
         answered = {outcome for outcome in load.outcomes if not str(outcome).startswith("broken: Connection")}
         assert answered == {200}

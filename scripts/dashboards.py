@@ -136,7 +136,7 @@ OVERVIEW: Final = Dashboard(
                   ((_rate("gateway_requests_total", "protocol", _M), "{{protocol}}"),), stacked=True),
             Panel("Busy sessions", "percentunit", "Share of the sessions' time with a batch. Above 0.9 little is left.",
                   ((_busy_share("model, backend", _M), "{{model}} {{backend}}"),), most=1),
-            Panel("Ejected backends", "short", "Ingress processes that send a backend nothing, because it fails.",
+            Panel("Ejected backends", "short", "Ingress processes that send it nothing. Without requests nothing tries it.",
                   ((f"sum by (model, backend) (gateway_ejected{{{_M}}})", "{{model}} {{backend}}"),)),
         )),
         ("Cost", (

@@ -216,3 +216,9 @@ class PlatformRefused(GatewayError):
 
 class InternalError(GatewayError):
     code = Code.INTERNAL
+
+
+def shutting_down(*, ran: bool) -> GatewayError:
+    """What a request gets that is left at the end of a drain. ran: any of it has begun to run: sent again, it may run twice."""
+    said = "the server is shutting down, and had no time left for this"
+    return DeadlineExceeded(f"{said}: it may have run") if ran else NotReady(said, retry_after_s=1.0)

@@ -29,7 +29,7 @@ from gateway.engine.repository import Repository, RepositoryControl
 from gateway.engine.runner import BatchRunner
 from gateway.engine.shared_memory import SharedMemoryRegions
 from gateway.engine.workers import WorkerPool
-from gateway.errors import ConfigError, NotReady
+from gateway.errors import ConfigError
 from gateway.process.announcement import ReadyModel
 from gateway.process.child import living_pids
 from gateway.process.machine import allow_files, memory_bytes
@@ -283,7 +283,7 @@ class Ingress:
             if late:
                 timeout_s = self._config.server.drain_timeout_s
                 log.error("%d requests are answered with an error: drain_timeout_s %g is over", pending, timeout_s)
-            self.repository.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
+            self.repository.give_up()
 
     def ready_models(self) -> tuple[ReadyModel, ...]:
         """What is served now, in the order of the configuration."""

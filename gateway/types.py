@@ -37,9 +37,13 @@ class OutputRequest:
 
 
 class Caller(Protocol):
-    """A request as it came over the wire, and the way to its answer. key: whose it is, where keys are asked for: `access`."""
+    """A request as it came over the wire, and the way to its answer. key: whose it is, where keys are asked for: `access`.
+
+    ran: set once a model may have run for it.
+    """
 
     key: Any
+    ran: bool
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:
@@ -83,6 +87,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     plain: it is `unmarked`, of a model that is not ragged, was decoded as it arrived, and no other arrived at the same time.
     False says nothing.
     copied: routing has made it of another, to learn from; nobody reads its answer.
+    ran: it has, in a lane that it has left.
     Compared by identity: two equal requests are still two requests.
     """
 
@@ -95,6 +100,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     trace: "RequestTrace | None" = None
     plain: bool = False
     copied: bool = False
+    ran: bool = False
 
     @property
     def unmarked(self) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import quote_from_bytes
 from google.protobuf.message import EncodeError, Message
 
 from gateway.edges.long_turns import run_beside
-from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, NotReady, Overloaded, TooLarge
+from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidArgument, Overloaded, TooLarge, shutting_down
 from gateway.protocols.grpc import STATUS, trailers
 from gateway.wire.compression import Outcome, inflate, outcome_of
 from gateway.wire.http2_headers import Headers, header_block
@@ -142,11 +142,11 @@ class OneMessage(ABC):
 
 
 class GrpcCall:
-    """One RPC. over: answered or cancelled; nothing more is sent. key: whose call it is, where keys are asked for."""
+    """One RPC. over: answered or cancelled; nothing more is sent. key, ran: as `Caller` has them."""
 
     __slots__ = (
         "_begun", "_buffer", "_ended", "_gathered", "_handler", "_held", "_inflating", "_long", "_most_bytes", "_request_id",
-        "_timeout_s", "_told", "arrival_ns", "key", "over", "stream",
+        "_timeout_s", "_told", "arrival_ns", "key", "over", "ran", "stream",
     )  # fmt: skip
 
     key: Any
@@ -155,7 +155,7 @@ class GrpcCall:
         """most_bytes: the longest message, compressed or not."""
         self.arrival_ns = time.monotonic_ns()
         self.stream = stream
-        self.over = False
+        self.over = self.ran = False
         self._begun = False
         self._most_bytes = most_bytes
         self._buffer: bytearray | None = None  # most messages come whole
@@ -315,7 +315,7 @@ class GrpcCall:
             self.end_with(DeadlineExceeded("the message did not end in time (server.limits.body_timeout_s)"))
 
     def cut_off(self) -> None:
-        self.end_with(NotReady("the server is shutting down", retry_after_s=1.0))
+        self.end_with(shutting_down(ran=self.ran))
 
     def crowded(self) -> None:
         if self._handler is not None:

@@ -123,8 +123,8 @@ class GrpcServer:
         """Refuse new calls (GOAWAY), answer what is in flight, end the streams, then close.
 
         For the first second, calls that were under way when the client heard of it are still answered. Shortly before
-        timeout_s, give_up is called, to have the inferences answered now; other calls then fail as UNAVAILABLE. Who does not
-        take that until timeout_s is cut off.
+        timeout_s, give_up is called, to have the inferences answered now; other calls then fail as UNAVAILABLE, as
+        DEADLINE_EXCEEDED if a model may have run. Who does not take that until timeout_s is cut off.
         """
         end = time.monotonic() + timeout_s
         for listener in self._listeners:

@@ -170,7 +170,7 @@ class HttpServer:
 
         A connection without a request in flight is closed after one second: until then, a request that is on its way still
         gets its answer. Shortly before timeout_s, give_up is called, to have what the handler has answered now; what then is
-        in flight or on its way gets a 503. What does not take its answer until timeout_s is cut off.
+        in flight or on its way gets a 503, or a 504 if it may have run. What does not take that until timeout_s is cut off.
         """
         self.draining = True
         for connection in self.connections:

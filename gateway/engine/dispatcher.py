@@ -182,7 +182,7 @@ class Dispatcher:
         if was_in:
             sent.left += (left,)
         if ran:
-            sent.failed = left
+            sent.failed, request.ran = left, True
         self._sent_to(candidate, "fallback", now_ns)
         return True
 

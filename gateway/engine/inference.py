@@ -198,8 +198,8 @@ class Inference(ABC, Generic[C, Reply]):
                 self._give_up_decoding = request
                 return
             self._request = request
-            request.caller = caller
-            request.trace = self._trace
+            caller.ran = True
+            request.caller, request.trace = caller, self._trace
             self._decoded_ns = time.monotonic_ns()
             self._place = repository.infer(endpoint.served, request, self._done, on_answer_part)
         except GatewayError as exc:

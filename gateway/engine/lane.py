@@ -41,6 +41,7 @@ from gateway.errors import (
     NotReady,
     Overloaded,
     shortened,
+    shutting_down,
 )
 from gateway.types import InferRequest, InferResponse
 
@@ -238,10 +239,11 @@ class Lane:
         """Whether a session is there, or will be as soon as it is needed."""
         return bool(self.runs.running) or self.runner.lives or self.runner.cold
 
-    def give_up(self, error: NotReady) -> None:
-        """Answer all that is here, and hand nothing over; what runs is cancelled where that can be done."""
-        for request in list(self._waiting):
-            self._end(request, error)
+    def give_up(self) -> None:
+        """The server ends: answer all that is here, and hand nothing over; what runs is cancelled where that can be done."""
+        begun = _begun(self)
+        for request, waiting in list(self._waiting.items()):
+            self._end(request, shutting_down(ran=request.ran or request in begun or waiting.ran))
         for batch in list(self.runs.running):
             self.runs.cancel(batch)
 

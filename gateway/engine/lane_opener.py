@@ -25,7 +25,7 @@ from gateway.engine.probes import probe
 from gateway.engine.recorders import Cost
 from gateway.engine.runner import BatchRunner
 from gateway.engine.workers import WorkerPool
-from gateway.errors import BackendFailed, ConfigError, GatewayError, NotReady, shortened
+from gateway.errors import BackendFailed, ConfigError, GatewayError, shortened
 
 OpenRunner = Callable[[ModelSection, Backend, ModelSpec], BatchRunner]
 CallSoon = Callable[[Callable[[], None]], object]
@@ -118,7 +118,7 @@ async def close_all(lanes: Sequence[Lane]) -> str:
             fault = fault or f"{lane.name}: {exc}"
         except BaseException:
             for behind in lanes[number:]:
-                behind.give_up(NotReady("the server is shutting down, and had no time left for this", retry_after_s=1.0))
+                behind.give_up()
                 behind.runner.abort()
             await asyncio.gather(*(behind.close() for behind in lanes[number:]), return_exceptions=True)
             raise

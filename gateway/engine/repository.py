@@ -139,11 +139,11 @@ class Repository:
                 log.error("at the end of the server: %s", end)
         self.long_bodies.close()
 
-    def give_up(self, error: NotReady) -> None:
-        """Answer every request that is here with an error."""
+    def give_up(self) -> None:
+        """Answer every request that is here with an error, as the server ends."""
         for served in self.all_models():
             for lane in served.all_lanes:
-                lane.give_up(error)
+                lane.give_up()
 
     # requests
 

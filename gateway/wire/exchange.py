@@ -115,6 +115,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
     on_disconnect: set by the handler that waits; called once if the client goes away first. Then `respond` does nothing.
     compress: whether the answer may be, if the client accepts it; the handler may say no. One in pieces never is.
     key: whose request it is, by the `access` rules; set by the handler, and there only where keys are asked for.
+    ran: whether a model may have run for it; set by the handler.
     on_drained: set by a handler that writes pieces; called each time that `backlog` has become false.
 
     The connection's alone: connection (None, once nobody waits), keep_alive, http_1_0; fault: no request, but what was wrong
@@ -127,6 +128,7 @@ class Exchange(_ExchangeHead, kw_only=True, eq=False):
     http_1_0: bool = False
     fault: tuple[int, str] | None = None
     key: Any = None
+    ran: bool = False
     compress: bool = True
     on_disconnect: Callable[[], None] | None = None
     on_drained: Callable[[], None] | None = None

@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.config import Limits
-from gateway.errors import NotReady
+from gateway.errors import NotReady, shutting_down
 from gateway.wire.coding import inflate_body, is_coded
 from gateway.wire.exchange import Exchange, Handler, OnFault, Pieces, Run
 from gateway.wire.http1_bounds import SHORT_BODY_BYTES, BoundedHttp1Connection, Outlet
-from gateway.wire.http_errors import FAULTS, error_body
+from gateway.wire.http_errors import FAULTS, STATUS, error_body
 from gateway.wire.known_heads import KnownHeads
 from gateway.wire.memory import FREE_BYTES, NO_MEMORY, Memory
 from gateway.wire.origins import Origins
@@ -181,7 +181,7 @@ class Http1Connection(BoundedHttp1Connection):
             if is_coded(exchange):  # and is being inflated: no handler has it
                 self._refuse(exchange, *fault)
             else:
-                exchange.respond(fault[0], error_body(fault[1]), headers=_AGAIN)
+                _answer_left(exchange)
             exchange.connection = None  # an answer that comes yet finds nobody
             _give_up(exchange)
 
@@ -443,6 +443,11 @@ class Http1Connection(BoundedHttp1Connection):
         if not self._turn_began_ns:
             self._turn_began_ns = now_ns
         return now_ns - self._turn_began_ns >= _TURN_NS
+
+
+def _answer_left(exchange: Exchange) -> None:
+    error = shutting_down(ran=exchange.ran)
+    exchange.respond(STATUS[error.code], error_body(error.words), headers=b"" if exchange.ran else _AGAIN)
 
 
 def _give_up(exchange: Exchange) -> None:

@@ -547,20 +547,37 @@ def test_a_retry_that_runs_past_the_deadline_is_told_at_its_time() -> None:
 # the end
 
 
-def test_giving_up_answers_all_that_runs_and_all_that_waits() -> None:
+def test_giving_up_answers_what_waits_as_not_run_and_what_runs_as_perhaps_run() -> None:
     async def main(clock: SimulatedClock) -> None:
         bench = Bench(clock, fixed_ns=50 * MS)
         bench.send("running")
         await bench.pass_ms(1)
         bench.send("waiting")
         bench.send("large", rows=10)
-        bench.lane.give_up(NotReady("the server is shutting down"))
-        assert one_each(bench) == [NotReady] * 3
+        bench.lane.give_up()
+        assert one_each(bench) == [DeadlineExceeded, NotReady, NotReady]
         assert bench.runner.cancelled == bench.runner.batches
         await bench.lane.close()
         await bench.pass_ms(60)
         assert len(bench.runner.batches) == 1
-        assert one_each(bench) == [NotReady] * 3
+        assert one_each(bench) == [DeadlineExceeded, NotReady, NotReady]
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(("rows", "fault"), [(6, ""), (2, "lost")], ids=["a part", "a failed run"])
+def test_giving_up_tells_what_waits_for_another_run_that_it_may_have_run(rows: int, fault: str) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = [fault]
+        bench.send("begun", rows=rows)
+        await bench.pass_ms(0.5)
+        bench.runner.slots = 0
+        bench.send("waiting")
+        await bench.pass_ms(1)
+        assert not bench.lane.runs.running
+        bench.lane.give_up()
+        assert one_each(bench) == [DeadlineExceeded, NotReady]
 
     simulate(main)
 

@@ -18,7 +18,6 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.engine.runner import PARTS_AHEAD
-from gateway.errors import NotReady
 from tests.grpc_server.counting import ENDLESS, WIDTH, closed, goes_on, made
 from tests.grpc_server.serving import Served, infer_request, on_loop, serving
 from tests.waiting import until_async
@@ -294,11 +293,8 @@ async def test_a_drain_lets_a_stream_finish_or_ends_it_with_one_error_in_time(en
         await call.write(parts_of(ENDLESS if endless else 3, 5, request_id="a", final=True, waits=1))
         assert told(await call.read()) == "a:0"
 
-        def give_up() -> None:
-            served.repository.give_up(NotReady("the server is shutting down"))
-
         began_s = time.monotonic()
-        draining = asyncio.ensure_future(served.server.drain(1.5 if endless else 20, give_up))
+        draining = asyncio.ensure_future(served.server.drain(1.5 if endless else 20, served.repository.give_up))
         await asyncio.sleep(0.05)
         goes_on[5].set()
         messages = await rest_of(call)

@@ -15,7 +15,7 @@ from gateway.types import Attributes, BatchEnd, BatchTrace, RequestEnd, RequestT
 
 Kind = Literal["internal", "server", "client"]
 
-# What is not the client's fault: of these, a server's span is an error (semantic conventions of HTTP and RPC).
+# What is not the client's fault: of these, a server's span is an error (semantic conventions of HTTP and RPC), and a batch's.
 _FAULTS: Final = frozenset(
     code.value
     for code in (
@@ -165,9 +165,9 @@ def _of_batch(trace: BatchTrace, end: BatchEnd) -> Spans:
         () if remote else tuple([SpanContext(trace_id_of(each), span_id_of(each)) for each in trace.links or (trace.parent,)]),
         kind=trace.kind,
         attributes=(*told, ("error.type", error)) if error else told,
-        failed=bool(error),
+        failed=error in _FAULTS,
         remote=remote,
     )
     if trace.kind == "client" or not end.started_ns:
         return Spans(own, [])
-    return Spans(own, [("compute", end.started_ns, end.finished_ns, ())], ids[16:], bool(error))
+    return Spans(own, [("compute", end.started_ns, end.finished_ns, ())], ids[16:], own.failed)

@@ -98,6 +98,8 @@ def test_a_batch_stands_in_the_trace_of_its_first_request_and_holds_what_its_ses
     assert spans.stations == [("compute", 210, 310, ())]
     assert (spans.station_id, spans.failed) == ("5" * 16, False)
     assert made(batch(200, of=OWN, error="backend_failed")).failed
+    left = made(batch(200, of=OWN, error="cancelled"))
+    assert (left.failed, left.own.failed, left.own.attributes[-1]) == (False, False, ("error.type", "cancelled"))
 
 
 def test_others_in_a_batch_are_linked_to_it() -> None:

@@ -742,14 +742,16 @@ def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str
 
 
 @pytest.mark.parametrize("second", ["no luck", 2.0], ids=["after its error", "after it was left"])
-def test_an_answer_that_goes_on_is_hung_up_on(in_parts: Double, second: float | str) -> None:
+@pytest.mark.parametrize("limit", ["timeout_s", "drain_s"])
+def test_an_answer_that_goes_on_is_hung_up_on(in_parts: Double, second: float | str, limit: str) -> None:
     go_on = threading.Event()
     in_parts.parts = [1.0, second, 3.0, None]
     in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
-    session = opened(in_parts, timeout_s=0.2)
+    session = opened(in_parts, **{limit: 0.2})
     parts = session.stream({"X": X}, {})
     next(parts), next(parts)
     parts.close()
+    assert in_parts.parts_sent == 2  # it was not waited for
     assert in_parts.hung_up.wait(TIMEOUT_S)
     go_on.set()
     session.close()

@@ -87,6 +87,8 @@ class TritonConnection:
         max_rows = declared.max_rows
         if config.max_batch_size:
             max_rows = min(max_rows, config.max_batch_size)
+        elif not declared.rows_stated:
+            max_rows = 0  # an open first dimension may be any
         elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
             raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
         if told:
@@ -234,8 +236,15 @@ def _tell(config: Any, declared: ModelSpec, max_rows: int, where: str) -> None:
             where,
             unlabelled,
         )
+    decoupled = config.model_transaction_policy.decoupled
+    if not (config.max_batch_size or declared.rows_stated or decoupled):
+        log.info(
+            "%s has max_batch_size 0: each request is a call of its own, whole; if the first dimension of its tensors is that "
+            "of a batch, set max_rows",
+            where,
+        )
     apart = config.backend == "python" or not config.HasField("dynamic_batching")
-    if config.max_batch_size and max_rows > 1 and apart and not config.model_transaction_policy.decoupled:
+    if config.max_batch_size and max_rows > 1 and apart and not decoupled:
         log.info(
             "%s keeps the rows of several requests apart, which share a batch here: if they change each other's "
             "answers, set max_rows: 0",

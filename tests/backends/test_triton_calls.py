@@ -330,6 +330,20 @@ def test_a_model_whose_requests_triton_keeps_apart_is_told_and_run_a_request_at_
         session.close()
 
 
+@pytest.mark.parametrize("stated", [False, True])
+def test_an_open_first_dimension_is_of_rows_where_triton_or_the_operator_says_so(
+    double: Double, stated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    double.config.max_batch_size = 0
+    with caplog.at_level("INFO"):
+        model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, rows_stated=stated))
+    assert model.spec.max_rows == (8 if stated else 0)
+    assert ("'m' has max_batch_size 0: each request is a call of its own, whole" in caplog.text) != stated
+    session = model.open_session(0)
+    assert session.run({"X": np.repeat(X, 40, 0)}, {})["Y"].shape == (40, 2)
+    session.close()
+
+
 @pytest.mark.parametrize("labels", [(), ("cat", "dog")])
 def test_labels_that_only_the_server_has_are_told_to_be_missing(
     double: Double, labels: tuple[str, ...], caplog: pytest.LogCaptureFixture

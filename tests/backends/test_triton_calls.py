@@ -579,6 +579,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a name": ({"inputs": {"Z": [-1, 2]}}, "input 'X' is missing, and was FP32 [-1, 2]; input 'Z' is FP32 [-1, 2]"),
     "rows": ({"config": model_config_pb2.ModelConfig(max_batch_size=2)}, "it takes 2 rows at most, and took 8"),
     "no rows": ({"config": model_config_pb2.ModelConfig(), "inputs": {"X": [2]}}, "has max_batch_size 0 and a tensor without"),
+    "rows that nobody stated": ({"config": model_config_pb2.ModelConfig()}, "it has no batch dimension any more"),
+    "a size of an output": ({"shapes": {"Y": [-1, -1]}}, "output 'Y' is FP32 [-1, -1], and was FP32 [-1, 2]"),
     "parts": ({"decoupled": True}, "it answers in parts now, and did not"),
 }
 
@@ -589,7 +591,8 @@ def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_a
 ) -> None:
     values, told = CHANGES[change]
     before = {name: getattr(double, name) for name in values}
-    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
+    declared = replace(SPEC, inputs=(), outputs=(), rows_stated=change != "rows that nobody stated")
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, declared)
     sessions = [model.open_session(index) for index in range(2)]
     vars(double).update(values)
     double.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected"
@@ -607,9 +610,11 @@ def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_a
 
 
 def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(double: Double) -> None:
+    double.shapes = {"Y": [-1, -1]}
     model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
-    double.inputs, double.shapes = {"X": [-1, 2], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
-    double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=[{"name": "MORE", "optional": True}])
+    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
+    optional = [{"name": name, "optional": True} for name in double.inputs]
+    double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=optional)
     session = model.open_session(0)
     double.refusal, asked = (grpc.StatusCode.INVALID_ARGUMENT, "no such user"), double.configs_asked
     for _ in range(3):

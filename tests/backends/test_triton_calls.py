@@ -504,6 +504,11 @@ def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Doubl
     with pytest.raises(OutputsRefused, match=told):
         session.run({"X": X}, {})
     session.close()
+    session = sharing(double)
+    double.shapes = {"BIG": [-1, 2 * LARGE], "SMALL": [-1, 1]}
+    with pytest.raises(SessionLost, match=rf"load it again: output 'BIG' is FP32 \[-1, {2 * LARGE}\]"):
+        session.run({"X": X}, {})
+    session.close()
 
 
 def test_a_session_has_a_connection_of_its_own_and_hangs_up_when_it_is_closed(double: Double) -> None:
@@ -606,6 +611,18 @@ def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_a
     vars(double).update(before, refusal=None)
     session = model.open_session(0)
     answer(session, False)
+    session.close()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_answer_that_is_not_as_declared_tells_of_a_model_that_was_changed(double: Double, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [1.0, None]
+    double.shapes = {"Y": [-1, 3]}
+    options = {"url": f"127.0.0.1:{double.port}", "model": "m"}
+    session = backends.load("triton", options, replace(SPEC, outputs=())).open_session(0)
+    double.shapes = {"Y": [-1, 2]}
+    with pytest.raises(SessionLost, match=r"load it again: output 'Y' is FP32 \[-1, 2\], and was FP32 \[-1, 3\]"):
+        answer(session, decoupled)
     session.close()
 
 

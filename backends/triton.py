@@ -179,8 +179,8 @@ class TritonModel:
         for url, abandoned in self._abandoned.items():
             if names := abandoned.names:
                 log.warning(
-                    "triton %s: regions %s of shared memory stay registered there until it ends or a client unregisters them: "
-                    "calls that were given up may still write to them",
+                    "triton %s: regions %s of shared memory stay registered there until it ends, or a client or gateway "
+                    "unregisters them: calls that were given up may still write to them",
                     url,
                     ", ".join(names),
                 )

@@ -128,6 +128,10 @@ class TritonConnection:
     def unregister(self, region: str) -> None:
         self._ask(self.stub.SystemSharedMemoryUnregister, self.pb.SystemSharedMemoryUnregisterRequest(name=region))
 
+    def regions(self) -> list[str]:
+        """The names of those that are registered, whoever did it."""
+        return list(self._ask(self.stub.SystemSharedMemoryStatus, self.pb.SystemSharedMemoryStatusRequest()).regions)
+
     def infer(self, request: Any, timeout_s: float, metadata: Metadata = ()) -> Any:
         """Raises: grpc.RpcError, which the session maps: it knows what was asked; RunCancelled."""
         stub = self.stub

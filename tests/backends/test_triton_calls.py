@@ -1,13 +1,16 @@
 """What the Triton backend sends and when it hangs up, against a double of the server's gRPC service that notes every call."""
 
+import fcntl
 import mmap
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -131,6 +134,12 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.regions[request.name] = mmap.mmap(file.fileno(), request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
+    def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        status = service_pb2.SystemSharedMemoryStatusResponse()
+        for name in self.regions:
+            status.regions[name].name = name
+        return status
+
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
         if self.in_use:  # the words of Triton 2.50 and 2.51
             words = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
@@ -187,6 +196,12 @@ def serving() -> Iterator[Double]:
             yield double
         finally:
             server.stop(0).wait(TIMEOUT_S)
+            for region in double.regions:
+                lock_of(region).unlink(missing_ok=True)
+
+
+def lock_of(region: str) -> Path:
+    return Path(f"/dev/shm/{region}.lock")
 
 
 @pytest.fixture
@@ -495,6 +510,32 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     model.close()
     assert f"triton 127.0.0.1:{double.port}: regions {second} of shared memory stay registered there" in caplog.text
     assert first not in caplog.text
+
+
+def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_its_calls_have_ended(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("backends.triton_shared_memory.time", SimpleNamespace(monotonic=lambda: now_s))
+    gone, alive, unknown, anothers = (f"{kind}-1-{secrets.token_hex(6)}" for kind in (*["gateway"] * 3, "client"))
+    double.regions = {name: mmap.mmap(-1, 1) for name in (gone, alive, unknown, anothers)}
+    double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
+    for name in (gone, anothers):
+        lock_of(name).touch()
+    with lock_of(alive).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        session = sharing(double)
+        session.run({"X": X}, {})
+        (own,) = {*double.regions} - {gone, alive, unknown, anothers}
+        now_s = 59.0
+        session.run({"X": X}, {})
+        assert gone in double.regions
+        now_s = 61.0
+        session.run({"X": X}, {})
+        assert {*double.regions} == {alive, unknown, anothers, own}
+        assert not lock_of(gone).exists()
+        session.close()
+    assert not lock_of(own).exists()
 
 
 def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Double) -> None:

@@ -67,7 +67,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.shapes = {"Y": [-1, 2]}  # of the outputs
         self.answer: Tensors = {}  # in place of the echo
         self.regions: dict[str, mmap.mmap] = {}
-        self.in_use = False  # all regions are
+        self.in_use = 0  # so many times is a region found to be
         self.decoupled = False
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.configs: dict[str, model_config_pb2.ModelConfig] = {}  # of others, by name
@@ -142,6 +142,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
         if self.in_use:  # the words of Triton 2.50 and 2.51
+            self.in_use -= 1
             words = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
             context.abort(grpc.StatusCode.INTERNAL, words)
         self.regions.pop(request.name).close()
@@ -421,6 +422,7 @@ def test_an_output_in_the_message_may_come_behind_one_in_shared_memory(double: D
         assert all((outputs[name] == array).all() for name, array in double.answer.items())
     double.answer = {name: double.answer[name] for name in ("SMALL", "BIG")}
     assert session.run({"X": X}, {})["SMALL"].tolist() == [[-2]]
+    double.in_use = 2  # by the call that was just answered
     session.close()
     assert not double.regions
 
@@ -498,10 +500,9 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     lose()
     (first,) = double.regions
     now_s = 61.0
-    double.in_use = True  # that call takes longer still
+    double.in_use = 1  # that call takes longer still
     model.open_session(0).close()
     assert [*double.regions] == [first]
-    double.in_use = False
     now_s = 122.0
     model.open_session(0).close()
     assert not double.regions

@@ -171,6 +171,7 @@ class ModelSpec:
     own_arguments: tuple[str, ...] = ()
     only_computes: bool = False
     requests_apart: bool = False
+    rows_stated: bool = True  # of a declared one: max_rows is the operator's, and not only the default
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     varying_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of other shapes per row, or left out

@@ -35,6 +35,7 @@ from backends.source import is_source
 _GPU_FILES: Final = re.compile(r"nvidia\d+")
 # Of GPUs that have no such file (WSL, AMD, Jetson): how many there are is then not known.
 _OTHER_GPU_FILES: Final = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
+_GRPC_ADDRESS: Final = re.compile(r"(\w+://)?(\[[^\]]+\]|[^\s:/]*)(?::(\d{1,5}))?")
 
 
 def checked(wanted: Wanted) -> list[Mistake]:
@@ -178,16 +179,15 @@ def _triton(wanted: Wanted) -> Iterator[Mistake]:
     many = not isinstance(url, str)
     for index, address in enumerate(url if many else [url]):
         at: Place = ("url", index) if many else ("url",)
-        if re.match(r"https?://", address):
-            host = re.sub(r"^https?://([^/:]*).*", r"\1", address)
-            remedy = f"write {host}:8001: gRPC has another port than HTTP"
+        found = _GRPC_ADDRESS.match(address)
+        assert found is not None  # each part may be empty
+        scheme, host, port = found.groups()
+        if scheme in ("http://", "https://"):
+            remedy = f"write {host or 'localhost'}:8001: gRPC has another port than HTTP"
             yield Mistake(at, expected="host:port of Triton's gRPC, without http://", remedy=remedy)
-        elif not re.match(r"(unix|dns|ipv4|ipv6|xds):", address) and not re.fullmatch(
-            r"(\[[^\]]+\]|[^\s:/]+):\d{1,5}", address
-        ):
-            yield Mistake(
-                at, expected="host:port of Triton's gRPC", remedy=f"write {address.partition(':')[0] or 'localhost'}:8001"
-            )
+        elif not re.match(r"(unix|dns|ipv4|ipv6|xds):", address) and not (host and address == f"{host}:{port}"):
+            remedy = f"write {host or 'localhost'}:{port or 8001}"
+            yield Mistake(at, expected="host:port of Triton's gRPC", remedy=remedy)
 
 
 def _neuron_folder(wanted: Wanted) -> Iterator[Mistake]:

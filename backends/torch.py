@@ -33,6 +33,7 @@ from backends.base import (
     ModelSpec,
     Session,
     SessionLost,
+    SpecMismatch,
     Tensors,
     writeable,
 )
@@ -92,7 +93,9 @@ def load(
     _use_threads(torch, threads)  # for loading, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
         names = [tensor.name for tensor in declared.inputs]
-        call, platform, memory_bytes = load_callable(torch, model, dict(factory_options), target, precision, names)
+        call, platform, memory_bytes = load_callable(
+            torch, model, dict(factory_options), target, precision, names, max_rows=declared.max_rows
+        )
     if platform in ("pytorch", "pytorch_torchscript"):
         call = by_name(call, names)
     if compile:
@@ -125,10 +128,12 @@ def load_callable(
     device: "torch.device",
     precision: str,
     inputs: Iterable[str] = (),
+    *,
+    max_rows: int = 0,
 ) -> tuple[Callable[..., Any], str, int]:
     """What to call, its platform's name, and the bytes of its weights.
 
-    inputs: the names of those that it will be called with, as far as they are known.
+    inputs: the names of those that it will be called with, as far as they are known. max_rows: and with how many rows at most.
     """
     if is_source(model):
         module = made_from(model, factory_options, key="factory_options")
@@ -160,6 +165,11 @@ def load_callable(
             return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
         if artifact == EXPORTED:
             program = torch.export.load(path)
+            if most := rows_taken(program, max_rows)[1]:
+                raise SpecMismatch(
+                    f"{path.absolute()}: exported for {most} rows at most, and max_rows is {max_rows}: set max_rows: {most}, "
+                    "or export it for more"
+                )
             module = program.module().to(device)
             own = program.module_call_graph[0].signature
             spelled = own.forward_arg_names if own is not None and own.forward_arg_names else ()
@@ -167,6 +177,16 @@ def load_callable(
             return call, "pytorch_export", _weight_bytes(module)
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
+
+
+def rows_taken(program: Any, below: int) -> tuple[int, int]:
+    """The least and the most that open first dimensions of a program's inputs may be; 0: any, and `below` at least."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    firsts = [getattr(values.get(name), "shape", ())[:1] for name in program.graph_signature.user_inputs]
+    named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
+    ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
+    least = max((int(each.lower) for each in ranges), default=0)
+    return least, min((int(each.upper) for each in ranges if each.upper < below), default=0)
 
 
 def _in_order(call: Callable[..., Any], known: Iterable[Sequence[str]], inputs: list[str]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from backends.datatypes import NUMPY, datatype_of, fields_of, normalised
 from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
-from backends.torch import CpuSession, by_name, load_callable, parameters_of, unloadable
+from backends.torch import CpuSession, by_name, load_callable, parameters_of, rows_taken, unloadable
 from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
 from backends.trial_rows import drawn
 
@@ -320,21 +320,13 @@ def _of_program(model: str, program: Any) -> Found:
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
     module = program.module()
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
-    least, most = _rows_taken(program, [values[tensor.name].shape[:1] for tensor in inputs])
+    least, most = rows_taken(program, MOST_ROWS)
     found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most)
     if found.max_rows and least > 1:
         found = replace(found, max_rows=0, notes=(f"it was exported for {least} rows and more, so each request runs alone",))
     elif most and found.max_rows == most:
         found = replace(found, notes=(*found.notes, f"it was exported for {most} rows at most"))
     return _without_changed_buffers(found, watched.changed())
-
-
-def _rows_taken(program: Any, firsts: Iterable[Sequence[Any]]) -> tuple[int, int]:
-    """The least and the most that open first dimensions may be; 0: any number, and as many as are batched, or more."""
-    named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
-    ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
-    least = max((int(each.lower) for each in ranges), default=0)
-    return least, min((int(each.upper) for each in ranges if each.upper < MOST_ROWS), default=0)
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

@@ -37,6 +37,7 @@ from backends.base import (
     SpecMismatch,
     Tensors,
     TensorSpec,
+    shapes_agree,
 )
 from backends.datatypes import NUMPY
 from backends.early_failure import EarlyFailure
@@ -178,8 +179,8 @@ class TritonModel:
         for url, abandoned in self._abandoned.items():
             if names := abandoned.names:
                 log.warning(
-                    "triton %s: regions %s of shared memory stay registered there until it ends or a client unregisters them: "
-                    "calls that were given up may still write to them",
+                    "triton %s: regions %s of shared memory stay registered there until it ends, or a client or gateway "
+                    "unregisters them: calls that were given up may still write to them",
                     url,
                     ", ".join(names),
                 )
@@ -282,6 +283,15 @@ class TritonSession:
         request = self._request(parameters)
         shared = self._fill(request, inputs)
         response = self._connection.infer(request, due_s - time.monotonic(), _metadata(parameters))
+        return self._taken(response, shared, due_s)
+
+    def _taken(self, response: Any, shared: Mapping[str, memoryview], due_s: float) -> Tensors:
+        """The outputs of a response. Raises: SessionLost, if they are others as the model was changed; ExecutionFailed."""
+        for tensor in response.outputs:
+            was = self._model.spec.output_by_name.get(tensor.name)
+            as_it_was = was is not None and tensor.datatype == was.datatype and shapes_agree(was.shape, tuple(tensor.shape))
+            if not as_it_was and (change := self._model.change(self._connection, due_s)):
+                raise SessionLost(change)
         return _outputs(response, shared)
 
     def stream(self, inputs: Tensors, parameters: Mapping[str, object]) -> Generator[Tensors, None, None]:
@@ -299,7 +309,8 @@ class TritonSession:
                     response = message.infer_response
                     final = response.parameters[_FINAL].bool_param
                     if response.outputs or not final:
-                        yield LastPart(_outputs(response, {})) if final else _outputs(response, {})
+                        part = self._taken(response, {}, time.monotonic() + within_s)
+                        yield LastPart(part) if final else part
                     # Behind the final one its end is read: a call that was cancelled would be a failed one.
             except ExecutionFailed as exc:
                 yield EarlyFailure(exc)
@@ -401,6 +412,8 @@ class TritonSession:
             return SessionLost(message)
         for tensor in self._model.spec.outputs:
             if _TOO_LARGE.format(tensor.name) in details:
+                if change := self._model.change(self._connection, due_s):
+                    return SessionLost(change)
                 declared = f"{tensor.datatype} {list(tensor.shape)}"
                 remedy = f"the model gives more than {declared}: have it give that, or set shared_memory: false"
                 return OutputsRefused(f"{message}: {remedy}")

@@ -1,16 +1,16 @@
 """What has become of a model on Triton that was loaded there anew, since it was loaded here."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from backends.base import ModelSpec, TensorSpec
 
 
 def changes(loaded: ModelSpec, found: ModelSpec) -> list[str]:
-    """What makes calls that fit the one not fit the other, in words. An output or optional input more does not."""
+    """What makes calls or answers that fit the one not fit the other, in words. An output or optional input more does not."""
     return [
         *_tensors("input", loaded.inputs, found.inputs),
-        *_tensors("output", loaded.outputs, tuple(tensor for tensor in found.outputs if tensor.name in loaded.output_by_name)),
-        *([f"it takes {found.max_rows} rows at most, and took {loaded.max_rows}"] if found.max_rows < loaded.max_rows else ()),
+        *_tensors("output", loaded.outputs, (tensor for tensor in found.outputs if tensor.name in loaded.output_by_name)),
+        *_rows(loaded.max_rows, found.max_rows),
         *(
             ["it answers in parts now, and did not" if found.decoupled else "it answers in parts no more"]
             if found.decoupled != loaded.decoupled
@@ -19,12 +19,31 @@ def changes(loaded: ModelSpec, found: ModelSpec) -> list[str]:
     ]
 
 
-def _tensors(what: str, loaded: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...]) -> Iterator[str]:
+def _tensors(what: str, loaded: Iterable[TensorSpec], found: Iterable[TensorSpec]) -> Iterator[str]:
     before, now = ({tensor.name: tensor for tensor in tensors} for tensors in (loaded, found))
     for name in {**before, **now}:
         was, is_ = before.get(name), now.get(name)
-        if was != is_ and not (was is None and is_ is not None and is_.optional):
+        if was is None or is_ is None:
+            fits = is_ is not None and is_.optional
+        else:
+            fits = _holds(is_, was) if what == "input" else _holds(was, is_)
+        if not fits:
             yield f"{what} {name!r} is {_shown(is_)}, and was {_shown(was)}"
+
+
+def _holds(wide: TensorSpec, narrow: TensorSpec) -> bool:
+    """Whether each tensor that fits the one fits the other: an open size holds any."""
+    if (wide.datatype, len(wide.shape)) != (narrow.datatype, len(narrow.shape)):
+        return False
+    sizes = zip(wide.shape, narrow.shape, strict=True)
+    return wide.optional >= narrow.optional and all(held in (-1, size) for held, size in sizes)
+
+
+def _rows(loaded: int, found: int) -> Iterator[str]:
+    if bool(loaded) != bool(found):
+        yield "it has a batch dimension now, and had none" if found else "it has no batch dimension any more"
+    elif found < loaded:
+        yield f"it takes {found} rows at most, and took {loaded}"
 
 
 def _shown(tensor: TensorSpec | None) -> str:

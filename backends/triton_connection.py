@@ -87,6 +87,8 @@ class TritonConnection:
         max_rows = declared.max_rows
         if config.max_batch_size:
             max_rows = min(max_rows, config.max_batch_size)
+        elif not declared.rows_stated:
+            max_rows = 0  # an open first dimension may be any
         elif max_rows and any(not tensor.shape or tensor.shape[0] != -1 for tensor in (*inputs, *outputs)):
             raise SpecMismatch(f"{where} has max_batch_size 0 and a tensor without an open first dimension: set max_rows to 0")
         if told:
@@ -126,6 +128,10 @@ class TritonConnection:
     def unregister(self, region: str) -> None:
         self._ask(self.stub.SystemSharedMemoryUnregister, self.pb.SystemSharedMemoryUnregisterRequest(name=region))
 
+    def regions(self) -> list[str]:
+        """The names of those that are registered, whoever did it."""
+        return list(self._ask(self.stub.SystemSharedMemoryStatus, self.pb.SystemSharedMemoryStatusRequest()).regions)
+
     def infer(self, request: Any, timeout_s: float, metadata: Metadata = ()) -> Any:
         """Raises: grpc.RpcError, which the session maps: it knows what was asked; RunCancelled."""
         stub = self.stub
@@ -162,13 +168,17 @@ class AnswerInParts:
         self._lock = threading.Lock()
         self._due_s = inf  # `time.monotonic` by which the part that is read must be there
         self._timer: threading.Timer | None = None
+        self._looks_s = inf  # and when the timer looks whether it is
 
     def read(self, within_s: float) -> Any:
         """The next response; None: there are no more. within_s: no later than 0. Raises: grpc.RpcError."""
+        return self._read_by(time.monotonic() + within_s)
+
+    def _read_by(self, due_s: float) -> Any:
         with self._lock:
-            self._due_s = time.monotonic() + within_s
-            if self._timer is None:
-                self._cut_off_in(within_s)
+            self._due_s = due_s
+            if due_s < self._looks_s:
+                self._look_at(due_s)
         try:
             return next(self._call, None)
         finally:
@@ -180,7 +190,7 @@ class AnswerInParts:
         Of 40 to 300 such calls of a model that answers in 1 ms, one did (2026-11-30). Raises: grpc.RpcError.
         """
         until_s = time.monotonic() + within_s
-        while (left_s := until_s - time.monotonic()) > 0 and self.read(left_s) is not None:
+        while time.monotonic() < until_s and self._read_by(until_s) is not None:
             pass
 
     def close(self) -> None:
@@ -191,19 +201,24 @@ class AnswerInParts:
                 self._timer.cancel()
         self._call.cancel()
 
-    def _cut_off_in(self, seconds: float) -> None:
-        self._timer = threading.Timer(max(0.0, seconds), self._cut_off_late)
+    def _look_at(self, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._looks_s = due_s
+        self._timer = threading.Timer(max(0.0, due_s - time.monotonic()), self._cut_off_late)
         self._timer.daemon = True
         self._timer.start()
 
     def _cut_off_late(self) -> None:
-        """On the timer's thread. One for all parts: a part is due later than those before it."""
+        """On the timer's thread. One serves many parts: most are due later than those before them."""
         with self._lock:
-            self._timer = None
-            left_s = self._due_s - time.monotonic()
-            if 0 < left_s < inf:
-                self._cut_off_in(left_s)
-            self.late = left_s <= 0
+            if self._timer is not threading.current_thread():
+                return  # cancelled, too late to be stopped
+            self._timer, self._looks_s = None, inf
+            due_s = self._due_s
+            self.late = due_s <= time.monotonic()
+            if not self.late and due_s < inf:
+                self._look_at(due_s)
         if self.late:
             self._call.cancel()
 
@@ -225,8 +240,15 @@ def _tell(config: Any, declared: ModelSpec, max_rows: int, where: str) -> None:
             where,
             unlabelled,
         )
+    decoupled = config.model_transaction_policy.decoupled
+    if not (config.max_batch_size or declared.rows_stated or decoupled):
+        log.info(
+            "%s has max_batch_size 0: each request is a call of its own, whole; if the first dimension of its tensors is that "
+            "of a batch, set max_rows",
+            where,
+        )
     apart = config.backend == "python" or not config.HasField("dynamic_batching")
-    if config.max_batch_size and max_rows > 1 and apart and not config.model_transaction_policy.decoupled:
+    if config.max_batch_size and max_rows > 1 and apart and not decoupled:
         log.info(
             "%s keeps the rows of several requests apart, which share a batch here: if they change each other's "
             "answers, set max_rows: 0",

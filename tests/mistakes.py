@@ -623,6 +623,12 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
                 "models[0].backends[0].url",
                 ("'http://triton:8000': expected host:port of Triton's gRPC", "write triton:8001"),
             ),
+            Mistake(
+                "gRPC with a scheme",
+                one("model: m", "url: grpc://triton:9001  # !", kind="triton"),
+                "models[0].backends[0].url",
+                ("'grpc://triton:9001': expected host:port of Triton's gRPC", "write triton:9001"),
+            ),
         ),
     ),
 }

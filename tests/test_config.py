@@ -1,5 +1,6 @@
 """A configuration's faults are named with file, key path, value, what was expected, and the nearest key."""
 
+import copy
 import json
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from gateway.cli import main
 from gateway.config import Config, Python, load_config, parse_config
 from gateway.documents.faults import shown
 from gateway.errors import ConfigError
+from gateway.wire.frames import spec_from_plain, spec_to_plain
 
 BACKEND = "backends: [{kind: synthetic}]"
 FLAT = "expected at least 2 dimensions, of which the second is the length"
@@ -210,6 +212,15 @@ def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
     for name in ("a+b cé", "org.model:v1", "模型", "...", "x" * 128):
         backend = {"kind": "synthetic", "name": name[:48]}
         parse_config({"models": [{"name": name, "backends": [backend]}]}, source="x.yaml")
+
+
+def test_rows_are_stated_by_max_rows_and_by_padding_and_not_by_the_default() -> None:
+    ragged = "ragged: {pad: {x: 0}}"
+    for keys, stated in (("", False), ("max_rows: 32,", True), (f"{ragged},", True)):
+        config = parse_config(yaml.safe_load(f"models: [{{name: a, {keys} {BACKEND}}}]"), source="x.yaml")
+        declared = copy.deepcopy(config).models[0].declared()
+        assert (declared.max_rows, declared.rows_stated) == (32, stated)
+        assert spec_from_plain(spec_to_plain(declared)) == declared
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:

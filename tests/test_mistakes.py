@@ -202,6 +202,15 @@ def test_check_loads_a_model_as_serve_does_with_its_largest_batch(folder: Path) 
     assert "set max_rows: 1" in fault["message"]
 
 
+def test_what_a_shape_begins_with_is_left_to_a_triton_where_nobody_states_rows(folder: Path) -> None:
+    pytest.importorskip("tritonclient")
+    tensors = [f"    {tensors.replace('-1, 3', '3')}\n" for tensors in TENSORS]
+    text = one("model: m", "url: h:8001", kind="triton").replace("    backends", f"{''.join(tensors)}    backends")
+    assert told(Mistake("", text, "", ()), folder)["faults"] == []
+    stated = told(Mistake("", text.replace("    inputs", "    max_rows: 32\n    inputs"), "", ()), folder)
+    assert [fault["path"] for fault in stated["faults"]] == ["models[0].inputs[0].shape", "models[0].outputs[0].shape"]
+
+
 def test_check_loads_all_backends_of_a_model_to_tell_which_is_unlike_the_others(folder: Path) -> None:
     (folder / "one.py").write_text(ONE_ROW.replace("BODY", "return {'y': inputs['x']}"))
     (folder / "other.py").write_text(

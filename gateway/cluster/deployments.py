@@ -103,7 +103,8 @@ def application(config: Config, speech: Speech | None = None, deployed_by: str |
         user_config=None if deployed_by is None else {_DEPLOYED_BY: deployed_by},
         **_COMMON,
     )(IngressReplica)
-    return _versioned(ingress, _digest(f"{config.model_dump_json()}{speech}")).bind(config, backends, speech)
+    declared = [model.declared() for model in config.models]  # which differ where a default was written out
+    return _versioned(ingress, _digest(f"{config.model_dump_json()}{declared}{speech}")).bind(config, backends, speech)
 
 
 def deployer(details: Mapping[str, Any]) -> str | None:

@@ -163,8 +163,13 @@ class ModelSection(Strict):
 
     def declared(self) -> ModelSpec:
         """What the operator states of the model's tensors; empty where it is left to the artifact."""
+        inputs, outputs = tensor_specs(self.inputs), tensor_specs(self.outputs)
+        return ModelSpec("", inputs, outputs, self.max_rows, rows_stated=self.rows_stated)
 
-        return ModelSpec("", tensor_specs(self.inputs), tensor_specs(self.outputs), self.max_rows)
+    @property
+    def rows_stated(self) -> bool:
+        """Whether the operator says that there are batches, or that there are none; else max_rows is the default."""
+        return "max_rows" in self.model_fields_set or self.ragged is not None
 
     @field_validator("name")
     @classmethod

@@ -71,7 +71,7 @@ def _second_look(document: Document, config: Config) -> Iterator[Fault]:
         yield from found
         places = {fault.path for fault in found}  # what a file or code says of a tensor says it better
         for location, tensor in as_far_as_known(_tensors(model, "inputs"), _tensors(model, "outputs")):
-            for unfit in as_far_as_known(_without_batch(tensor, model.max_rows)):
+            for unfit in as_far_as_known(_without_batch(tensor, model)):
                 at = ("models", index, *location, "shape")
                 fault = document.fault(at, unfit.found, expected=unfit.expected, remedy=unfit.remedy)
                 if fault.path not in places:
@@ -227,9 +227,11 @@ def _tensors(model: ModelSection, key: str) -> Iterator[tuple[Location, Declared
         yield (key, number), tensor
 
 
-def _without_batch(tensor: DeclaredTensor, max_rows: int) -> Iterator[Unfit]:
+def _without_batch(tensor: DeclaredTensor, model: ModelSection) -> Iterator[Unfit]:
     """A declared shape that no batch can have."""
-    if max_rows != 0 and (not tensor.shape or tensor.shape[0] not in (-1, max_rows)):
+    if not model.rows_stated and all(backend.kind == "triton" for backend in model.backends):
+        return  # whose server says whether there are batches
+    if model.max_rows != 0 and (not tensor.shape or tensor.shape[0] not in (-1, model.max_rows)):
         remedy = f"write {[-1, *tensor.shape]} if that is one row, or set max_rows: 0 if there are no batches"
         yield Unfit(expected="-1 as the first dimension, which is that of the batch", remedy=remedy)
 

@@ -74,6 +74,9 @@ def check_alike(spec: ModelSpec, label: str, other: ModelSpec, name: str) -> Non
     if spec.decoupled != other.decoupled:
         one, whole = (label, name) if spec.decoupled else (name, label)
         raise ConfigError(f"backend {one} is decoupled (it answers in parts), and {whole} is not")
+    if bool(spec.max_rows) != bool(other.max_rows):
+        one, batched = (label, name) if other.max_rows else (name, label)
+        raise ConfigError(f"backend {one} has no batch dimension, and {batched} has one: set max_rows of the model, 0 for none")
     differing = [
         f"{what} {tensor} is {_shown(ours.get(tensor))} here, {_shown(theirs.get(tensor))} there"
         for what, ours, theirs in (

@@ -125,7 +125,11 @@ def _tell(name: str, failed: Execution, spec: ModelSpec, request: InferRequest, 
     which = "every request"
     if well:
         which = f"every batch of {request.rows} rows" if request.rows > 1 else "every request of this length"
-    way = f"; where the model takes one row at a time, set max_rows: 1 (it is {spec.max_rows})" if request.rows > 1 else ""
+    way = ""
+    if request.rows > 1:
+        way = (
+            f"; where the model takes one row at a time, set max_rows: 1 (it is {spec.max_rows}), or 0 where these are no rows"
+        )
     if failed.refused:
         raise ConfigError(f"{name}: {which} would fail: {fault} ({tried}){way}")
     if not isinstance(failed.error, BackendFailed):  # it has come to no run, or is gone

@@ -60,6 +60,7 @@ def spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "decoupled": spec.decoupled,
         "own_arguments": spec.own_arguments,
         "requests_apart": spec.requests_apart,
+        "rows_stated": spec.rows_stated,
     }
 
 
@@ -78,4 +79,5 @@ def spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         decoupled=plain["decoupled"],
         own_arguments=tuple(plain["own_arguments"]),
         requests_apart=plain["requests_apart"],
+        rows_stated=plain["rows_stated"],
     )

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +106,5 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     write_model(folder / "models", "lookup", LOOKUP_CONFIG, LOOKUP)
     with triton_server(folder) as server:
         yield server
+    for lock in Path("/dev/shm").glob(f"gateway-{os.getpid()}-*.lock"):  # of sessions that no test has closed
+        lock.unlink()

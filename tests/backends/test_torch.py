@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -524,6 +524,13 @@ def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
     torch.export.save(program, tmp_path / "m.pt2")
     found = torch_discovery.read(model=f"{tmp_path}/m.pt2")
     assert (found.max_rows, found.notes) == (max_rows, (note,))
+    most = limits["max"]
+    declared = ModelSpec("", found.inputs, found.outputs, most)
+    backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, declared)
+    with pytest.raises(
+        LoadFailed, match=rf"m\.pt2: exported for {most} rows at most, and max_rows is 9: set max_rows: {most}, or"
+    ):
+        backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, replace(declared, max_rows=9))
 
 
 @pytest.mark.slow

@@ -1,13 +1,16 @@
 """What the Triton backend sends and when it hangs up, against a double of the server's gRPC service that notes every call."""
 
+import fcntl
 import mmap
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -64,7 +67,7 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.shapes = {"Y": [-1, 2]}  # of the outputs
         self.answer: Tensors = {}  # in place of the echo
         self.regions: dict[str, mmap.mmap] = {}
-        self.in_use = False  # all regions are
+        self.in_use = 0  # so many times is a region found to be
         self.decoupled = False
         self.config = model_config_pb2.ModelConfig(max_batch_size=8)
         self.configs: dict[str, model_config_pb2.ModelConfig] = {}  # of others, by name
@@ -131,8 +134,15 @@ class Double(service_pb2_grpc.GRPCInferenceServiceServicer):
             self.regions[request.name] = mmap.mmap(file.fileno(), request.byte_size)
         return service_pb2.SystemSharedMemoryRegisterResponse()
 
+    def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        status = service_pb2.SystemSharedMemoryStatusResponse()
+        for name in self.regions:
+            status.regions[name].name = name
+        return status
+
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
         if self.in_use:  # the words of Triton 2.50 and 2.51
+            self.in_use -= 1
             words = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
             context.abort(grpc.StatusCode.INTERNAL, words)
         self.regions.pop(request.name).close()
@@ -187,6 +197,12 @@ def serving() -> Iterator[Double]:
             yield double
         finally:
             server.stop(0).wait(TIMEOUT_S)
+            for region in double.regions:
+                lock_of(region).unlink(missing_ok=True)
+
+
+def lock_of(region: str) -> Path:
+    return Path(f"/dev/shm/{region}.lock")
 
 
 @pytest.fixture
@@ -330,6 +346,20 @@ def test_a_model_whose_requests_triton_keeps_apart_is_told_and_run_a_request_at_
         session.close()
 
 
+@pytest.mark.parametrize("stated", [False, True])
+def test_an_open_first_dimension_is_of_rows_where_triton_or_the_operator_says_so(
+    double: Double, stated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    double.config.max_batch_size = 0
+    with caplog.at_level("INFO"):
+        model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, rows_stated=stated))
+    assert model.spec.max_rows == (8 if stated else 0)
+    assert ("'m' has max_batch_size 0: each request is a call of its own, whole" in caplog.text) != stated
+    session = model.open_session(0)
+    assert session.run({"X": np.repeat(X, 40, 0)}, {})["Y"].shape == (40, 2)
+    session.close()
+
+
 @pytest.mark.parametrize("labels", [(), ("cat", "dog")])
 def test_labels_that_only_the_server_has_are_told_to_be_missing(
     double: Double, labels: tuple[str, ...], caplog: pytest.LogCaptureFixture
@@ -392,6 +422,7 @@ def test_an_output_in_the_message_may_come_behind_one_in_shared_memory(double: D
         assert all((outputs[name] == array).all() for name, array in double.answer.items())
     double.answer = {name: double.answer[name] for name in ("SMALL", "BIG")}
     assert session.run({"X": X}, {})["SMALL"].tolist() == [[-2]]
+    double.in_use = 2  # by the call that was just answered
     session.close()
     assert not double.regions
 
@@ -469,10 +500,9 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     lose()
     (first,) = double.regions
     now_s = 61.0
-    double.in_use = True  # that call takes longer still
+    double.in_use = 1  # that call takes longer still
     model.open_session(0).close()
     assert [*double.regions] == [first]
-    double.in_use = False
     now_s = 122.0
     model.open_session(0).close()
     assert not double.regions
@@ -483,11 +513,42 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     assert first not in caplog.text
 
 
+def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_its_calls_have_ended(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("backends.triton_shared_memory.time", SimpleNamespace(monotonic=lambda: now_s))
+    gone, alive, unknown, anothers = (f"{kind}-1-{secrets.token_hex(6)}" for kind in (*["gateway"] * 3, "client"))
+    double.regions = {name: mmap.mmap(-1, 1) for name in (gone, alive, unknown, anothers)}
+    double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
+    for name in (gone, anothers):
+        lock_of(name).touch()
+    with lock_of(alive).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        session = sharing(double)
+        session.run({"X": X}, {})
+        (own,) = {*double.regions} - {gone, alive, unknown, anothers}
+        now_s = 59.0
+        session.run({"X": X}, {})
+        assert gone in double.regions
+        now_s = 61.0
+        session.run({"X": X}, {})
+        assert {*double.regions} == {alive, unknown, anothers, own}
+        assert not lock_of(gone).exists()
+        session.close()
+    assert not lock_of(own).exists()
+
+
 def test_an_output_that_is_larger_than_declared_is_refused_by_name(double: Double) -> None:
     session = sharing(double)
     double.answer = {"BIG": np.zeros((1, LARGE)), "SMALL": np.zeros((1, 1), np.float32)}
     told = rf"output 'BIG' \({LARGE * 4} bytes\) .* the model gives more than FP32 \[-1, {LARGE}\]: have it give that, or set"
     with pytest.raises(OutputsRefused, match=told):
+        session.run({"X": X}, {})
+    session.close()
+    session = sharing(double)
+    double.shapes = {"BIG": [-1, 2 * LARGE], "SMALL": [-1, 1]}
+    with pytest.raises(SessionLost, match=rf"load it again: output 'BIG' is FP32 \[-1, {2 * LARGE}\]"):
         session.run({"X": X}, {})
     session.close()
 
@@ -565,6 +626,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a name": ({"inputs": {"Z": [-1, 2]}}, "input 'X' is missing, and was FP32 [-1, 2]; input 'Z' is FP32 [-1, 2]"),
     "rows": ({"config": model_config_pb2.ModelConfig(max_batch_size=2)}, "it takes 2 rows at most, and took 8"),
     "no rows": ({"config": model_config_pb2.ModelConfig(), "inputs": {"X": [2]}}, "has max_batch_size 0 and a tensor without"),
+    "rows that nobody stated": ({"config": model_config_pb2.ModelConfig()}, "it has no batch dimension any more"),
+    "a size of an output": ({"shapes": {"Y": [-1, -1]}}, "output 'Y' is FP32 [-1, -1], and was FP32 [-1, 2]"),
     "parts": ({"decoupled": True}, "it answers in parts now, and did not"),
 }
 
@@ -575,7 +638,8 @@ def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_a
 ) -> None:
     values, told = CHANGES[change]
     before = {name: getattr(double, name) for name in values}
-    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
+    declared = replace(SPEC, inputs=(), outputs=(), rows_stated=change != "rows that nobody stated")
+    model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, declared)
     sessions = [model.open_session(index) for index in range(2)]
     vars(double).update(values)
     double.refusal = grpc.StatusCode.INVALID_ARGUMENT, "unexpected"
@@ -592,10 +656,24 @@ def test_a_model_that_was_changed_on_the_server_loses_its_sessions_until_it_is_a
     session.close()
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_answer_that_is_not_as_declared_tells_of_a_model_that_was_changed(double: Double, decoupled: bool) -> None:
+    double.decoupled, double.parts = decoupled, [1.0, None]
+    double.shapes = {"Y": [-1, 3]}
+    options = {"url": f"127.0.0.1:{double.port}", "model": "m"}
+    session = backends.load("triton", options, replace(SPEC, outputs=())).open_session(0)
+    double.shapes = {"Y": [-1, 2]}
+    with pytest.raises(SessionLost, match=r"load it again: output 'Y' is FP32 \[-1, 2\], and was FP32 \[-1, 3\]"):
+        answer(session, decoupled)
+    session.close()
+
+
 def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(double: Double) -> None:
+    double.shapes = {"Y": [-1, -1]}
     model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
-    double.inputs, double.shapes = {"X": [-1, 2], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
-    double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=[{"name": "MORE", "optional": True}])
+    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
+    optional = [{"name": name, "optional": True} for name in double.inputs]
+    double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=optional)
     session = model.open_session(0)
     double.refusal, asked = (grpc.StatusCode.INVALID_ARGUMENT, "no such user"), double.configs_asked
     for _ in range(3):
@@ -742,14 +820,16 @@ def test_an_error_among_the_parts_ends_the_answer(in_parts: Double, message: str
 
 
 @pytest.mark.parametrize("second", ["no luck", 2.0], ids=["after its error", "after it was left"])
-def test_an_answer_that_goes_on_is_hung_up_on(in_parts: Double, second: float | str) -> None:
+@pytest.mark.parametrize("limit", ["timeout_s", "drain_s"])
+def test_an_answer_that_goes_on_is_hung_up_on(in_parts: Double, second: float | str, limit: str) -> None:
     go_on = threading.Event()
     in_parts.parts = [1.0, second, 3.0, None]
     in_parts.before_part = lambda: in_parts.parts_sent == 2 and go_on.wait(TIMEOUT_S)  # type: ignore[assignment]
-    session = opened(in_parts, timeout_s=0.2)
+    session = opened(in_parts, **{limit: 0.2})
     parts = session.stream({"X": X}, {})
     next(parts), next(parts)
     parts.close()
+    assert in_parts.parts_sent == 2  # it was not waited for
     assert in_parts.hung_up.wait(TIMEOUT_S)
     go_on.set()
     session.close()

@@ -20,6 +20,7 @@ PROGRAM = textwrap.dedent("""
     class Connection:
         def register(self, name, byte_size): ...
         def unregister(self, name): ...
+        def regions(self): return []
 
     def fill(size):
         region.reserve([size])

@@ -67,6 +67,12 @@ def test_only_what_changed_is_restarted_by_a_deploy() -> None:
     assert scaling == wider != versions(replicas=2)[1] == backend
     for terms in ({"usd_per_hour": 7.0}, {"model": {"slo": {"p99_ms": 100}}}):
         assert versions(**terms)[1] == backend
+    document = config().model_dump(mode="json", exclude_none=True)
+    left_out = document["models"][0]
+    del left_out["max_rows"]
+    made = [parse_config({"models": [model]}, source="test") for model in (left_out, left_out | {"max_rows": 32})]
+    assert made[0] == made[1]
+    assert len({deployments(application(each))["ingress"].version for each in made}) == 2  # for Triton it is not the same
 
 
 def test_prices_and_objectives_reach_replicas_that_run_and_where_and_how_these_tell_restarts_them() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +161,27 @@ def test_what_is_not_as_declared_fails_although_another_backend_is_there(tmp_pat
         simulated(tmp_path, not_reached, dear=ConfigError("input 'X' is FP64"))
 
 
-def test_a_late_backend_unlike_the_others_stays_missing(tmp_path: Path) -> None:
+UNLIKE: dict[str, tuple[ModelSpec, str]] = {
+    "inputs": (
+        ModelSpec("other", (TensorSpec("Z", "FP32", (-1, 1)),), SPEC.outputs, 4),
+        "backend dear is unlike m:1/cheap: input Z is FP32 [-1, 1] here, missing there; input X is missing here, FP32 [-1, 1] "
+        "there: all backends of",
+    ),
+    "rows": (
+        replace(SPEC, max_rows=0),
+        "backend dear has no batch dimension, and m:1/cheap has one: set max_rows of the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("differs", UNLIKE)
+def test_a_late_backend_unlike_the_others_stays_missing(tmp_path: Path, differs: str) -> None:
     async def main(lab: Lab) -> None:
-        lab.specs["dear"] = ModelSpec("other", (TensorSpec("Z", "FP32", (-1, 1)),), SPEC.outputs, 4)
+        lab.specs["dear"], told = UNLIKE[differs]
         lab.faults.clear()
         await asyncio.sleep(60)
         assert lab.tries.count("dear") == 2
-        differs = "input Z is FP32 [-1, 1] here, missing there; input X is missing here, FP32 [-1, 1] there: all backends of"
-        assert f"backend dear is unlike m:1/cheap: {differs}" in lab.missing()["dear"]
+        assert told in lab.missing()["dear"]
         assert lab.runners[-1].closed
         assert await lab.ask() == "cheap"
 

@@ -48,11 +48,16 @@ def config_datatype(datatype: str) -> str:
 
 def normalised(arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in arrays.items():
+    return {str(name): _normalised(value) for name, value in arrays.items()}
+
+
+def _normalised(value: object) -> np.ndarray:
+    try:
         array = np.asarray(value)
-        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
-    return found
+    except UnicodeDecodeError:  # of bytes beside str
+        return np.asarray(value, object)
+    # In its own text numpy drops zeros at the end of an element, and makes texts of numbers beside them.
+    return np.asarray(value, object) if array.dtype.kind in "SU" else array
 
 
 def fields_of(results: object) -> tuple[str, ...]:

@@ -430,8 +430,9 @@ def _datatype(name: str, array: np.ndarray) -> str:
     """Raises: LoadFailed."""
     others = [type(each).__name__ for each in array.flat if not isinstance(each, str | bytes)] if array.dtype.hasobject else []
     if others:
+        kinds = f"texts and {others[0]}" if len(others) < array.size else others[0]
         raise LoadFailed(
-            f"{name!r} is of {others[0]}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
+            f"{name!r} is of {kinds}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
             "a tuple, a dict or a TypedDict"
         )
     try:

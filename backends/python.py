@@ -46,7 +46,7 @@ from backends.base import (
     words_of,
     writeable,
 )
-from backends.datatypes import NUMPY
+from backends.datatypes import NUMPY, normalised
 from backends.early_failure import EarlyFailure
 from backends.signatures import (
     FORM,
@@ -173,10 +173,9 @@ def _as_hinted(hints: Mapping[str, Hint | None], example: Mapping[str, object] |
     datatypes = {
         name: hint.datatype for name, hint in hints.items() if hint is not None and hint.datatype not in (None, "BYTES")
     }
-    return {
-        name: np.asarray(value, NUMPY[datatype] if (datatype := datatypes.get(name)) else None)
-        for name, value in example.items()
-    }
+    return normalised(
+        {name: np.asarray(value, NUMPY[datatypes[name]]) if name in datatypes else value for name, value in example.items()}
+    )
 
 
 def load_code(model: str) -> Any:

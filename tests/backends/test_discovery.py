@@ -698,6 +698,8 @@ def test_text_in_an_example_is_bytes() -> None:
 def test_what_no_datatype_can_carry_is_named() -> None:
     with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
         from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})
+    with pytest.raises(LoadFailed, match="'y' is of texts and float, which the protocol cannot carry"):
+        from_example(lambda arrays: {"y": ["low", 7.5]}, {"x": np.ones(2)})  # type: ignore[dict-item]  # as users' functions do
 
 
 def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:

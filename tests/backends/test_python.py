@@ -285,6 +285,11 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
+def test_an_example_may_hold_texts_of_both_types() -> None:
+    found = backends.read("python", f"{__file__}:found_in", example={"text": ["ä@b", "ü@c".encode()]})
+    assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["BYTES", "BYTES"]
+
+
 def found_in(text: str) -> list[str]:
     return [word for word in text.split() if "@" in word]
 

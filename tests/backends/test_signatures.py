@@ -216,6 +216,19 @@ def test_arrays_go_by_name_and_results_come_in_order() -> None:
         call_by_name(by_array, signature, {"y": X, "x": X}, declared)
 
 
+@pytest.mark.parametrize("given", [[b"a\0\0", b"\0"], ["a\0", "ü", b"\xff\0"], [["low", 7.5], [b"high", 1]]])
+def test_texts_in_lists_stay_what_they_are(given: list[Any]) -> None:
+    def whole(x: Rows) -> Any:
+        return given
+
+    def in_parts(x: Rows) -> Iterator[Any]:
+        yield {"output": given}
+
+    (part,) = stream_by_name(in_parts, signature_of(in_parts, method=False), {"x": X}, None)
+    for outputs in (call_by_name(whole, signature_of(whole, method=False), {"x": X}, None), part):
+        assert outputs["output"].tolist() == given
+
+
 @pytest.mark.parametrize("function", [by_field, by_untyped_field])
 @pytest.mark.parametrize(
     ("declared", "given"),

@@ -521,6 +521,11 @@ def of_file(x: np.ndarray) -> np.ndarray:
     return np.array([text[0] for text in x])
 
 
+def shares(x: np.ndarray) -> list[float]:
+    """Whole numbers of Python's where all are."""
+    return [a / (a + b) if a < b else 0 for a, b in x.tolist()]
+
+
 CHANGED = "the other rows of a batch change a row's answer in 'y', so every row runs alone"
 UNSEEN = "whether rows change each other's answers could not be seen, so e.* alone( and whole)?; give an example of several "
 FILE = np.array([b"\xff\xd8\xffJFIF."], object)
@@ -533,6 +538,8 @@ FILE = np.array([b"\xff\xd8\xffJFIF."], object)
         (lambda x: np.array([len(text.split()) for text in x]), np.array(["one two three"]), 32, ""),
         (lambda x: np.array(["good"] * len(x)), np.array(["one two three"]), 32, ""),  # a label
         (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
+        (shares, np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 32, ""),
+        (lambda x: shares(x - x.mean(0)), np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 0, CHANGED.partition(",")[0]),
         (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
         (of_file, FILE, 1, UNSEEN),
         (lambda x: np.array([{b"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),

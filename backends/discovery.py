@@ -9,7 +9,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -33,10 +33,8 @@ from backends.company import (
     without_nan,
 )
 from backends.datatypes import datatype_of, normalised
+from backends.signatures import Hint
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
-
-if TYPE_CHECKING:
-    from backends.signatures import Hint
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
@@ -110,7 +108,7 @@ def from_example(
     run: Run,
     example: Tensors,
     *,
-    of_lists: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, Hint] | None = None,
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -242,7 +240,7 @@ def from_ones(
     *,
     lengths: tuple[int, int] = (3, 5),
     max_rows: int = MOST_ROWS,
-    of_lists: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, Hint] | None = None,
 ) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
@@ -393,7 +391,7 @@ def _as_requested(example: Mapping[str, object]) -> Tensors:
     return arrays
 
 
-def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, "Hint"] | None) -> tuple[TensorSpec, ...]:
+def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, Hint] | None) -> tuple[TensorSpec, ...]:
     """Outputs, of which a size of 0 is open; without a datatype, where nothing says it. Raises: LoadFailed, for none."""
     if not outputs:
         raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")

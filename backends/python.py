@@ -13,7 +13,7 @@ A `predict` that yields answers in parts, each such a dict: the model is decoupl
 `-> Iterator[…]` and returns what another function yields.
 
 `predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
-`backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`; a
+`backends.type_hints`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`; a
 file of handlers, as SageMaker has them: see `backends.sagemaker`.
 
 Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, and what is no Exception (as
@@ -57,7 +57,6 @@ from backends.signatures import (
     refuse_masked,
     refuse_nothing,
     refuse_uncallable,
-    signature_of,
     single_value,
     stream_by_name,
 )
@@ -192,6 +191,8 @@ def called_as(model: str, code: Any, names: Iterable[str] = ()) -> Signature:
 
     model: for messages. names: of the inputs that are declared or in an example.
     """
+    from backends.type_hints import signature_of  # only where there is a python model
+
     if inspect.isclass(code):
         if hooks := [name for name in _OF_LITSERVE if callable(getattr(code, name, None))]:
             raise LoadFailed(

@@ -11,7 +11,8 @@ import pytest
 
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
-from backends.signatures import call_by_name, hint_of, signature_of, stream_by_name
+from backends.signatures import call_by_name, stream_by_name
+from backends.type_hints import hint_of, signature_of
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
     (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),

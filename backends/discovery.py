@@ -33,7 +33,7 @@ from backends.company import (
     without_nan,
 )
 from backends.datatypes import datatype_of, normalised
-from backends.signatures import Hint
+from backends.signatures import ANY_OUTPUT, Hint
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
@@ -397,7 +397,7 @@ def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, Hint] | None) -> tup
         raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")
     found = []
     for tensor in _specs(outputs):
-        hint = of_lists.get(tensor.name) if of_lists is not None else None
+        hint = (of_lists.get(tensor.name) or of_lists.get(ANY_OUTPUT)) if of_lists is not None else None
         if hint is not None and hint.scalar is float and tensor.datatype == "INT64":
             tensor = replace(tensor, datatype="FP64")
         if 0 in tensor.shape:

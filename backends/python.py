@@ -49,6 +49,7 @@ from backends.base import (
 from backends.datatypes import NUMPY, normalised
 from backends.early_failure import EarlyFailure
 from backends.signatures import (
+    ANY_OUTPUT,
     FORM,
     Hint,
     Signature,
@@ -413,10 +414,10 @@ def _of_lists(outputs: Tensors, declared: Mapping[str, TensorSpec], hints: Mappi
     numbers in it are `float`, as hints may say."""
     made: Tensors = {}
     for name, array in outputs.items():
-        tensor = declared.get(name)
+        tensor, hint = declared.get(name), hints.get(name) or hints.get(ANY_OUTPUT)
         if not isinstance(array, np.ndarray) or tensor is None:
             continue
-        if array.dtype == np.int64 and tensor.datatype == "FP64" and name in hints and hints[name].scalar is float:
+        if array.dtype == np.int64 and tensor.datatype == "FP64" and hint is not None and hint.scalar is float:
             made[name] = array.astype(np.float64)
         elif not array.size:
             shape = (*array.shape, *(max(size, 0) for size in tensor.shape[array.ndim :]))

@@ -25,6 +25,7 @@ from backends.source import place_of, takes
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
 _TAKES: Final = {float: "iufV", int: "iu", bool: "b"}  # the kinds of inputs whose every value one of Python's can be
 ROW: Final = (-1,)
+ANY_OUTPUT: Final = ""  # in place of a name: every output, whatever it is called
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
 _TEXT_EXPANSION: Final = 16  # times its characters: 4 for the text itself
 _NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
@@ -79,7 +80,9 @@ class Signature:
     any_inputs: it takes them as `**inputs`, whatever their names are; `inputs` is empty.
     reads_parameters: of style `dict`, the second argument gets the parameters of the request.
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
-    of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any.
+    of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any. What
+    it says of ANY_OUTPUT is of those that it does not name.
+    in_sequence: the return type is `Sequence[…]`, so that a tuple is one output, as a list is.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
@@ -93,6 +96,7 @@ class Signature:
     reads_parameters: bool = False
     keys: Mapping[str, bool] = field(default_factory=dict)
     of_lists: Mapping[str, Hint] = field(default_factory=dict)
+    in_sequence: bool = False
     defaults: tuple[str, ...] = ()
     untold: str = ""
 
@@ -127,10 +131,12 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return normalised(_named(function(**_arrays(signature, inputs)), outputs))
+        return normalised(_named(function(**_arrays(signature, inputs)), signature, outputs))
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
-    answers = [_named(function(**{name: column[row] for name, column in columns.items()}), outputs) for row in range(rows)]
+    answers = [
+        _named(function(**{name: column[row] for name, column in columns.items()}), signature, outputs) for row in range(rows)
+    ]
     return _gathered(answers, outputs)
 
 
@@ -141,7 +147,7 @@ def stream_by_name(
     if signature.style == "names":
         with parts_of(function(**_arrays(signature, inputs))) as results:
             for result in results:
-                yield normalised(_named(result, outputs, "yielded"))
+                yield normalised(_named(result, signature, outputs, "yielded"))
         return
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
@@ -149,7 +155,7 @@ def stream_by_name(
         raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
     with parts_of(function(**{name: column[0] for name, column in columns.items()})) as results:
         for result in results:
-            yield _gathered([_named(result, outputs, "yielded")], outputs)
+            yield _gathered([_named(result, signature, outputs, "yielded")], outputs)
 
 
 def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
@@ -242,14 +248,17 @@ def _decoded(name: str, elements: Iterable[Any]) -> list[str]:
     return texts
 
 
-def _named(result: Any, outputs: Mapping[str, TensorSpec] | None, did: str = "returned") -> dict[str, Any]:
+def _named(
+    result: Any, signature: Signature, outputs: Mapping[str, TensorSpec] | None, did: str = "returned"
+) -> dict[str, Any]:
     refuse_nothing(result, did)
     fields = fields_of(result)
     if fields and (outputs is None or not outputs.keys().isdisjoint(fields)):
         result = dict(zip(fields, result, strict=True))
     if isinstance(result, Mapping):
         return refuse_masked({str(name): value for name, value in result.items()})
-    parts = result if isinstance(result, tuple) else (result,)
+    one = signature.in_sequence and (outputs is None or len(outputs) == 1)
+    parts = result if isinstance(result, tuple) and not one else (result,)
     if outputs is not None and len(parts) != len(outputs):
         raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]

@@ -36,7 +36,7 @@ import numpy as np
 
 from backends.base import LoadFailed, words_of
 from backends.datatypes import NUMPY, datatype_of
-from backends.signatures import FORM, ROW, Hint, Signature
+from backends.signatures import ANY_OUTPUT, FORM, ROW, Hint, Signature
 from backends.source import PARAMETERS, takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -105,7 +105,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     style: Literal["rows", "names"] = "rows" if scalars else "names"
     return Signature(
         style, inputs, outputs, in_parts, any_inputs, keys=keys, of_lists=_of_lists(said, of_rows=bool(scalars)),
-        defaults=defaults, untold=untold,
+        in_sequence=get_origin(given) is Sequence, defaults=defaults, untold=untold,
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def _by_output(hint: Any) -> dict[str, Any]:
-    """What a return type says of each output, in its own words."""
+    """What a return type says of each output, in its own words; of ANY_OUTPUT where it names none."""
     if is_typeddict(hint):
         hints = get_type_hints(hint, include_extras=True)
         return {name: get_args(own)[0] if get_origin(own) in _MARKS else own for name, own in hints.items()}
@@ -139,8 +139,13 @@ def _by_output(hint: Any) -> dict[str, Any]:
         except Exception:  # as of a function
             hints = {}
         return {name: hints.get(name) for name in fields}
-    if get_origin(hint) is tuple and Ellipsis not in get_args(hint):
-        return {f"output_{index}": own for index, own in enumerate(get_args(hint))}
+    arguments = get_args(hint)
+    if get_origin(hint) is tuple:
+        if Ellipsis in arguments:
+            return {ANY_OUTPUT: arguments[0]}
+        return {f"output_{index}": own for index, own in enumerate(arguments)}
+    if _is_mapping(hint) and len(arguments) == 2:
+        return {ANY_OUTPUT: arguments[1]}
     return {"output": hint}
 
 
@@ -148,7 +153,7 @@ def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
     """outputs: of `_by_output`. None, where it leaves one open."""
     found = {name: hint_of(own) for name, own in outputs.items()}
     known = {name: own for name, own in found.items() if own is not None}
-    return known if len(known) == len(found) else None
+    return known if len(known) == len(found) and ANY_OUTPUT not in found else None
 
 
 def _of_lists(outputs: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:

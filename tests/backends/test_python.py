@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,6 +312,18 @@ def counted(text: str) -> dict[str, list[str]]:
     return found
 
 
+def named(x: float) -> dict[str, float]:
+    return {"output": int(x) if x % 1 == 0 else x}
+
+
+def shares_of(x: float) -> Mapping[str, list[float]]:
+    return {"output": [1, 2] if x < 3 else [x / 2, 1]}
+
+
+def sequence(x: float) -> Sequence[float]:
+    return (1, 2) if x < 3 else [x / 2, 1]
+
+
 def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
     return [[int(value) if value % 1 == 0 else float(value), 1] for value in x]
 
@@ -321,6 +333,11 @@ def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
     [
         ("halves_of", 3, [[1.5, 3]]),
         ("halves_of", 4, [[2, 4]]),
+        ("named", 1.5, [1.5]),
+        ("named", 2, [2]),
+        ("shares_of", 5, [[2.5, 1]]),
+        ("sequence", 5, [[2.5, 1]]),
+        ("sequence", 2, [[1, 2]]),
         ("rounded", 1.5, [[1.5, 1]]),
         ("rounded", 1, [[1, 1]]),
         ("found_in", b"a@b or c@d", [["a@b", "c@d"]]),

@@ -11,7 +11,7 @@ import pytest
 
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
-from backends.signatures import call_by_name, stream_by_name
+from backends.signatures import ANY_OUTPUT, Hint, call_by_name, stream_by_name
 from backends.type_hints import hint_of, signature_of
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
@@ -151,12 +151,23 @@ def several_of_arrays(x: Rows) -> Several:
     return {}  # type: ignore[typeddict-item]
 
 
+def of_any_number(x: float) -> tuple[float, ...]:
+    return (x,)
+
+
+def of_any_names(x: Rows) -> dict[str, list[float]]:
+    return {}
+
+
 def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
     of_batch = {"words": ("BYTES", (-1,)), "boxes": ("FP64", (-1, -1)), "scores": ("FP32", None), "nested": ("INT64", (-1, -1))}
     of_rows = {name: (datatype, shape and (-1, *shape)) for name, (datatype, shape) in of_batch.items()}
     for function, said in ((several, of_rows), (several_of_arrays, of_batch)):
         empty = signature_of(function, method=False).of_lists
         assert {name: (hint.datatype, hint.shape) for name, hint in empty.items()} == said
+    for of_any in (of_any_number, of_any_names):
+        signature = signature_of(of_any, method=False)
+        assert (signature.of_lists, signature.outputs) == ({ANY_OUTPUT: Hint("FP64", (-1,), float)}, None)
 
 
 def test_a_method_without_types_gets_a_dict() -> None:

@@ -131,7 +131,7 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return normalised(_named(function(**_arrays(signature, inputs)), signature, outputs))
+        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), outputs)
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [
@@ -147,7 +147,7 @@ def stream_by_name(
     if signature.style == "names":
         with parts_of(function(**_arrays(signature, inputs))) as results:
             for result in results:
-                yield normalised(_named(result, signature, outputs, "yielded"))
+                yield _of_batch(_named(result, signature, outputs, "yielded"), outputs)
         return
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
@@ -156,6 +156,17 @@ def stream_by_name(
     with parts_of(function(**{name: column[0] for name, column in columns.items()})) as results:
         for result in results:
             yield _gathered([_named(result, signature, outputs, "yielded")], outputs)
+
+
+def _of_batch(results: dict[str, Any], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+    """What numpy makes of them. Whole numbers in a list have no width of their own: they take the floats that are declared."""
+    arrays = normalised(results)
+    for name, array in arrays.items():
+        declared = outputs.get(name) if outputs else None
+        of_python = array.dtype == np.int64 and isinstance(results[name], list | tuple | int)
+        if declared is not None and of_python and NUMPY[declared.datatype].kind in "fV":
+            arrays[name] = array.astype(np.float64)
+    return arrays
 
 
 def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:

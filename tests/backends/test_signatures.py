@@ -401,3 +401,12 @@ def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:
     )
     assert outputs["y"].dtype == np.float32
     assert outputs["y"].tolist() == [0.5, 1]
+
+
+def test_whole_numbers_in_lists_take_the_floats_that_are_declared() -> None:
+    def predict(x: Rows) -> Any:
+        return [int(row.sum()) for row in x], x.astype(int)
+
+    declared = specs(TensorSpec("a", "FP32", (-1,)), TensorSpec("b", "FP32", (-1, 2)))
+    outputs = call_by_name(predict, signature_of(predict, method=False), {"x": X}, declared)
+    assert [array.dtype.kind for array in outputs.values()] == ["f", "i"]  # an array is what it says

@@ -162,6 +162,33 @@ def from_example(
     return Found(inputs, outputs, 0, (_note(why, network=network), sizes))
 
 
+def with_inputs(
+    found: Found, inputs: tuple[TensorSpec, ...], run: Run, example: Tensors, of_lists: Mapping[str, Hint] | None
+) -> Found:
+    """What an example has shown, with the inputs as they are stated: outputs have the sizes open that change with open ones.
+
+    Seen by running the example twice as large; with only its rows twice, where that fails.
+    """
+    if found.max_rows and not any(-1 in tensor.shape[1:] for tensor in inputs):
+        return replace(found, inputs=inputs)
+    given = _as_requested(example)
+    for last in (None, 1):
+        larger = {tensor.name: _twice(given[tensor.name], tensor.shape[:last]) for tensor in inputs if tensor.name in given}
+        try:
+            seen = _seen(normalised(run(larger)), "the example", of_lists)
+            return replace(found, inputs=inputs, outputs=_common(found.outputs, seen))
+        except BackendError:  # it does not take these
+            continue
+    return replace(found, inputs=inputs)
+
+
+def _twice(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Along each open dimension of the shape."""
+    for axis, size in enumerate(shape[: array.ndim]):
+        array = np.concatenate((array, array), axis) if size < 0 else array
+    return array
+
+
 def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int], rows: int) -> bool:
     """Whether trying rows of an example would, by one run of as many."""
     seconds, _ = since(before, after)

@@ -107,7 +107,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     from backends.company import MOST_ROWS
-    from backends.discovery import from_example, from_ones, from_shapes
+    from backends.discovery import from_example, from_ones, from_shapes, with_inputs
 
     code = load_code(model)
     signature = called_as(model, code)
@@ -152,7 +152,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             if signature.style == "rows":
                 given = {name: np.atleast_1d(value) for name, value in given.items()}
             found = from_example(run, given, of_lists=signature.of_lists)
-            found = replace(found, inputs=inputs) if inputs else found
+            found = with_inputs(found, inputs, run, given, signature.of_lists) if inputs else found
         else:
             assert inputs is not None  # as just seen
             one_row = signature.in_parts and signature.style == "rows"

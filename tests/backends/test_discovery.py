@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import from_example, from_ones, from_shapes
+from backends.discovery import from_example, from_ones, from_shapes, with_inputs
 from backends.signatures import Hint
 from backends.trial_rows import drawn_rows, rows_like, rows_of
 
@@ -769,6 +769,22 @@ def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any,
     found = from_ones(run_of(function), (spec("x", -1),), of_lists=hints)
     assert ((found.outputs[0].datatype, found.outputs[0].shape), found.max_rows) == (output, 0)
     assert found.notes == (EMPTY.format("ones"),)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x * 2, (-1, -1)),
+        (lambda x: x.cumsum(0), (-1, -1)),
+        (lambda x: x.sum(0), (-1,)),
+        (lambda x: x.reshape(-1, 2).cumsum(0) if x.shape[1] == 2 else only_one(x), (-1, 2)),
+        (lambda x: x.reshape(3, 2).cumsum(0), (3, 2)),
+    ],
+)
+def test_sizes_that_change_with_those_of_stated_inputs_are_open(function: Any, shape: tuple[int, ...]) -> None:
+    run, example, inputs = run_of(function), {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
+    found = with_inputs(from_example(run, example), inputs, run, example, None)
+    assert (found.inputs, found.outputs[0].shape) == (inputs, shape)
 
 
 def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:

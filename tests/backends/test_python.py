@@ -285,9 +285,18 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
+def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs() -> None:
+    found = backends.read("python", f"{__file__}:running", example={"x": [1, 5, 2]})
+    assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
+
+
 def test_an_example_may_hold_texts_of_both_types() -> None:
     found = backends.read("python", f"{__file__}:found_in", example={"text": ["ä@b", "ü@c".encode()]})
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["BYTES", "BYTES"]
+
+
+def running(x: Annotated[npt.NDArray[np.float32], (-1,)]):  # type: ignore[no-untyped-def]  # as a user may write it
+    return x.cumsum()
 
 
 def found_in(text: str) -> list[str]:

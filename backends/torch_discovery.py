@@ -5,6 +5,7 @@ and a factory's module not even all of these.
 """
 
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -321,20 +322,21 @@ def _of_program(model: str, program: Any) -> Found:
     module = program.module()
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
     least, most = _rows_taken(program, [values[tensor.name].shape[:1] for tensor in inputs])
-    found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most)
+    found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most if most < MOST_ROWS else 0)
     if found.max_rows and least > 1:
-        found = replace(found, max_rows=0, notes=(f"it was exported for {least} rows and more, so each request runs alone",))
+        rows = f"{least} to {most} rows" if most else f"{least} rows and more"
+        found = replace(found, max_rows=0, notes=(f"it was exported for {rows}, so each request runs alone",))
     elif most and found.max_rows == most:
         found = replace(found, notes=(*found.notes, f"it was exported for {most} rows at most"))
     return _without_changed_buffers(found, watched.changed())
 
 
 def _rows_taken(program: Any, firsts: Iterable[Sequence[Any]]) -> tuple[int, int]:
-    """The least and the most that open first dimensions may be; 0: any number, and as many as are batched, or more."""
+    """The least and the most that open first dimensions may be; 0: any number."""
     named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
     ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
     least = max((int(each.lower) for each in ranges), default=0)
-    return least, min((int(each.upper) for each in ranges if each.upper < MOST_ROWS), default=0)
+    return least, min((int(each.upper) for each in ranges if each.upper < sys.maxsize - 1), default=0)  # else int_oo
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:

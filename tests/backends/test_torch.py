@@ -15,7 +15,7 @@ import pytest
 import backends
 import gateway
 from backends import torch_discovery
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
 from tests.backends.contract import LINEAR, SPEC, expected
@@ -512,7 +512,8 @@ def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used:
     ("limits", "max_rows", "note"),
     [
         ({"max": 5}, 5, "it was exported for 5 rows at most"),
-        ({"min": 2, "max": 8}, 0, "it was exported for 2 rows and more, so each request runs alone"),
+        ({"min": 3, "max": 40}, 0, "it was exported for 3 to 40 rows, so each request runs alone"),
+        ({"min": 2}, 0, "it was exported for 2 rows and more, so each request runs alone"),
     ],
 )
 def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
@@ -524,6 +525,12 @@ def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
     torch.export.save(program, tmp_path / "m.pt2")
     found = torch_discovery.read(model=f"{tmp_path}/m.pt2")
     assert (found.max_rows, found.notes) == (max_rows, (note,))
+    if "max" in limits:
+        session = backends.load(
+            "torch", {"model": f"{tmp_path}/m.pt2"}, ModelSpec("", found.inputs, found.outputs, 0)
+        ).open_session(0)
+        with pytest.raises(InputRefused, match=rf"it was exported for inputs with \w+\.size\(\)\[0\] <= {limits['max']}"):
+            session.run({found.inputs[0].name: np.ones((limits["max"] + 1, 4), np.float32)}, {})
 
 
 @pytest.mark.slow

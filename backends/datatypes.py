@@ -47,11 +47,12 @@ def config_datatype(datatype: str) -> str:
 
 
 def normalised(arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
-    return {str(name): _normalised(value) for name, value in arrays.items()}
+    """Arrays as the protocol has them, by name."""
+    return {str(name): as_array(value) for name, value in arrays.items()}
 
 
-def _normalised(value: object) -> np.ndarray:
+def as_array(value: object) -> np.ndarray:
+    """What numpy makes of it; of texts, also beside numbers, an object array."""
     try:
         array = np.asarray(value)
     except UnicodeDecodeError:  # of bytes beside str

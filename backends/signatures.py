@@ -19,7 +19,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, fields_of, normalised
+from backends.datatypes import NUMPY, as_array, fields_of, normalised
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -196,10 +196,10 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
         if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts
-    array, kinds = np.asarray(values), _kinds_into(dtype.kind)
+    array, kinds = as_array(values), _kinds_into(dtype.kind)
     if array.size and array.dtype.kind not in kinds:
         for value in values:
-            if np.asarray(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
+            if as_array(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
                 raise OutputsRefused(
                     f"output {declared.name!r}: expected {declared.datatype}, the function gave {reprlib.repr(value)} "
                     f"({type(value).__name__})"

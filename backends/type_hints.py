@@ -105,7 +105,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     style: Literal["rows", "names"] = "rows" if scalars else "names"
     return Signature(
         style, inputs, outputs, in_parts, any_inputs, keys=keys, of_lists=_of_lists(said, of_rows=bool(scalars)),
-        in_sequence=get_origin(given) is Sequence, defaults=defaults, untold=untold,
+        in_sequence=(get_origin(given) or given) is Sequence, defaults=defaults, untold=untold,
     )  # fmt: skip
 
 

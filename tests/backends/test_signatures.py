@@ -337,6 +337,11 @@ def test_a_value_of_another_type_than_declared_is_refused(value: Any, datatype: 
         given_by_rows([True, value], datatype)
 
 
+def test_texts_of_both_types_are_refused_where_numbers_are_declared() -> None:
+    with pytest.raises(OutputsRefused, match=r"expected FP64, the function gave \['ä'\]"):
+        given_by_rows([["ä"], ["ü".encode()]], "FP64")
+
+
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
     [

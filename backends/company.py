@@ -215,12 +215,13 @@ def _signed(rows: np.ndarray) -> np.ndarray:
 def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     """Whether floats are no further apart than this share of those that differ at all, and all else is equal.
 
+    Numbers count by their value: a list of Python's is of integers where all are whole.
     What is equal says nothing of the rest, as a mask's -1e9 beside scores: it counts for the rounding of small numbers only.
     Of what each batch quantises by its own range only floats can be told: a label may be another.
     """
-    if one.shape != two.shape or one.dtype != two.dtype:
+    if one.shape != two.shape or one.dtype.hasobject != two.dtype.hasobject:
         return False
-    if not of_floats(one):
+    if not (of_floats(one) or of_floats(two)):
         alike = share == _OTHER_RANGE or bool(np.array_equal(one, two))
         return alike or (share == _OTHER_SIZE and one.dtype.kind == "O" and _near_in_texts(one, two))
     of_rounding = share if one.itemsize == 2 else share / 1000

@@ -47,12 +47,18 @@ def config_datatype(datatype: str) -> str:
 
 
 def normalised(arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """Arrays as the protocol has them: what numpy makes of lists and numbers, text as BYTES in an object array."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in arrays.items():
+    """Arrays as the protocol has them, by name."""
+    return {str(name): as_array(value) for name, value in arrays.items()}
+
+
+def as_array(value: object) -> np.ndarray:
+    """What numpy makes of it; of texts, also beside numbers, an object array."""
+    try:
         array = np.asarray(value)
-        found[str(name)] = array.astype(object) if array.dtype.kind in "SU" else array
-    return found
+    except UnicodeDecodeError:  # of bytes beside str
+        return np.asarray(value, object)
+    # In its own text numpy drops zeros at the end of an element, and makes texts of numbers beside them.
+    return np.asarray(value, object) if array.dtype.kind in "SU" else array
 
 
 def fields_of(results: object) -> tuple[str, ...]:

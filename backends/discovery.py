@@ -9,7 +9,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -33,10 +33,8 @@ from backends.company import (
     without_nan,
 )
 from backends.datatypes import datatype_of, normalised
+from backends.signatures import ANY_OUTPUT, Hint
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
-
-if TYPE_CHECKING:
-    from backends.signatures import Hint
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
 _LENGTHS: Final = (8, 64, 224)
@@ -110,7 +108,7 @@ def from_example(
     run: Run,
     example: Tensors,
     *,
-    of_lists: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, Hint] | None = None,
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -162,6 +160,33 @@ def from_example(
     if rows == 1:
         return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone", network=network), sizes))
     return Found(inputs, outputs, 0, (_note(why, network=network), sizes))
+
+
+def with_inputs(
+    found: Found, inputs: tuple[TensorSpec, ...], run: Run, example: Tensors, of_lists: Mapping[str, Hint] | None
+) -> Found:
+    """What an example has shown, with the inputs as they are stated: outputs have the sizes open that change with open ones.
+
+    Seen by running the example twice as large; with only its rows twice, where that fails.
+    """
+    if found.max_rows and not any(-1 in tensor.shape[1:] for tensor in inputs):
+        return replace(found, inputs=inputs)
+    given = _as_requested(example)
+    for last in (None, 1):
+        larger = {tensor.name: _twice(given[tensor.name], tensor.shape[:last]) for tensor in inputs if tensor.name in given}
+        try:
+            seen = _seen(normalised(run(larger)), "the example", of_lists)
+            return replace(found, inputs=inputs, outputs=_common(found.outputs, seen))
+        except BackendError:  # it does not take these
+            continue
+    return replace(found, inputs=inputs)
+
+
+def _twice(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Along each open dimension of the shape."""
+    for axis, size in enumerate(shape[: array.ndim]):
+        array = np.concatenate((array, array), axis) if size < 0 else array
+    return array
 
 
 def _takes_long(before: tuple[float, float, int], after: tuple[float, float, int], rows: int) -> bool:
@@ -242,7 +267,7 @@ def from_ones(
     *,
     lengths: tuple[int, int] = (3, 5),
     max_rows: int = MOST_ROWS,
-    of_lists: Mapping[str, "Hint"] | None = None,
+    of_lists: Mapping[str, Hint] | None = None,
 ) -> Found:
     """Of a model whose inputs are known: its outputs, by running it on ones of two sizes, and on other content.
 
@@ -393,13 +418,13 @@ def _as_requested(example: Mapping[str, object]) -> Tensors:
     return arrays
 
 
-def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, "Hint"] | None) -> tuple[TensorSpec, ...]:
+def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, Hint] | None) -> tuple[TensorSpec, ...]:
     """Outputs, of which a size of 0 is open; without a datatype, where nothing says it. Raises: LoadFailed, for none."""
     if not outputs:
         raise LoadFailed(f"it gave no outputs on {on}: {_WITH_ANSWER}")
     found = []
     for tensor in _specs(outputs):
-        hint = of_lists.get(tensor.name) if of_lists is not None else None
+        hint = (of_lists.get(tensor.name) or of_lists.get(ANY_OUTPUT)) if of_lists is not None else None
         if hint is not None and hint.scalar is float and tensor.datatype == "INT64":
             tensor = replace(tensor, datatype="FP64")
         if 0 in tensor.shape:
@@ -430,8 +455,9 @@ def _datatype(name: str, array: np.ndarray) -> str:
     """Raises: LoadFailed."""
     others = [type(each).__name__ for each in array.flat if not isinstance(each, str | bytes)] if array.dtype.hasobject else []
     if others:
+        kinds = f"texts and {others[0]}" if len(others) < array.size else others[0]
         raise LoadFailed(
-            f"{name!r} is of {others[0]}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
+            f"{name!r} is of {kinds}, which the protocol cannot carry: expected numbers or texts; of several outputs make "
             "a tuple, a dict or a TypedDict"
         )
     try:

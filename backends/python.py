@@ -13,7 +13,7 @@ A `predict` that yields answers in parts, each such a dict: the model is decoupl
 `-> Iterator[…]` and returns what another function yields.
 
 `predict` may have a typed parameter for each input instead, and a plain function may stand for the class: see
-`backends.signatures`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`; a
+`backends.type_hints`. A class with `execute` is one of Triton's Python backend: see `backends.triton_python`; a
 file of handlers, as SageMaker has them: see `backends.sagemaker`.
 
 Each session is an instance of its own. What `predict` raises fails its batch; a MemoryError, and what is no Exception (as
@@ -46,10 +46,11 @@ from backends.base import (
     words_of,
     writeable,
 )
-from backends.datatypes import NUMPY
+from backends.datatypes import NUMPY, normalised
 from backends.early_failure import EarlyFailure
 from backends.parameters import parameters_of
 from backends.signatures import (
+    ANY_OUTPUT,
     FORM,
     Hint,
     Signature,
@@ -58,7 +59,6 @@ from backends.signatures import (
     refuse_masked,
     refuse_nothing,
     refuse_uncallable,
-    signature_of,
     single_value,
     stream_by_name,
 )
@@ -108,7 +108,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     from backends.company import MOST_ROWS
-    from backends.discovery import from_example, from_ones, from_shapes
+    from backends.discovery import from_example, from_ones, from_shapes, with_inputs
 
     code = load_code(model)
     signature = called_as(model, code)
@@ -153,7 +153,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             if signature.style == "rows":
                 given = {name: np.atleast_1d(value) for name, value in given.items()}
             found = from_example(run, given, of_lists=signature.of_lists)
-            found = replace(found, inputs=inputs) if inputs else found
+            found = with_inputs(found, inputs, run, given, signature.of_lists) if inputs else found
         else:
             assert inputs is not None  # as just seen
             one_row = signature.in_parts and signature.style == "rows"
@@ -174,10 +174,9 @@ def _as_hinted(hints: Mapping[str, Hint | None], example: Mapping[str, object] |
     datatypes = {
         name: hint.datatype for name, hint in hints.items() if hint is not None and hint.datatype not in (None, "BYTES")
     }
-    return {
-        name: np.asarray(value, NUMPY[datatype] if (datatype := datatypes.get(name)) else None)
-        for name, value in example.items()
-    }
+    return normalised(
+        {name: np.asarray(value, NUMPY[datatypes[name]]) if name in datatypes else value for name, value in example.items()}
+    )
 
 
 def load_code(model: str) -> Any:
@@ -194,6 +193,8 @@ def called_as(model: str, code: Any, names: Iterable[str] = ()) -> Signature:
 
     model: for messages. names: of the inputs that are declared or in an example.
     """
+    from backends.type_hints import signature_of  # only where there is a python model
+
     if inspect.isclass(code):
         if hooks := [name for name in _OF_LITSERVE if callable(getattr(code, name, None))]:
             raise LoadFailed(
@@ -420,10 +421,10 @@ def _of_lists(outputs: Tensors, declared: Mapping[str, TensorSpec], hints: Mappi
     numbers in it are `float`, as hints may say."""
     made: Tensors = {}
     for name, array in outputs.items():
-        tensor = declared.get(name)
+        tensor, hint = declared.get(name), hints.get(name) or hints.get(ANY_OUTPUT)
         if not isinstance(array, np.ndarray) or tensor is None:
             continue
-        if array.dtype == np.int64 and tensor.datatype == "FP64" and name in hints and hints[name].scalar is float:
+        if array.dtype == np.int64 and tensor.datatype == "FP64" and hint is not None and hint.scalar is float:
             made[name] = array.astype(np.float64)
         elif not array.size:
             shape = (*array.shape, *(max(size, 0) for size in tensor.shape[array.ndim :]))

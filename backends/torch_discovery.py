@@ -5,6 +5,7 @@ and a factory's module not even all of these.
 """
 
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -320,10 +321,11 @@ def _of_program(model: str, program: Any) -> Found:
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
     module = program.module()
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
-    least, most = rows_taken(program, MOST_ROWS)
-    found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most)
+    least, most = rows_taken(program, sys.maxsize - 1)  # which torch writes for no limit
+    found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most if most < MOST_ROWS else 0)
     if found.max_rows and least > 1:
-        found = replace(found, max_rows=0, notes=(f"it was exported for {least} rows and more, so each request runs alone",))
+        rows = f"{least} to {most} rows" if most else f"{least} rows and more"
+        found = replace(found, max_rows=0, notes=(f"it was exported for {rows}, so each request runs alone",))
     elif most and found.max_rows == most:
         found = replace(found, notes=(*found.notes, f"it was exported for {most} rows at most"))
     return _without_changed_buffers(found, watched.changed())

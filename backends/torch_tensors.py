@@ -1,27 +1,33 @@
 """Tensors between numpy and PyTorch, and what PyTorch raises, as ours. For every backend with PyTorch in it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from backends.base import BackendError, ExecutionFailed, ModelSpec, OutputsRefused, SessionLost
+from backends.base import BackendError, ExecutionFailed, InputRefused, ModelSpec, OutputsRefused, SessionLost
 from backends.datatypes import fields_of
 
 if TYPE_CHECKING:
     import torch
 
+_GUARD: Final = "AssertionError: Guard failed: "  # of torch.export, as `x.size()[0] <= 8`
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def mapped(exc: Exception) -> BackendError:
-    """The seam: what PyTorch raised, as ours. A device out of memory or lost costs the session, all else the batch."""
+    """The seam: what PyTorch raised, as ours. A device out of memory or lost costs the session, all else the batch.
+
+    Sizes that a program of torch.export was not exported for are the request's.
+    """
     import torch
 
     lost = isinstance(exc, MemoryError | torch.OutOfMemoryError | torch.AcceleratorError)
     said, kind = str(exc).strip().splitlines()[-1:], type(exc).__name__
     message = f"{kind}: {said[0].removeprefix(f'{kind}: ') if said else ''}"  # which of TorchScript has the type in front
+    if isinstance(exc, AssertionError) and message.startswith(_GUARD):
+        return InputRefused(f"it was exported for inputs with {message.removeprefix(_GUARD)}")
     if lost:
         return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
     return ExecutionFailed(message)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from backends.base import writeable
-from backends.datatypes import NUMPY, config_datatype, datatype_of
+from backends.datatypes import NUMPY, as_array, config_datatype, datatype_of
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START: Final = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END: Final = 2
@@ -68,7 +68,7 @@ class TritonError:
 class Tensor:
     def __init__(self, name: str, array: Any) -> None:
         self._name = name
-        self._array = np.asarray(array)
+        self._array = np.asarray(array) if hasattr(array, "dtype") else as_array(array)
 
     def name(self) -> str:
         return self._name

@@ -29,7 +29,7 @@ from gateway.batching.groups import FURTHER_LENGTH, further_rows
 from gateway.clock import Clock
 from gateway.config import Ragged
 from gateway.engine.runner import BatchRunner, Execution
-from gateway.errors import BackendFailed, Cancelled, ConfigError
+from gateway.errors import BackendFailed, Cancelled, ConfigError, InvalidArgument
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest
 
@@ -106,8 +106,8 @@ async def probe(
 
 
 def _raised(failed: Execution) -> bool:
-    """Whether the model did, and its session is still good."""
-    return isinstance(failed.error, BackendFailed) and not failed.refused and not failed.session_lost
+    """Whether the model did, be it to refuse the request, and its session is still good."""
+    return isinstance(failed.error, BackendFailed | InvalidArgument) and not failed.refused and not failed.session_lost
 
 
 def _is_image(tensor: TensorSpec) -> bool:

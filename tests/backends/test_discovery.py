@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import from_example, from_ones, from_shapes
+from backends.discovery import from_example, from_ones, from_shapes, with_inputs
 from backends.signatures import Hint
 from backends.trial_rows import drawn_rows, rows_like, rows_of
 
@@ -521,6 +521,11 @@ def of_file(x: np.ndarray) -> np.ndarray:
     return np.array([text[0] for text in x])
 
 
+def shares(x: np.ndarray) -> list[float]:
+    """Whole numbers of Python's where all are."""
+    return [a / (a + b) if a < b else 0 for a, b in x.tolist()]
+
+
 CHANGED = "the other rows of a batch change a row's answer in 'y', so every row runs alone"
 UNSEEN = "whether rows change each other's answers could not be seen, so e.* alone( and whole)?; give an example of several "
 FILE = np.array([b"\xff\xd8\xffJFIF."], object)
@@ -533,6 +538,8 @@ FILE = np.array([b"\xff\xd8\xffJFIF."], object)
         (lambda x: np.array([len(text.split()) for text in x]), np.array(["one two three"]), 32, ""),
         (lambda x: np.array(["good"] * len(x)), np.array(["one two three"]), 32, ""),  # a label
         (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
+        (shares, np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 32, ""),
+        (lambda x: shares(x - x.mean(0)), np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 0, CHANGED.partition(",")[0]),
         (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
         (of_file, FILE, 1, UNSEEN),
         (lambda x: np.array([{b"ab": 1.0}[text] for text in x]), np.array(["ab"]), 1, UNSEEN),
@@ -698,6 +705,8 @@ def test_text_in_an_example_is_bytes() -> None:
 def test_what_no_datatype_can_carry_is_named() -> None:
     with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
         from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})
+    with pytest.raises(LoadFailed, match="'y' is of texts and float, which the protocol cannot carry"):
+        from_example(lambda arrays: {"y": ["low", 7.5]}, {"x": np.ones(2)})  # type: ignore[dict-item]  # as users' functions do
 
 
 def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
@@ -760,6 +769,22 @@ def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any,
     found = from_ones(run_of(function), (spec("x", -1),), of_lists=hints)
     assert ((found.outputs[0].datatype, found.outputs[0].shape), found.max_rows) == (output, 0)
     assert found.notes == (EMPTY.format("ones"),)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x * 2, (-1, -1)),
+        (lambda x: x.cumsum(0), (-1, -1)),
+        (lambda x: x.sum(0), (-1,)),
+        (lambda x: x.reshape(-1, 2).cumsum(0) if x.shape[1] == 2 else only_one(x), (-1, 2)),
+        (lambda x: x.reshape(3, 2).cumsum(0), (3, 2)),
+    ],
+)
+def test_sizes_that_change_with_those_of_stated_inputs_are_open(function: Any, shape: tuple[int, ...]) -> None:
+    run, example, inputs = run_of(function), {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
+    found = with_inputs(from_example(run, example), inputs, run, example, None)
+    assert (found.inputs, found.outputs[0].shape) == (inputs, shape)
 
 
 def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:

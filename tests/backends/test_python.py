@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -328,6 +328,20 @@ def test_a_hint_without_a_shape_still_says_the_datatype() -> None:
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["FP32", "FP32"]
 
 
+def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs() -> None:
+    found = backends.read("python", f"{__file__}:running", example={"x": [1, 5, 2]})
+    assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
+
+
+def test_an_example_may_hold_texts_of_both_types() -> None:
+    found = backends.read("python", f"{__file__}:found_in", example={"text": ["ä@b", "ü@c".encode()]})
+    assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["BYTES", "BYTES"]
+
+
+def running(x: Annotated[npt.NDArray[np.float32], (-1,)]):  # type: ignore[no-untyped-def]  # as a user may write it
+    return x.cumsum()
+
+
 def found_in(text: str) -> list[str]:
     return [word for word in text.split() if "@" in word]
 
@@ -350,6 +364,18 @@ def counted(text: str) -> dict[str, list[str]]:
     return found
 
 
+def named(x: float) -> dict[str, float]:
+    return {"output": int(x) if x % 1 == 0 else x}
+
+
+def shares_of(x: float) -> Mapping[str, list[float]]:
+    return {"output": [1, 2] if x < 3 else [x / 2, 1]}
+
+
+def sequence(x: float) -> Sequence[float]:
+    return (1, 2) if x < 3 else [x / 2, 1]
+
+
 def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
     return [[int(value) if value % 1 == 0 else float(value), 1] for value in x]
 
@@ -359,6 +385,11 @@ def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
     [
         ("halves_of", 3, [[1.5, 3]]),
         ("halves_of", 4, [[2, 4]]),
+        ("named", 1.5, [1.5]),
+        ("named", 2, [2]),
+        ("shares_of", 5, [[2.5, 1]]),
+        ("sequence", 5, [[2.5, 1]]),
+        ("sequence", 2, [[1, 2]]),
         ("rounded", 1.5, [[1.5, 1]]),
         ("rounded", 1, [[1, 1]]),
         ("found_in", b"a@b or c@d", [["a@b", "c@d"]]),

@@ -10,7 +10,8 @@ import pytest
 
 import backends
 from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, StreamingSession, Tensors
-from backends.signatures import signature_of, stream_by_name
+from backends.signatures import stream_by_name
+from backends.type_hints import signature_of
 
 X = Annotated[npt.NDArray[np.float32], (-1, 1)]
 

@@ -11,7 +11,8 @@ import pytest
 
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY
-from backends.signatures import call_by_name, hint_of, signature_of, stream_by_name
+from backends.signatures import ANY_OUTPUT, Hint, call_by_name, stream_by_name
+from backends.type_hints import hint_of, signature_of
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
     (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),
@@ -150,12 +151,23 @@ def several_of_arrays(x: Rows) -> Several:
     return {}  # type: ignore[typeddict-item]
 
 
+def of_any_number(x: float) -> tuple[float, ...]:
+    return (x,)
+
+
+def of_any_names(x: Rows) -> dict[str, list[float]]:
+    return {}
+
+
 def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
     of_batch = {"words": ("BYTES", (-1,)), "boxes": ("FP64", (-1, -1)), "scores": ("FP32", None), "nested": ("INT64", (-1, -1))}
     of_rows = {name: (datatype, shape and (-1, *shape)) for name, (datatype, shape) in of_batch.items()}
     for function, said in ((several, of_rows), (several_of_arrays, of_batch)):
         empty = signature_of(function, method=False).of_lists
         assert {name: (hint.datatype, hint.shape) for name, hint in empty.items()} == said
+    for of_any in (of_any_number, of_any_names):
+        signature = signature_of(of_any, method=False)
+        assert (signature.of_lists, signature.outputs) == ({ANY_OUTPUT: Hint("FP64", (-1,), float)}, None)
 
 
 def test_a_method_without_types_gets_a_dict() -> None:
@@ -214,6 +226,19 @@ def test_arrays_go_by_name_and_results_come_in_order() -> None:
     declared = specs(TensorSpec("a", "FP32", (-1, 2)))
     with pytest.raises(ExecutionFailed, match="gave 2 outputs, 1 are declared: a"):
         call_by_name(by_array, signature, {"y": X, "x": X}, declared)
+
+
+@pytest.mark.parametrize("given", [[b"a\0\0", b"\0"], ["a\0", "ü", b"\xff\0"], [["low", 7.5], [b"high", 1]]])
+def test_texts_in_lists_stay_what_they_are(given: list[Any]) -> None:
+    def whole(x: Rows) -> Any:
+        return given
+
+    def in_parts(x: Rows) -> Iterator[Any]:
+        yield {"output": given}
+
+    (part,) = stream_by_name(in_parts, signature_of(in_parts, method=False), {"x": X}, None)
+    for outputs in (call_by_name(whole, signature_of(whole, method=False), {"x": X}, None), part):
+        assert outputs["output"].tolist() == given
 
 
 @pytest.mark.parametrize("function", [by_field, by_untyped_field])
@@ -312,6 +337,11 @@ def test_a_value_of_another_type_than_declared_is_refused(value: Any, datatype: 
         given_by_rows([True, value], datatype)
 
 
+def test_texts_of_both_types_are_refused_where_numbers_are_declared() -> None:
+    with pytest.raises(OutputsRefused, match=r"expected FP64, the function gave \['ä'\]"):
+        given_by_rows([["ä"], ["ü".encode()]], "FP64")
+
+
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
     [
@@ -376,3 +406,12 @@ def test_a_number_of_pythons_takes_the_width_that_is_declared() -> None:
     )
     assert outputs["y"].dtype == np.float32
     assert outputs["y"].tolist() == [0.5, 1]
+
+
+def test_whole_numbers_in_lists_take_the_floats_that_are_declared() -> None:
+    def predict(x: Rows) -> Any:
+        return [int(row.sum()) for row in x], x.astype(int)
+
+    declared = specs(TensorSpec("a", "FP32", (-1,)), TensorSpec("b", "FP32", (-1, 2)))
+    outputs = call_by_name(predict, signature_of(predict, method=False), {"x": X}, declared)
+    assert [array.dtype.kind for array in outputs.values()] == ["f", "i"]  # an array is what it says

@@ -15,7 +15,7 @@ import pytest
 import backends
 import gateway
 from backends import torch_discovery
-from backends.base import ExecutionFailed, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
+from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, OutputsRefused, TensorSpec
 from backends.check import checked
 from backends.mistakes import Wanted
 from tests.backends.contract import LINEAR, SPEC, expected
@@ -512,7 +512,8 @@ def test_a_module_that_changes_a_buffer_is_told_and_not_batched(form: str, used:
     ("limits", "max_rows", "note"),
     [
         ({"max": 5}, 5, "it was exported for 5 rows at most"),
-        ({"min": 2, "max": 8}, 0, "it was exported for 2 rows and more, so each request runs alone"),
+        ({"min": 3, "max": 40}, 0, "it was exported for 3 to 40 rows, so each request runs alone"),
+        ({"min": 2}, 0, "it was exported for 2 rows and more, so each request runs alone"),
     ],
 )
 def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
@@ -524,13 +525,14 @@ def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
     torch.export.save(program, tmp_path / "m.pt2")
     found = torch_discovery.read(model=f"{tmp_path}/m.pt2")
     assert (found.max_rows, found.notes) == (max_rows, (note,))
-    most = limits["max"]
-    declared = ModelSpec("", found.inputs, found.outputs, most)
-    backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, declared)
-    with pytest.raises(
-        LoadFailed, match=rf"m\.pt2: exported for {most} rows at most, and max_rows is 9: set max_rows: {most}, or"
-    ):
-        backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, replace(declared, max_rows=9))
+    if most := limits.get("max", 0):
+        declared = ModelSpec("", found.inputs, found.outputs, 0)
+        session = backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, declared).open_session(0)
+        with pytest.raises(InputRefused, match=rf"it was exported for inputs with \w+\.size\(\)\[0\] <= {most}"):
+            session.run({found.inputs[0].name: np.ones((most + 1, 4), np.float32)}, {})
+        fault = rf"m\.pt2: exported for {most} rows at most, and max_rows is 50: set max_rows: {most}, or"
+        with pytest.raises(LoadFailed, match=fault):
+            backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, replace(declared, max_rows=50))
 
 
 @pytest.mark.slow

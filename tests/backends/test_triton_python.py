@@ -846,6 +846,7 @@ def test_bytes_are_written_as_triton_does(elements: list[Any]) -> None:
 def test_what_a_request_tells_is_of_the_types_that_triton_gives() -> None:
     x = pb_utils.Tensor("x", np.zeros((2, 3)))
     assert x.shape() == [2, 3]
+    assert pb_utils.Tensor("texts", [b"a\0", b"b"]).as_numpy().tolist() == [b"a\0", b"b"]
     request = pb_utils.InferenceRequest([x], ["y", "z"])
     assert request.requested_output_names() == {"y", "z"}
     assert request.requested_output_names() & {"y"}

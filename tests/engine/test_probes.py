@@ -135,6 +135,7 @@ def test_a_model_whose_inputs_are_all_optional_is_tried_with_them(tmp_path: Path
 
 IMAGES = """
 import numpy as np
+from backends.base import InputRefused
 
 class Model:
     inputs = [("INPUT0", "FP32", (-1, 3, -1, -1))]
@@ -143,16 +144,19 @@ class Model:
     def predict(self, inputs):
         x = inputs["INPUT0"]
         if x.shape[2] < LEAST or x.shape[3] % 32:
-            raise ValueError(f"too small: {x.shape}")
+            raise ERROR(f"too small: {x.shape}")
         return {"OUTPUT0": np.zeros((len(x), 1), np.float32)}
 """
 
 
-@pytest.mark.parametrize(("least", "words"), [(32, ""), (1024, "ValueError: too small: (1, 3, 224, 224)")])
+@pytest.mark.parametrize(
+    ("error", "least", "words"),
+    [("ValueError", 32, ""), ("InputRefused", 32, ""), ("ValueError", 1024, "ValueError: too small: (1, 3, 224, 224)")],
+)
 def test_images_of_open_sides_are_tried_as_large_as_they_commonly_are(
-    least: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    error: str, least: int, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "model.py").write_text(IMAGES.replace("LEAST", str(least)))
+    (tmp_path / "model.py").write_text(IMAGES.replace("ERROR", error).replace("LEAST", str(least)))
     backend = f"{{kind: python, model: '{tmp_path}/model.py:Model'}}"
 
     async def main() -> None:

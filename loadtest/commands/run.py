@@ -6,10 +6,10 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, get_args
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
@@ -175,9 +175,10 @@ def execute(args: argparse.Namespace) -> int:
 
         writes.append(lambda: write_csv(args.log, log, used=used))
 
-    with interruption() as interrupted, _removed(live):
+    with interruption() as interrupted, ExitStack() as opened:
+        keep = (lambda: opened.enter_context(_opened(live))) if live else None
         try:
-            result = uvloop.run(_measure(spec, args, interrupted, live, keep_log if args.log else None))
+            result = uvloop.run(_measure(spec, args, interrupted, keep, keep_log if args.log else None))
         except Interrupted as exc:
             words.error("loadtest: %s", exc)
             return interrupted.exit_code
@@ -206,19 +207,19 @@ def _live_file(args: argparse.Namespace) -> Path | None:
 
 
 @contextmanager
-def _removed(live: Path | None) -> Iterator[None]:
-    """Remove it at the end, unless it has what could not be written."""
-    if live is None:
-        yield
-        return
-    try:
-        yield
-    except NotWritten as exc:
-        raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
-    except BaseException:
+def _opened(live: Path) -> Iterator[IO[bytes]]:
+    """Removed at the end, unless it has what could not be written. Raises: UsageError."""
+    from loadtest.load import live_log
+
+    with live_log.create(live) as file:
+        try:
+            yield file
+        except NotWritten as exc:
+            raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
+        except BaseException:
+            live.unlink(missing_ok=True)
+            raise
         live.unlink(missing_ok=True)
-        raise
-    live.unlink(missing_ok=True)
 
 
 def exit_code(result: RunResult) -> ExitCode:
@@ -233,7 +234,7 @@ async def _measure(
     spec: LoadSpec,
     args: argparse.Namespace,
     interrupted: Interruption,
-    live: Path | None,
+    keep: Callable[[], IO[bytes]] | None,
     on_log: "Callable[[RequestLog, np.ndarray], None] | None",
 ) -> RunResult:
     from loadtest.load.target import Address
@@ -271,7 +272,7 @@ async def _measure(
             stop=stop,
             on_progress=show if shown else None,
             on_log=on_log,
-            keep=live,
+            keep=keep,
             shown=keys,
             strict=True,
         )

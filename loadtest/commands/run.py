@@ -15,7 +15,7 @@ from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import add_credentials, credentials
 from loadtest.commands.interrupts import Interruption, interruption
-from loadtest.commands.outputs import STDOUT, NotWritten, check_writable, give, write
+from loadtest.commands.outputs import STDOUT, NotWritten, check_outputs, give, write
 from loadtest.errors import ExitCode, Interrupted, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, read_load_spec, to_json
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument(
         "--until-decided", action="store_true", help="of a steady rate: end as soon as the SLO is decided; a pass takes 30 s"
     )
-    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    add_log(parser)
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
     add_openmetrics(parser, "the run")
@@ -62,6 +62,12 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --json to a command that also has other things to write. what: goes to the file."""
     help = f"write {what}; without FILE to standard output, and nothing else there"
     parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=help)
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Add --log."""
+    help = "write every request: intended, sent, done, status; -: to standard output"
+    parser.add_argument("--log", type=Path, metavar="CSV", help=help)
 
 
 def add_openmetrics(parser: argparse.ArgumentParser, what: str) -> None:
@@ -163,11 +169,9 @@ def execute(args: argparse.Namespace) -> int:
     import uvloop
 
     spec = _asked(args)
-    printed = [name for name in ("json", "csv", "openmetrics") if getattr(args, name) == STDOUT]
-    if len(printed) > 1:
-        raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
-    check_writable(args, "json", "csv", "openmetrics", "log")
     live = _live_file(args)
+    others = (("FILE.live", live), ("--spec", args.spec), *(("--payload", path) for path in spec.payloads))
+    printed = check_outputs(args, "json", "csv", "openmetrics", "log", others=others)
     writes: list[Callable[[], None]] = []
 
     def keep_log(log: "RequestLog", used: "np.ndarray") -> None:
@@ -192,7 +196,7 @@ def execute(args: argparse.Namespace) -> int:
             writes.append(lambda: write(args.csv, blocks_csv(result)))
         if args.openmetrics:
             writes.append(lambda: write(args.openmetrics, openmetrics.render([openmetrics.named(result)])))
-        give(lambda: print_run(result, results(hidden=args.quiet or bool(printed))), writes)
+        give(lambda: print_run(result, results(hidden=args.quiet or printed)), writes)
     return exit_code(result)
 
 

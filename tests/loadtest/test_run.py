@@ -291,6 +291,9 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert result.excluded == pytest.approx(500 - overdue, abs=2)
     assert (tmp_path / "x.csv").read_text().count(",cut\n") == pytest.approx(500, abs=1)
     assert path.read_bytes() == kept
+    capsys.readouterr()
+    assert main(["recover", str(path), "--log", "-"]) == code
+    assert capsys.readouterr().out.encode() == (tmp_path / "x.csv").read_bytes()
     path.write_bytes(kept.replace(b"2026-11-28", b"2026\xce11-28"))
     assert main(["recover", str(path)]) == ExitCode.USAGE
     assert "x.live: cannot be read: " in capsys.readouterr().err

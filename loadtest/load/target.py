@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,14 +35,15 @@ REFUSED: Final = (401, 403, 429)
 REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
+_SENT_AS_THEY_ARE: Final = "!$%&'()*+,/:;=?@[]~"  # of a path and its query, by curl and requests too
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where requests go, and how they get in.
 
-    path: the URL's, without a slash at the end; for invocations the whole resource with its query. shown: no part of a spec, as
-    those are written down.
+    path: the URL's, without a slash at the end; for invocations the whole resource with its query; percent-encoded. shown: no
+    part of a spec, as those are written down.
     """
 
     host: str
@@ -55,18 +57,25 @@ class Address:
         """Raises: UsageError, if the target is no URL that fits the protocol."""
         scheme = "grpc" if spec.protocol == "grpc" else "http"
         target = spec.target if "://" in spec.target else f"{scheme}://{spec.target}"
+        if "@" in re.split(r"[/?#]", target.partition("://")[2], maxsplit=1)[0]:  # which results, and messages, would tell
+            expected = "leave them out; `loadtest run` sends them by --header 'Authorization: Basic ...'"
+            raise UsageError(f"target: a user and password in a URL are not sent: {expected}")
         try:
             url = urlsplit(target)
-            port = url.port
+            host, port = url.hostname or "", url.port
+            host = host if host.isascii() else host.encode("idna").decode()
         except ValueError as exc:
             raise UsageError(f"target {spec.target!r}: {exc}") from exc
-        if url.scheme not in _SCHEMES or not url.scheme.startswith(scheme) or not url.hostname:
+        path, query = (quote(part, safe=_SENT_AS_THEY_ARE) for part in (url.path, url.query))
+        if spec.protocol == "invocations":
+            path = ("/invocations" if path in ("", "/") else path) + (f"?{query}" if query else "")
+        else:
+            path = path.rstrip("/")
+        known = url.scheme in _SCHEMES and url.scheme.startswith(scheme) and host
+        if not known or (query and spec.protocol != "invocations") or (path and spec.protocol == "grpc"):
             raise UsageError(f"target {spec.target!r}: expected {scheme}://HOST:PORT for protocol {spec.protocol}")
         tls, default_port = _SCHEMES[url.scheme]
-        path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
-        if spec.protocol == "invocations" and not path:
-            path = "/invocations"
-        return cls(url.hostname, default_port if port is None else port, tls, path, shown)
+        return cls(host, default_port if port is None else port, tls, path, shown)
 
     @property
     def place(self) -> str:

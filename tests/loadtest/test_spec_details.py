@@ -196,6 +196,8 @@ def test_a_running_server_has_one_address_with_its_scheme(catalogue: Catalogue) 
     keys: dict[str, Any] = {"launcher": {"kind": "url"}, "model": "adder"}
     bare = faults_of(catalogue, candidates=[{"url": "127.0.0.1:1"}], **keys)
     assert bare == ["s: candidates[0]: url: '127.0.0.1:1': expected an address that begins with http:// or https://"]
+    (secret,) = faults_of(catalogue, candidates=[{"url": "http://me:word@h:1"}], **keys)
+    assert secret.startswith("s: candidates[0]: url: target: a user and password in a URL are not sent: leave them out")
     twice = faults_of(catalogue, candidates=[{"url": "http://h"}, {"url": "http://h/"}], **keys)
     assert twice == ["s: candidates: listed twice: http://h"]
 

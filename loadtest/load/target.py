@@ -3,6 +3,7 @@
 One small blocking client per protocol, used outside the measured time and off the event loop.
 """
 
+import base64
 import contextlib
 import http.client
 import ipaddress
@@ -110,8 +111,12 @@ class Address:
         return made | dict(spec.headers)
 
     def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:
-        """The same of a gRPC call."""
+        """The same of a gRPC call, as it is sent: what is binary in base64."""
         return [(name.lower(), value) for name, value in self.headers(spec).items()]
+
+    def call_metadata(self, spec: LoadSpec) -> list[tuple[str, str | bytes]]:
+        """The same for grpcio, which encodes what is binary."""
+        return [(name, from_base64(text) if name.endswith("-bin") else text) for name, text in self.metadata(spec)]
 
     def http_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """A blocking one, not connected yet."""
@@ -134,6 +139,11 @@ class Address:
         """The v2 path of a model."""
         suffix = f"/versions/{quote(version, safe='')}" if version else ""
         return f"{self.path}/v2/models/{quote(model, safe='')}{suffix}"
+
+
+def from_base64(text: str) -> bytes:
+    """With its padding or without, as gRPC takes it. Raises: ValueError."""
+    return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +274,7 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             request = getattr(service_pb2, f"{method}Request")(**fields)
-            answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.metadata(spec))
+            answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.call_metadata(spec))
         except grpc.RpcError as exc:
             if status := REFUSED_BY_GRPC.get(exc.code().value[0]):
                 raise TargetError(f"{where}: {address.shown.refusal(status, exc.details() or '')}") from exc

@@ -246,6 +246,8 @@ async def _measure(
     from loadtest.reports.consoles import meanwhile
 
     stop = asyncio.Event()
+    if spec.sigv4 and args.api_key_file:
+        raise UsageError("--api-key-file: --sigv4 signs each request instead: leave one of them out")
     keys = credentials(args)
     if not Address.of(spec).tls:
         scheme = "grpc" if spec.protocol == "grpc" else "http"

@@ -105,9 +105,13 @@ class Address:
         return host.endswith(".localhost") or host in {"localhost", socket.gethostname().lower(), *own}
 
     def headers(self, spec: LoadSpec, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-        """What a request says: what it has of its own, and what all say, the key included; the spec's replace others."""
+        """What a request says: what it has of its own, and what all say, the key included; the spec's replace others.
+
+        Where requests are signed, a signature stands where the key would.
+        """
         asked = {name.lower() for name, _ in spec.headers}
-        made = {name: value for name, value in {**own, **self.shown.headers}.items() if name.lower() not in asked}
+        ours = {**own, **(self.shown.headers if not spec.sigv4 else {})}
+        made = {name: value for name, value in ours.items() if name.lower() not in asked}
         return made | dict(spec.headers)
 
     def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:

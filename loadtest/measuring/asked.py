@@ -31,7 +31,8 @@ def check(spec: LoadSpec) -> None:
     }
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
-            raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
+            given = f"{value:g}" if isinstance(value, float) else str(value)  # an int may be no float
+            raise UsageError(f"--{name} {given}: expected {low:g} to {high:g}")
     for name, text in spec.headers:
         if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
             raise UsageError(f"--header {name!r}: a header must be one line of ASCII")

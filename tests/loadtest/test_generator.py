@@ -335,6 +335,7 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
     [
         ({"duration_s": 0.0}, "--duration"),
         ({"connections": 0}, "--connections"),
+        ({"processes": 10**400}, "--processes 1000"),
         ({"target": "ftp://x"}, "ftp://x"),
         ({"target": "http://x:99999"}, "99999"),
         ({"rate_rps": 0.0}, "--rate"),

@@ -46,8 +46,9 @@ def add_parser(subparsers: Any) -> None:
     recommend.add_argument(
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
-    recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
-    recommend.add_argument(
+    begins = recommend.add_mutually_exclusive_group()
+    begins.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
+    begins.add_argument(
         "--resume", action="store_true", help="go on where the last search ended, --budget-minutes and --max-usd more"
     )
     add_openmetrics(recommend, "every run")

@@ -1,10 +1,11 @@
 """What is asked of a load test and what it found: plain values that go to JSON and back.
 
-`LoadSpec` (with its `SloSpec`) asks, `RunResult` answers. Both are frozen; `to_json` / `from_json` round-trip exactly, and
-`json_schema` publishes their form. Milliseconds and requests per second everywhere; a share is between 0 and 1.
+`LoadSpec` (with its `SloSpec`) asks, `RunResult` answers; both are frozen. `to_json` writes them, `read_load_spec` and
+`run_from_json` read them. Milliseconds and requests per second everywhere; a share is between 0 and 1.
 """
 
 import re
+import sys
 from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import cleandoc
 from pathlib import Path
@@ -24,6 +25,7 @@ SCHEMA: Final = "loadtest.run/1"
 _OBJECTIVE = re.compile(r"(?:(latency|service)\.)?p(\d+(?:\.\d+)?)\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(us|ms|s)")
 _ERRORS = re.compile(r"errors\s*(?:<=?)\s*(\d+(?:\.\d+)?)\s*(%?)")
 _OBJECTIVE_KEY = re.compile(r"(?:(latency|service)_)?p(\d+(?:\.\d+)?)_ms")
+_DAY_MS: Final = 86_400_000.0  # as long as a run may be
 _TO_MS: Final = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -41,8 +43,8 @@ class Objective:
     def __post_init__(self) -> None:
         if not 0 < self.percentile < 100:
             raise UsageError(f"objective p{self.percentile:g}: the percentile must lie between 0 and 100, without them")
-        if not self.limit_ms > 0:
-            raise UsageError(f"objective p{self.percentile:g}: the limit must be above 0 ms, got {self.limit_ms:g}")
+        if not 0 < self.limit_ms <= _DAY_MS:
+            raise UsageError(f"objective p{self.percentile:g}: limit {self.limit_ms:g} ms: expected above 0, a day at most")
 
     def __str__(self) -> str:
         prefix = "" if self.metric == "latency" else f"{self.metric}."
@@ -96,7 +98,7 @@ class SloSpec:
         objectives: list[Objective] = []
         max_error_rate: float | None = None
         for key, number in value.items():
-            if isinstance(number, bool) or not isinstance(number, int | float):
+            if isinstance(number, bool) or not isinstance(number, int | float) or abs(number) > sys.float_info.max:
                 raise UsageError(f"SLO: {key}: expected a number, got {number!r}")
             if key == "max_error_rate":
                 max_error_rate = float(number)

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
-from loadtest.commands.outputs import STDOUT, check_writable, give, write
+from loadtest.commands.outputs import check_outputs, give, write
 from loadtest.commands.run import add_json
 from loadtest.errors import ExitCode, UsageError
 from loadtest.results import read_run
@@ -52,13 +52,10 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.reports.consoles import results
     from loadtest.verdict.comparison import cells, compare, junit, markdown
 
-    printed = [name for name in ("json", "markdown", "junit") if getattr(args, name) == STDOUT]
-    if len(printed) > 1:
-        raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
+    printed = check_outputs(args, "json", "markdown", "junit", others=(("BASE", args.base), ("NEW", args.new)))
     for option, share in (("--tolerance", args.tolerance), ("--share-tolerance", args.share_tolerance)):
         if not 0 <= share < math.inf:
             raise UsageError(f"{option} {share:g}: expected a number of at least 0")
-    check_writable(args, "json", "markdown", "junit")
     base, new = read_run(args.base), read_run(args.new)
     for path, result in ((args.base, base), (args.new, new)):
         if not result.valid:
@@ -79,7 +76,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
         table = Table("metric", "base", "new", "change of blocks", "95 % interval", "verdict", box=None, pad_edge=False)
         for metric in comparison.metrics:
             table.add_row(*cells(metric))
-        console = results(hidden=args.quiet or bool(printed))
+        console = results(hidden=args.quiet or printed)
         console.print(table)
         for note in comparison.notes:
             console.print(f"note: {note}", style="yellow", markup=False)

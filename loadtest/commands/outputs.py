@@ -21,16 +21,29 @@ class NotWritten(UsageError):
     """There is a result, and some of what was to be written of it could not be."""
 
 
-def check_writable(args: argparse.Namespace, *options: str) -> None:
-    """Open each file that was asked for, and leave it as it is. Raises: UsageError, with the option."""
-    for option in options:
-        path = getattr(args, option)
-        if path is None or path == STDOUT:
+def check_outputs(args: argparse.Namespace, *options: str, others: Iterable[tuple[str, Path | str | None]] = ()) -> bool:
+    """Open each file that was asked for, and leave it as it is. Gives whether something goes to standard output.
+
+    others: what else the command reads or writes, by the name that messages give it. Raises: UsageError, with the options.
+    """
+    given = {f"--{option}": getattr(args, option) for option in options}
+    printed = [option for option, path in given.items() if path in (True, STDOUT)]
+    if len(printed) > 1:
+        raise UsageError(f"{' and '.join(printed)}: standard output takes one of them; name a FILE for the others")
+    taken = {os.path.realpath(path): name for name, path in others if path is not None}
+    for option, path in given.items():
+        if path in (None, False) or option in printed:
             continue
         try:
             _open(path)
         except OSError as exc:
-            raise UsageError(f"--{option} {path}: cannot be written: {exc.strerror}") from exc
+            raise UsageError(f"{option} {path}: cannot be written: {exc.strerror}") from exc
+        if path.exists() and not path.is_file():
+            continue  # such as /dev/null, which takes any number
+        other = taken.setdefault(os.path.realpath(path), option)
+        if other != option:
+            raise UsageError(f"{other} and {option}: both are {path}: name another file for one of them")
+    return bool(printed)
 
 
 def _open(path: Path) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import Credentials, add_credentials, credentials
-from loadtest.commands.outputs import STDOUT, check_writable, give, write
+from loadtest.commands.outputs import check_outputs, give, write
 from loadtest.commands.run import add_openmetrics
-from loadtest.errors import ExitCode, LoadtestError, UsageError
+from loadtest.errors import ExitCode, LoadtestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from loadtest.question.spec import SearchSpec
     from loadtest.reports.recommendation import Recommendation
     from loadtest.search.events import Question
+
+JOURNAL: Final = "journal.jsonl"
 
 T = TypeVar("T")
 
@@ -44,8 +46,9 @@ def add_parser(subparsers: Any) -> None:
     recommend.add_argument(
         "--out", type=Path, metavar="DIR", help="for reports, runs and journal (default: loadtest-results/NAME)"
     )
-    recommend.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
-    recommend.add_argument(
+    begins = recommend.add_mutually_exclusive_group()
+    begins.add_argument("--fresh", action="store_true", help="measure anew, even if an interrupted search could be resumed")
+    begins.add_argument(
         "--resume", action="store_true", help="go on where the last search ended, --budget-minutes and --max-usd more"
     )
     add_openmetrics(recommend, "every run")
@@ -83,16 +86,17 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.question.subject import subject_of
     from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
-    from loadtest.reports.forms import show, write_all
+    from loadtest.reports.forms import FILES, show, write_all
     from loadtest.reports.recommendation import to_json
     from loadtest.wording import usd
 
-    if arguments.json and arguments.openmetrics == STDOUT:
-        raise UsageError("--json and --openmetrics: standard output takes one of them; name a FILE for the other")
+    folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
+    ours = (("--out", folder / name) for name in (JOURNAL, *FILES.values()))
+    others = (("SPEC", arguments.spec), ("--instances", arguments.instances), *ours)
+    printed = check_outputs(arguments, "json", "openmetrics", others=others)
     shown = credentials(arguments)
-    check_writable(arguments, "openmetrics")
     spec, catalogue = _read(arguments, shown)
-    console = results(hidden=arguments.quiet or arguments.json or arguments.openmetrics == STDOUT)
+    console = results(hidden=arguments.quiet or printed)
     launcher = launcher_of(spec, catalogue, shown)
     spec = without(spec, launcher.preflight(spec.candidates))
     question = _question(spec, launcher)
@@ -102,7 +106,6 @@ def _recommend(arguments: argparse.Namespace) -> int:
         return ExitCode.USAGE
     question = replace(question, subject=subject_of(spec))
     launcher.admit()
-    folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
     if launcher.paid:
         words.info("run %s: should this command be killed, end it with: %s", launcher.run_id, launcher.reaped_by)
     with interruption() as interrupted:
@@ -200,9 +203,9 @@ async def _search(
     from loadtest.reports.display import Display
     from loadtest.wording import counted, differences
 
-    journal = Journal(folder / "journal.jsonl", question, fresh=arguments.fresh, resume=arguments.resume)
+    journal = Journal(folder / JOURNAL, question, fresh=arguments.fresh, resume=arguments.resume)
     if journal.events:
-        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / 'journal.jsonl'}")
+        console.print(f"resuming after {counted(len(journal.events), 'step')} found in {folder / JOURNAL}")
     if arguments.resume:
         question = extended(question, journal.events)
         launcher.purse.max_usd = question.max_usd

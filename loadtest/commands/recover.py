@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.process.command_line import add_command
-from loadtest.commands.outputs import STDOUT, check_writable, give, write
-from loadtest.commands.run import add_json
+from loadtest.commands.outputs import check_outputs, give, write
+from loadtest.commands.run import add_json, add_log
 from loadtest.errors import ExitCode, UsageError
 
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     )
     parser.add_argument("file", type=Path, metavar="FILE.live", help="what the run has left; it stays as it is")
     add_json(parser, "the result, marked PARTIAL")
-    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    add_log(parser)
     parser.set_defaults(execute=execute)
 
 
@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.results import to_json
     from loadtest.verdict.analysis import Ended, summarise
 
-    check_writable(args, "json", "log")
+    printed = check_outputs(args, "json", "log", others=(("FILE.live", args.file),))
     description, log = live_log.read(args.file)
     spec = description.spec
     times = np.array(log.intended)  # all of an open loop's, which were laid out ahead
@@ -70,5 +70,5 @@ def execute(args: argparse.Namespace) -> ExitCode:
         writes.append(lambda: write_csv(args.log, log, used=indices))
     if args.json:
         writes.append(lambda: write(args.json, to_json(result) + "\n"))
-    give(lambda: print_run(result, results(hidden=args.quiet or args.json == STDOUT)), writes)
+    give(lambda: print_run(result, results(hidden=args.quiet or printed)), writes)
     return exit_code(result)

@@ -5,8 +5,8 @@ import io
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.documents.whole_file import write_whole
 from gateway.process.command_line import add_command
+from loadtest.commands.outputs import check_outputs, write
 from loadtest.errors import UsageError
 from loadtest.reports.forms import FORMATS
 
@@ -37,6 +37,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     from loadtest.reports.forms import render, show
     from loadtest.reports.recommendation import read
 
+    check_outputs(arguments, "out", others=(("FILE", arguments.file),))
     shown = arguments.format == "text" and arguments.out is None
     if _is_run(arguments.file):
         if shown:
@@ -66,10 +67,7 @@ def _give(text: str, out: Path | None) -> int:
     if out is None:
         print(text, end="")
         return 0
-    try:
-        write_whole(out, text)
-    except OSError as exc:
-        raise UsageError(f"--out: {out} cannot be written: {exc}") from exc
+    write(out, text)
     return 0
 
 

@@ -6,16 +6,16 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import IO, TYPE_CHECKING, Any, Final, get_args
 
 from gateway.process.command_line import add_command
 from gateway.process.console import words
 from gateway.process.credentials import add_credentials, credentials
 from loadtest.commands.interrupts import Interruption, interruption
-from loadtest.commands.outputs import STDOUT, NotWritten, check_writable, give, write
+from loadtest.commands.outputs import STDOUT, NotWritten, check_outputs, give, write
 from loadtest.errors import ExitCode, Interrupted, UsageError
 from loadtest.results import LoadSpec, Protocol, RunResult, SloSpec, read_load_spec, to_json
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:  # argparse's own type is private
     parser.add_argument(
         "--until-decided", action="store_true", help="of a steady rate: end as soon as the SLO is decided; a pass takes 30 s"
     )
-    parser.add_argument("--log", type=Path, metavar="CSV", help="write every request: intended, sent, done, status")
+    add_log(parser)
     add_json(parser, "the result, for compare and report")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the blocks; -: to standard output")
     add_openmetrics(parser, "the run")
@@ -62,6 +62,12 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add --json to a command that also has other things to write. what: goes to the file."""
     help = f"write {what}; without FILE to standard output, and nothing else there"
     parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=help)
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Add --log."""
+    help = "write every request: intended, sent, done, status; -: to standard output"
+    parser.add_argument("--log", type=Path, metavar="CSV", help=help)
 
 
 def add_openmetrics(parser: argparse.ArgumentParser, what: str) -> None:
@@ -163,11 +169,9 @@ def execute(args: argparse.Namespace) -> int:
     import uvloop
 
     spec = _asked(args)
-    printed = [name for name in ("json", "csv", "openmetrics") if getattr(args, name) == STDOUT]
-    if len(printed) > 1:
-        raise UsageError(f"--{' and --'.join(printed)}: standard output takes one of them; name a FILE for the others")
-    check_writable(args, "json", "csv", "openmetrics", "log")
     live = _live_file(args)
+    others = (("FILE.live", live), ("--spec", args.spec), *(("--payload", path) for path in spec.payloads))
+    printed = check_outputs(args, "json", "csv", "openmetrics", "log", others=others)
     writes: list[Callable[[], None]] = []
 
     def keep_log(log: "RequestLog", used: "np.ndarray") -> None:
@@ -175,9 +179,10 @@ def execute(args: argparse.Namespace) -> int:
 
         writes.append(lambda: write_csv(args.log, log, used=used))
 
-    with interruption() as interrupted, _removed(live):
+    with interruption() as interrupted, ExitStack() as opened:
+        keep = (lambda: opened.enter_context(_opened(live))) if live else None
         try:
-            result = uvloop.run(_measure(spec, args, interrupted, live, keep_log if args.log else None))
+            result = uvloop.run(_measure(spec, args, interrupted, keep, keep_log if args.log else None))
         except Interrupted as exc:
             words.error("loadtest: %s", exc)
             return interrupted.exit_code
@@ -191,7 +196,7 @@ def execute(args: argparse.Namespace) -> int:
             writes.append(lambda: write(args.csv, blocks_csv(result)))
         if args.openmetrics:
             writes.append(lambda: write(args.openmetrics, openmetrics.render([openmetrics.named(result)])))
-        give(lambda: print_run(result, results(hidden=args.quiet or bool(printed))), writes)
+        give(lambda: print_run(result, results(hidden=args.quiet or printed)), writes)
     return exit_code(result)
 
 
@@ -206,19 +211,19 @@ def _live_file(args: argparse.Namespace) -> Path | None:
 
 
 @contextmanager
-def _removed(live: Path | None) -> Iterator[None]:
-    """Remove it at the end, unless it has what could not be written."""
-    if live is None:
-        yield
-        return
-    try:
-        yield
-    except NotWritten as exc:
-        raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
-    except BaseException:
+def _opened(live: Path) -> Iterator[IO[bytes]]:
+    """Removed at the end, unless it has what could not be written. Raises: UsageError."""
+    from loadtest.load import live_log
+
+    with live_log.create(live) as file:
+        try:
+            yield file
+        except NotWritten as exc:
+            raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
+        except BaseException:
+            live.unlink(missing_ok=True)
+            raise
         live.unlink(missing_ok=True)
-        raise
-    live.unlink(missing_ok=True)
 
 
 def exit_code(result: RunResult) -> ExitCode:
@@ -233,7 +238,7 @@ async def _measure(
     spec: LoadSpec,
     args: argparse.Namespace,
     interrupted: Interruption,
-    live: Path | None,
+    keep: Callable[[], IO[bytes]] | None,
     on_log: "Callable[[RequestLog, np.ndarray], None] | None",
 ) -> RunResult:
     from loadtest.load.target import Address
@@ -241,6 +246,8 @@ async def _measure(
     from loadtest.reports.consoles import meanwhile
 
     stop = asyncio.Event()
+    if spec.sigv4 and args.api_key_file:
+        raise UsageError("--api-key-file: --sigv4 signs each request instead: leave one of them out")
     keys = credentials(args)
     if not Address.of(spec).tls:
         scheme = "grpc" if spec.protocol == "grpc" else "http"
@@ -271,7 +278,7 @@ async def _measure(
             stop=stop,
             on_progress=show if shown else None,
             on_log=on_log,
-            keep=live,
+            keep=keep,
             shown=keys,
             strict=True,
         )

@@ -215,7 +215,7 @@ class _BlockingGrpcClient:
         self._model = model
         self._channel = address.grpc_channel()
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._metadata = address.metadata(spec)
+        self._metadata = address.call_metadata(spec)
 
     def ask(self, request: Request) -> Tensors:
         import grpc

@@ -52,17 +52,17 @@ class GrpcClient(Client["_GrpcConnection"]):
     ) -> None:
         """requests: messages. connections: all of them are opened ahead."""
         super().__init__(dialler, connections=connections, log=log, on_done=on_done, on_fault=on_fault, on_locked=on_locked)
-        headers = [
-            (":method", "POST"),
-            (":scheme", "https" if tls else "http"),
-            (":path", f"/{SERVICE}/{METHOD}"),
-            (":authority", authority),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-            ("user-agent", "loadtest"),
-            *metadata,
-        ]
-        self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers))
+        headers = {
+            ":method": "POST",
+            ":scheme": "https" if tls else "http",
+            ":path": f"/{SERVICE}/{METHOD}",
+            ":authority": authority,
+            "content-type": "application/grpc",
+            "te": "trailers",
+            "user-agent": "loadtest",
+            **dict(metadata),
+        }
+        self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers.items()))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
         self.no_http2 = f"it speaks no HTTP/2{'' if tls else '; if it speaks TLS, write grpcs://'}"

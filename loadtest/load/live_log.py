@@ -5,7 +5,10 @@ document (JSON), its length and the number of requests (8 bytes each, little-end
 the writers end; only a machine that crashes loses the last seconds.
 """
 
+import fcntl
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -29,11 +32,23 @@ class Description:
 
 
 def create(path: Path) -> IO[bytes]:
-    """An empty file, instead of one that a killed run has left. Raises: UsageError."""
-    try:
-        return path.open("w+b")
-    except OSError as exc:
-        raise UsageError(f"{path}: cannot be written: {exc}") from exc
+    """An empty file, instead of one that a killed run has left, for one run and the processes that share what is open.
+
+    Whoever removes it does so before closing it: then it may be another run's. Raises: UsageError, also if another run has it.
+    """
+    with ExitStack() as refused:
+        try:
+            file = refused.enter_context(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                file.truncate()  # not before: a map of another process would lose its memory
+                refused.pop_all()
+                return file
+        except BlockingIOError:
+            raise UsageError(f"{path}: another run writes here: wait for its end, or name another file") from None
+        except OSError as exc:
+            raise UsageError(f"{path}: cannot be written: {exc}") from exc
+    return create(path)  # a run that has ended meanwhile removed the one that was locked
 
 
 def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str, digests: Mapping[str, str]) -> None:

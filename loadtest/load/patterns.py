@@ -36,6 +36,7 @@ from loadtest.errors import UsageError
 
 MAX_REQUESTS: Final = 20_000_000  # of one run: 38 bytes each are kept (`request_log.REQUEST_BYTES`)
 
+_MOST: Final = 1e12  # of each number, so that what they come to is finite
 _LEAST_S: Final = 0.1  # of a run
 _MOST_S: Final = 86_400.0  # of a phase, as of a run
 _MOST_PIECES: Final = 2_000_000  # of a rate over time: computed in about two seconds
@@ -152,6 +153,8 @@ def parse(pattern: str, *, rate_rps: float, duration_s: float) -> tuple[Phase, .
                 raise UsageError(
                     f"pattern {kind}: cannot read {pair!r}, expected key=value of rate, duration, {', '.join(_OPTIONS[kind])}"
                 )
+            if key in options:
+                raise UsageError(f"pattern {kind}: {key} is given twice: leave one of them out")
             options[key] = value
         if "rate" in options and Phase(kind, 0, 0, options).has_rate:
             raise UsageError(f"pattern {kind}: rate={options['rate']} changes nothing here: leave it out")
@@ -182,8 +185,8 @@ def _number(kind: str, options: Mapping[str, str], key: str, default: float) -> 
         value = float(options.get(key, default))
     except ValueError:
         raise UsageError(f"pattern {kind}: {key}={options[key]} is not a number") from None
-    if not np.isfinite(value) or value < 0:
-        raise UsageError(f"pattern {kind}: {key}={value:g}, expected a number of at least 0")
+    if not 0 <= value <= _MOST:
+        raise UsageError(f"pattern {kind}: {key}={value:g}, expected a number of at least 0, and {_MOST:g} at most")
     return value
 
 

@@ -287,10 +287,8 @@ def distinct(requests: Iterable[Request]) -> list[Request]:
     return list(known.values())
 
 
-def joined(
-    requests: Sequence[Request], least: int, most: int, pad: Mapping[str, float], *, seed: int = 0, count: int = _VARIETY
-) -> list[Request]:
-    """`count` requests of `least` to `most` rows, each one of these and its neighbours in length, as a batch would be formed.
+def joined(requests: Sequence[Request], least: int, most: int, pad: Mapping[str, float], *, seed: int = 0) -> list[Request]:
+    """Some requests of `least` to `most` rows, each one of these and its neighbours in length, as a batch would be formed.
 
     pad: input -> what fills the shorter ones along axis 1; other inputs are joined only where their rows have one shape.
     Raises: UsageError, if a request has no rows.
@@ -308,7 +306,7 @@ def joined(
     rng = np.random.default_rng([seed, _PAYLOAD_STREAM])
     made: list[Request] = []
     used_bytes = 0
-    for number in rng.permutation(len(places))[:count]:
+    for number in rng.permutation(len(places))[:_VARIETY]:
         group, at = places[number]
         rows = int(rng.integers(least, most + 1))
         # A group too small for so many rows is gone through again.

@@ -15,6 +15,8 @@ A request's status is written last: a reader that sees it set may read the other
 import csv
 import mmap
 import os
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -87,10 +89,14 @@ class RequestLog:
 
 
 def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
-    """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: indices, in order."""
-    begun = False
+    """Write the raw log: one line per request that was dispatched, times in nanoseconds. used: indices, in order.
+
+    path: "-" for standard output. Raises: UsageError; OSError, of standard output.
+    """
+    begun, printed = False, path == Path("-")
     try:
-        with path.open("w", newline="", encoding="utf-8") as file:
+        opened = nullcontext(sys.stdout) if printed else path.open("w", newline="", encoding="utf-8")
+        with opened as file:
             begun = path.is_file()
             writer = csv.writer(file)
             writer.writerow(["intended_ns", "sent_ns", "done_ns", "status"])
@@ -99,6 +105,8 @@ def write_csv(path: Path, log: RequestLog, *, used: np.ndarray) -> None:
                 name = "ok" if status == OK else "cut" if status in (CUT, PENDING) else status_name(status)
                 writer.writerow([log.intended[index], log.sent[index], log.done[index], name])
     except OSError as exc:
+        if printed:
+            raise
         if begun:  # half of a log reads as a whole one
             path.unlink()
         raise UsageError(f"{path}: the log cannot be written: {exc}") from exc

@@ -23,6 +23,7 @@ from loadtest.results import LoadSpec
 
 SERVICE: Final = "sagemaker"
 _UNSIGNED: Final = frozenset(("authorization", "connection", "content-length", "expect", "transfer-encoding", "user-agent"))
+_OURS: Final = frozenset(("authorization", "x-amz-date", "x-amz-security-token"))
 _STAMP: Final = r"\d{8}T\d{6}Z"
 _SKEW: Final = re.compile(rf"Signature (expired|not yet current): ({_STAMP}).*?\(({_STAMP}) ([-+]) (\d+) min\.\)", re.DOTALL)
 
@@ -137,15 +138,11 @@ class SignedRequests(Sequence[bytes]):
         self._day_key = key
 
 
-def signed(request: bytes, region: str, keys: Keys, *, clock: Callable[[], float] = time.time) -> bytes:
-    """One whole request, signed now."""
-    return SignedRequests((request,), region, lambda: keys, clock=clock)[0]
-
-
 def signed_headers(path: str, headers: Mapping[str, str], body: bytes, region: str, keys: Keys) -> dict[str, str]:
     """The headers of a POST, with those of its signature. headers: Host among them."""
     lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()))
-    head = signed("\r\n".join(lines).encode() + b"\r\n\r\n" + body, region, keys).partition(b"\r\n\r\n")[0].decode()
+    request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+    head = SignedRequests((request,), region, lambda: keys)[0].partition(b"\r\n\r\n")[0].decode()
     return dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
 
 
@@ -187,6 +184,9 @@ def check_signed(spec: LoadSpec) -> None:
         raise UsageError(f"--sigv4: {spec.target!r} by {spec.protocol}: expected {where} by --protocol invocations")
     if not spec.payloads:
         raise UsageError("--sigv4: an endpoint does not tell what its model takes: give requests with --payload")
+    for name, _ in spec.headers:
+        if name.lower() in _OURS:
+            raise UsageError(f"--header {name!r}: --sigv4 signs each request with its own: leave one of them out")
 
 
 def refusal(status: int, answer: str) -> str:

@@ -3,10 +3,12 @@
 One small blocking client per protocol, used outside the measured time and off the event loop.
 """
 
+import base64
 import contextlib
 import http.client
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,14 +36,15 @@ REFUSED: Final = (401, 403, 429)
 REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
+_SENT_AS_THEY_ARE: Final = "!$%&'()*+,/:;=?@[]~"  # of a path and its query, by curl and requests too
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where requests go, and how they get in.
 
-    path: the URL's, without a slash at the end; for invocations the whole resource with its query. shown: no part of a spec, as
-    those are written down.
+    path: the URL's, without a slash at the end; for invocations the whole resource with its query; percent-encoded. shown: no
+    part of a spec, as those are written down.
     """
 
     host: str
@@ -55,18 +58,25 @@ class Address:
         """Raises: UsageError, if the target is no URL that fits the protocol."""
         scheme = "grpc" if spec.protocol == "grpc" else "http"
         target = spec.target if "://" in spec.target else f"{scheme}://{spec.target}"
+        if "@" in re.split(r"[/?#]", target.partition("://")[2], maxsplit=1)[0]:  # which results, and messages, would tell
+            expected = "leave them out; `loadtest run` sends them by --header 'Authorization: Basic ...'"
+            raise UsageError(f"target: a user and password in a URL are not sent: {expected}")
         try:
             url = urlsplit(target)
-            port = url.port
+            host, port = url.hostname or "", url.port
+            host = host if host.isascii() else host.encode("idna").decode()
         except ValueError as exc:
             raise UsageError(f"target {spec.target!r}: {exc}") from exc
-        if url.scheme not in _SCHEMES or not url.scheme.startswith(scheme) or not url.hostname:
+        path, query = (quote(part, safe=_SENT_AS_THEY_ARE) for part in (url.path, url.query))
+        if spec.protocol == "invocations":
+            path = ("/invocations" if path in ("", "/") else path) + (f"?{query}" if query else "")
+        else:
+            path = path.rstrip("/")
+        known = url.scheme in _SCHEMES and url.scheme.startswith(scheme) and host
+        if not known or (query and spec.protocol != "invocations") or (path and spec.protocol == "grpc"):
             raise UsageError(f"target {spec.target!r}: expected {scheme}://HOST:PORT for protocol {spec.protocol}")
         tls, default_port = _SCHEMES[url.scheme]
-        path = url.path.rstrip("/") + (f"?{url.query}" if url.query else "")
-        if spec.protocol == "invocations" and not path:
-            path = "/invocations"
-        return cls(url.hostname, default_port if port is None else port, tls, path, shown)
+        return cls(host, default_port if port is None else port, tls, path, shown)
 
     @property
     def place(self) -> str:
@@ -95,14 +105,22 @@ class Address:
         return host.endswith(".localhost") or host in {"localhost", socket.gethostname().lower(), *own}
 
     def headers(self, spec: LoadSpec, own: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-        """What a request says: what it has of its own, and what all say, the key included; the spec's replace others."""
+        """What a request says: what it has of its own, and what all say, the key included; the spec's replace others.
+
+        Where requests are signed, a signature stands where the key would.
+        """
         asked = {name.lower() for name, _ in spec.headers}
-        made = {name: value for name, value in {**own, **self.shown.headers}.items() if name.lower() not in asked}
+        ours = {**own, **(self.shown.headers if not spec.sigv4 else {})}
+        made = {name: value for name, value in ours.items() if name.lower() not in asked}
         return made | dict(spec.headers)
 
     def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:
-        """The same of a gRPC call."""
+        """The same of a gRPC call, as it is sent: what is binary in base64."""
         return [(name.lower(), value) for name, value in self.headers(spec).items()]
+
+    def call_metadata(self, spec: LoadSpec) -> list[tuple[str, str | bytes]]:
+        """The same for grpcio, which encodes what is binary."""
+        return [(name, from_base64(text) if name.endswith("-bin") else text) for name, text in self.metadata(spec)]
 
     def http_connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """A blocking one, not connected yet."""
@@ -125,6 +143,11 @@ class Address:
         """The v2 path of a model."""
         suffix = f"/versions/{quote(version, safe='')}" if version else ""
         return f"{self.path}/v2/models/{quote(model, safe='')}{suffix}"
+
+
+def from_base64(text: str) -> bytes:
+    """With its padding or without, as gRPC takes it. Raises: ValueError."""
+    return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +278,7 @@ def _ask_grpc(address: Address, spec: LoadSpec, method: str, **fields: str) -> d
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
             request = getattr(service_pb2, f"{method}Request")(**fields)
-            answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.metadata(spec))
+            answer = getattr(stub, method)(request, timeout=_ASK_TIMEOUT_S, metadata=address.call_metadata(spec))
         except grpc.RpcError as exc:
             if status := REFUSED_BY_GRPC.get(exc.code().value[0]):
                 raise TargetError(f"{where}: {address.shown.refusal(status, exc.details() or '')}") from exc

@@ -8,11 +8,13 @@ from typing import Any, Final
 from loadtest.errors import UsageError
 from loadtest.load.patterns import parse, uses_rate
 from loadtest.load.signing import check_signed
+from loadtest.load.target import from_base64
 from loadtest.measuring import connections
 from loadtest.results import LoadSpec
 
 _FRAMING: Final = ("content-length", "transfer-encoding")
 _TOKEN: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
+_GRPC_NAME: Final = re.compile(r"[0-9a-z_.-]+")  # gRPC over HTTP/2, "Custom-Metadata"; it is sent in lower case
 _LENGTH: Final = LoadSpec.__dataclass_fields__["length"].default
 
 
@@ -29,7 +31,8 @@ def check(spec: LoadSpec) -> None:
     }
     for name, (value, low, high) in bounds.items():
         if not low <= value <= high:
-            raise UsageError(f"--{name} {value:g}: expected {low:g} to {high:g}")
+            given = f"{value:g}" if isinstance(value, float) else str(value)  # an int may be no float
+            raise UsageError(f"--{name} {given}: expected {low:g} to {high:g}")
     for name, text in spec.headers:
         if not name.isprintable() or not text.isprintable() or not (name + text).isascii():
             raise UsageError(f"--header {name!r}: a header must be one line of ASCII")
@@ -37,11 +40,23 @@ def check(spec: LoadSpec) -> None:
             raise UsageError(f"--header {name!r}: expected a name of letters, digits and !#$%&'*+-.^_`|~")
         if name.lower() in _FRAMING:
             raise UsageError(f"--header {name!r}: it says how long a request is, which is known: leave it out")
+        if spec.protocol == "grpc":
+            _check_metadata(name, text)
     repeated = [name for name, count in Counter(name.lower() for name, _ in spec.headers).items() if count > 1]
     if repeated:
         raise UsageError(f"--header {repeated[0]!r}: given more than once: expected once, with all its values")
     if spec.sigv4:
         check_signed(spec)
+
+
+def _check_metadata(name: str, text: str) -> None:
+    if not _GRPC_NAME.fullmatch(name.lower()):
+        raise UsageError(f"--header {name!r}: expected for gRPC a name of letters, digits and _ - .")
+    if name.lower().endswith("-bin"):
+        try:
+            from_base64(text)
+        except ValueError:
+            raise UsageError(f"--header {name!r}: expected base64, as gRPC takes it for a name that ends with -bin") from None
 
 
 def check_used(spec: LoadSpec, options: Collection[str], *, until_decided: bool) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 import msgspec
@@ -65,7 +64,7 @@ async def measure(
     stop: asyncio.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_log: Callable[[RequestLog, np.ndarray], None] | None = None,
-    keep: Path | None = None,
+    keep: Callable[[], IO[bytes]] | None = None,
     shown: Credentials = NOTHING_SHOWN,
     strict: bool = False,
 ) -> RunResult:
@@ -77,8 +76,8 @@ async def measure(
     stop: set it to end now; the result is then marked partial.
     on_progress: called about twice a second, on the event loop.
     on_log: called with the log, and the indices of what is used of it, in order; the log outlives the run.
-    keep: a file in which what is measured lives meanwhile (`loadtest.load.live_log`); the caller removes it once it has the
-    result. A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself
+    keep: gives the file in which what is measured lives meanwhile (`live_log.create`); the caller removes and closes it.
+    A target that is down or fails gives a result full of errors, not an exception; what fails in the generator itself
     gives an invalid one that says so. shown: to a target whose doors are locked. Where they stay so (401, 403, TLS), the run
     ends: an error, or an invalid result, if something was answered before. The run ends `spec.timeout_s` and about a second
     after its duration at the latest. Cancelled, it ends within about a second, with all that it opened and started.
@@ -104,7 +103,7 @@ async def measure(
         raise Interrupted("interrupted before anything was sent")
     async with AsyncExitStack() as opened:
         looked_at = until_decided and spec.slo is not None and plan.stationary and not plan.users
-        file = opened.enter_context(live_log.create(keep) if keep else _own_file(in_memory=looked_at))
+        file = keep() if keep else opened.enter_context(_own_file(in_memory=looked_at))
         meter = Meter(address.host, address.port, wanted=spec.slo is not None)  # it speaks of a verdict
         looker: Looker | None = None
         if looked_at:

@@ -17,10 +17,11 @@ from gateway.documents.faults import shown
 from gateway.errors import ConfigError
 from gateway.instances.facts import Price, PriceBasis
 from loadtest.errors import UsageError
+from loadtest.load.target import Address
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.numerics import full_precision, numerics_of
 from loadtest.question.spec_file import CandidateSpec, Ec2Launcher, LocalLauncher, SageMakerLauncher, SpecFile, UrlLauncher
-from loadtest.results import SloSpec
+from loadtest.results import LoadSpec, SloSpec
 from loadtest.search.events import Entrant
 from loadtest.wording import counted
 
@@ -167,6 +168,8 @@ class Expansion:
         faults = list(self._misplaced())
         if self.wanted.url is None:
             faults.append(f"{self.at}: url: missing, expected the address of the running server")
+        elif collect(faults, f"{self.at}: url", partial(Address.of, LoadSpec(self.wanted.url))) is None:
+            pass  # it is told
         elif not self.wanted.url.startswith(("http://", "https://")):
             faults.append(f"{self.at}: url: {self.wanted.url!r}: expected an address that begins with http:// or https://")
         if len(self.wanted.instances) > 1 or self.wanted.settings or self.wanted.backend:

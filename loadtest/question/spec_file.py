@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -21,6 +21,8 @@ from loadtest.errors import UsageError
 from loadtest.load.payload_limits import MOST_SIZE
 from loadtest.results import Protocol
 from loadtest.search.budget import MOST_MINUTES
+
+_MOST: Final = 1_000_000_000  # of a rate, a price or a number of instances: what they come to is counted exactly
 
 
 class _Section(BaseModel):
@@ -139,10 +141,10 @@ class CandidateSpec(_Section):
     backend: str | dict[str, Any] | None = None
     settings: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     url: str | None = None
-    usd_per_hour: float | None = Field(default=None, gt=0)
+    usd_per_hour: float | None = Field(default=None, gt=0, le=_MOST)
     price_source: str | None = None
     price_date: datetime.date | None = None
-    max_count: int | None = Field(default=None, ge=1)
+    max_count: int | None = Field(default=None, ge=1, le=_MOST)
 
 
 class BudgetSpec(_Section):
@@ -158,7 +160,7 @@ class SpecFile(_Section):
     model: str | dict[str, Any]
     gateway: str | None = None
     slo: Any  # read by _slo, which has its own messages
-    target_rps: float | None = Field(default=None, gt=0)
+    target_rps: float | None = Field(default=None, gt=0, le=_MOST)
     price: PriceBasis | None = None
     launcher: Annotated[AnyLauncher, Field(discriminator="kind")]
     payload: PayloadSpec = PayloadSpec()

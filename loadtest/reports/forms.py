@@ -26,6 +26,7 @@ METRICS: Final = ("CostPerInference", "MaxInvocations", "ModelLatency", "CpuUtil
 NARROW: Final = ("", "candidate", "SLO kept at/s", "USD/million")  # headings in a terminal of fewer than 90 columns
 WIDE: Final = ("USD/h", "missed at/s", "p99 ms", "agreement")  # and in a wider one
 STYLES: Final = {"good": "green", "open": "yellow", "bad": "red"}
+_CASES: Final = "loadtest.candidates"  # CI knows cases again by it: no module's path
 FILES: Final = {
     "json": "report.json",
     "html": "report.html",
@@ -243,7 +244,7 @@ def junit(found: "Recommendation") -> str:
     skipped = 0
     for candidate in found.candidates:
         name = f"{candidate.letter}: {candidate.name}"
-        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.question.candidates", name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=_CASES, name=name)
         measured, told = _measured(found, candidate)
         if measured:
             ElementTree.SubElement(case, "system-out").text = told
@@ -252,7 +253,7 @@ def junit(found: "Recommendation") -> str:
             ElementTree.SubElement(case, "skipped", message=told)
     for refused in found.refused:
         skipped += 1
-        case = ElementTree.SubElement(suite, "testcase", classname="loadtest.question.candidates", name=refused.name)
+        case = ElementTree.SubElement(suite, "testcase", classname=_CASES, name=refused.name)
         ElementTree.SubElement(case, "skipped", message="; ".join(refused.reasons))
     counts = {kind: str(int(signal.junit == kind[:-1])) for kind in ("failures", "errors")}
     tests = 1 + len(found.candidates) + len(found.refused)

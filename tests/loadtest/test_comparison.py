@@ -303,6 +303,7 @@ def test_an_slo_that_held_and_fails_now_is_a_regression_and_the_reverse_an_impro
     assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["5", "1", "0"]
     case = suite.findall("testcase")[-1]
     assert (case.get("name"), case[0].tag, case[0].get("message")) == ("SLO", "failure", lost.lost_slo)
+    assert {case.get("classname") for case in suite} == {"loadtest.compare"}
 
 
 def test_what_chance_may_have_done_or_nobody_knows_is_no_lost_slo() -> None:

@@ -335,6 +335,7 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
     [
         ({"duration_s": 0.0}, "--duration"),
         ({"connections": 0}, "--connections"),
+        ({"processes": 10**400}, "--processes 1000"),
         ({"target": "ftp://x"}, "ftp://x"),
         ({"target": "http://x:99999"}, "99999"),
         ({"rate_rps": 0.0}, "--rate"),
@@ -347,6 +348,8 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
         ({"headers": (("X Y", "1"),)}, "--header 'X Y': expected a name of letters, digits and "),
         ({"headers": (("content-length", "3"),)}, "--header 'content-length': it says how long a request is"),
         ({"headers": (("Transfer-Encoding", "chunked"),)}, "--header 'Transfer-Encoding': it says how long"),
+        ({"protocol": "grpc", "headers": (("x|a", "1"),)}, r"--header 'x\|a': expected for gRPC a name of letters, digits and"),
+        ({"protocol": "grpc", "headers": (("X-Bin", "!!"),)}, "--header 'X-Bin': expected base64, as gRPC takes it"),
         ({"headers": (("X-A", "1"), ("x-a", "2"))}, "--header 'x-a': given more than once: expected once, with all"),
     ],
 )

@@ -91,12 +91,14 @@ def run(spec: LoadSpec = SPEC, answer: Answer | None = None, *, width: int = 4) 
 
 
 def test_calls_are_answered_and_carry_what_was_asked() -> None:
-    result, servicer = run(replace(SPEC, rows="3", headers=(("X-Tenant", "a" * 200),)))
+    headers = (("X-Tenant", "a" * 200), ("X-A-Bin", "aGk="), ("b-bin", "/+8"), ("User-Agent", "mine"))
+    result, servicer = run(replace(SPEC, rows="3", headers=headers))
     assert (result.succeeded, result.errors) == (50, {})
     request = servicer.requests[0]
     assert (request.model_name, list(request.inputs[0].shape)) == ("m", [3, 4])
     assert len(request.raw_input_contents[0]) == 3 * 4 * 4
-    assert servicer.metadata[0]["x-tenant"] == "a" * 200
+    sent = {"x-tenant": "a" * 200, "x-a-bin": b"hi", "b-bin": b"\xff\xef", "user-agent": "mine"}
+    assert servicer.metadata == [sent] * 50
     assert result.server is not None
     assert result.server.queue_ms == pytest.approx(3)
 

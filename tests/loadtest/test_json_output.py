@@ -69,6 +69,40 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "--json and --markdown: standard output takes one of them" in told.err
 
 
+@pytest.mark.parametrize(
+    ("asked", "two"),
+    [
+        ("run http://x --json new --csv new", "--json and --csv"),
+        ("run http://x --json new --log link", "--json and --log"),
+        ("run http://x --json q --log q.live", "FILE.live and --log"),
+        ("run http://x --openmetrics r.json --payload r.json", "--payload and --openmetrics"),
+        ("run http://x --json - --log -", "--json and --log"),
+        ("compare r.json r.json --markdown new --junit new", "--markdown and --junit"),
+        ("compare r.json new --json ./r.json", "BASE and --json"),
+        ("compare new r.json --json r.json", "NEW and --json"),
+        ("recover r.json --json r.json", "FILE.live and --json"),
+        ("report r.json --out r.json", "FILE and --out"),
+        ("recommend spec.yaml --openmetrics spec.yaml", "SPEC and --openmetrics"),
+        ("recommend spec.yaml --out . --openmetrics report.json", "--out and --openmetrics"),
+    ],
+)
+def test_a_file_that_the_command_has_already_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str, two: str
+) -> None:
+    kept = Path(result(tmp_path)).read_text(), Path(spec(tmp_path)).read_text()
+    (tmp_path / "link").symlink_to("new")
+    monkeypatch.chdir(tmp_path)
+    assert main(asked.split()) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith(f"loadtest: {two}: ")
+    assert (Path("r.json").read_text(), Path("spec.yaml").read_text()) == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "r.json", "spec.yaml"]
+
+
+def test_a_device_takes_several(tmp_path: Path) -> None:
+    files = [result(tmp_path)] * 2
+    assert main(["compare", *files, "--json", "/dev/null", "--junit", "/dev/null", "--quiet"]) == ExitCode.MET
+
+
 @pytest.mark.parametrize("options", [["--json"], ["--format", "json"]])
 def test_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     path = tmp_path / "report.json"

@@ -206,6 +206,8 @@ def test_an_answer_that_is_no_object_is_an_error(body: bytes) -> None:
 def test_only_http_is_asked(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="expected an address that begins with http://"):
         get_json(f"file://{tmp_path}/x")
+    with pytest.raises(TargetError, match="http://h/a b: "):
+        get_json("http://h/a b")
 
 
 def test_cores_that_are_not_there_are_refused_before_the_start(candidate: CandidateSetup) -> None:

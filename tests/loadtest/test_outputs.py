@@ -307,6 +307,7 @@ def test_junit_fails_only_where_the_state_says_so(name: str) -> None:
     assert suite.get("failures") == str(int(signal.junit == "failure"))
     assert suite.get("errors") == str(int(signal.junit == "error"))
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+    assert {whole.get("classname"), *(case.get("classname") for case in candidates)} == {"loadtest", "loadtest.candidates"}
     for case, candidate in zip(candidates, example(name).candidates, strict=True):
         compared = candidate.agreement is not None and candidate.agreement.value is not None and not candidate.agreement.met
         assert [child.tag for child in case] == ["system-out" if candidate.curve or compared else "skipped"], candidate.name

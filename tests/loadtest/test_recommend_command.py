@@ -52,6 +52,12 @@ def test_a_file_that_cannot_be_written_ends_a_search_before_it_begins(
     assert [path.name for path in tmp_path.iterdir()] == ["spec.yaml"]
 
 
+def test_a_search_begins_anew_or_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["recommend", "spec.yaml", "--fresh", "--resume"])
+    assert "argument --resume: not allowed with argument --fresh" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_search_is_not_gone_on_with_for_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = tmp_path / "own.py", tmp_path / "out"

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ def test_an_slo_is_read_from_yaml() -> None:
         ("p0<5ms", "between 0 and 100"),
         ("p100<5ms", "between 0 and 100"),
         ("p99<0ms", "above 0"),
+        (f"p99<{'9' * 400}s", "objective p99: limit inf ms: expected above 0, a day at most"),
+        ("p99<86401s", "8.6401e\\+07 ms: expected above 0, a day at most"),
         ("errors<200%", "below 1"),
         ("errors>1%", "errors>1%"),
     ],
@@ -53,7 +56,20 @@ def test_an_slo_that_cannot_be_read_is_refused(text: str, message: str) -> None:
         SloSpec.parse(text)
 
 
-@pytest.mark.parametrize("value", [None, [], {"p99_ms": "fast"}, {"p99_ms": True}, {"p99": 5}, {}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {"p99_ms": "fast"},
+        {"p99_ms": True},
+        {"p99": 5},
+        {},
+        {"p99_ms": math.inf},
+        {"p99_ms": 10**400},
+        {"max_error_rate": -(10**400)},
+    ],
+)
 def test_a_yaml_slo_that_cannot_be_read_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="SLO"):
         SloSpec.from_yaml(value)

@@ -1,6 +1,8 @@
 """The command line: arguments in, exit code and files out."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,6 +148,37 @@ def test_what_cannot_be_written_at_the_end_costs_nothing_else(
     assert read_run(files["json"]).requests == 100
 
 
+def test_what_another_run_measures_is_left_to_it(
+    server: NullServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = tmp_path / "r.json.live"
+    asked = ["run", f"127.0.0.1:{server.http_port}", *EASY, "--duration", "0.1", "--model", "null", "--json", str(live)[:-5]]
+    with live_log.create(live) as file:
+        file.write(b"its table")
+        file.flush()
+        assert main(asked) == ExitCode.USAGE
+        assert f"{live}: another run writes here: wait for its end, or name another file" in capsys.readouterr().err
+        assert live.read_bytes() == b"its table"
+    # As it was killed, what it has left stays until a run begins that writes the file.
+    assert main(["run", "127.0.0.1:1", *asked[2:]]) == ExitCode.MISSED
+    assert live.read_bytes() == b"its table"
+    main(asked)
+    assert not live.exists()
+
+
+def test_what_another_run_has_removed_as_it_was_opened_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live, lock = tmp_path / "r.json.live", fcntl.flock
+
+    def late(*asked: Any) -> None:
+        monkeypatch.undo()
+        live.unlink()
+        lock(*asked)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with live_log.create(live) as file:
+        assert live.stat().st_ino == os.stat(file.fileno()).st_ino
+
+
 def test_recover_tells_of_a_file_that_cannot_be_written_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live = tmp_path / "x.live"
     live.write_bytes(b"nothing of a run")
@@ -257,6 +291,9 @@ def test_a_server_that_hung_when_its_run_was_killed_is_not_excused(
     assert result.excluded == pytest.approx(500 - overdue, abs=2)
     assert (tmp_path / "x.csv").read_text().count(",cut\n") == pytest.approx(500, abs=1)
     assert path.read_bytes() == kept
+    capsys.readouterr()
+    assert main(["recover", str(path), "--log", "-"]) == code
+    assert capsys.readouterr().out.encode() == (tmp_path / "x.csv").read_bytes()
     path.write_bytes(kept.replace(b"2026-11-28", b"2026\xce11-28"))
     assert main(["recover", str(path)]) == ExitCode.USAGE
     assert "x.live: cannot be read: " in capsys.readouterr().err

@@ -19,7 +19,8 @@ from botocore.credentials import Credentials as BotoCredentials
 from botocore.credentials import RefreshableCredentials
 
 from gateway.process.credentials import Credentials
-from loadtest.errors import TargetError, UsageError
+from loadtest.cli import main
+from loadtest.errors import ExitCode, TargetError, UsageError
 from loadtest.lab.answers import answers_of
 from loadtest.load.aws_keys import AwsKeys
 from loadtest.load.payloads import read_requests
@@ -64,7 +65,8 @@ def by_botocore(request: bytes, keys: Keys, at: float) -> dict[str, str]:
         REQUEST,
         REQUEST.replace(b"Host: h", b"Host: 127.0.0.1:8443"),
         REQUEST.replace(b"/invocations", b"/invocations?b=2&a=%20&a=1"),
-        REQUEST.replace(b"/e/", b"/a%20b~c/"),
+        REQUEST.replace(b"/e/", b"/a%20b~c/%C3%BC/"),
+        REQUEST.replace(b"/invocations", b"/invocations/"),
         REQUEST.replace(b"Host: h", b"Host: h\r\nX-Amzn-SageMaker-Custom-Attributes: a=1,   b=2\r\nAccept: */*"),
         REQUEST.replace(b"Host: h", b"Host: h\r\nUser-Agent: x\r\nConnection: keep-alive"),
         REQUEST.replace(b"{}", bytes(range(256))),
@@ -145,6 +147,9 @@ def test_a_refusal_says_what_to_do(answer: str, told: str) -> None:
             "by rest-json: expected https://runtime.sagemaker.us-east-1.amazonaws.com/endpoints/NAME/invo",
         ),
         ({"target": "http://h/invocations"}, "--sigv4: 'http://h/invocations' by invocations: expected https://"),
+        ({"headers": (("authorization", "x"),)}, "--header 'authorization': --sigv4 signs each request with its own: leave"),
+        ({"headers": (("X-Amz-Date", "x"),)}, "--header 'X-Amz-Date': --sigv4 signs"),
+        ({"headers": (("X-Amz-Security-Token", "x"),)}, "--header 'X-Amz-Security-Token': --sigv4 signs"),
         ({"payloads": ()}, "--sigv4: an endpoint does not tell what its model takes: give requests with --payload"),
     ],
 )
@@ -154,6 +159,14 @@ def test_what_cannot_be_signed_is_told_before_anything_is_sent(keys: dict[str, A
     with pytest.raises(UsageError) as raised:
         check(LoadSpec(**(fine | keys)))
     assert told in str(raised.value)
+
+
+def test_a_gateways_key_is_no_endpoints(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = LoadSpec("https://h/invocations", protocol="invocations", payloads=("p",), sigv4=REGION)
+    assert Address.of(spec, Credentials(api_key="k")).headers(spec, {"Host": "h"}) == {"Host": "h"}
+    options = ["--protocol", "invocations", "--payload", __file__, "--sigv4", REGION, "--api-key-file", __file__]
+    assert main(["run", "https://127.0.0.1:1/invocations", *options]) == ExitCode.USAGE
+    assert "--api-key-file: --sigv4 signs each request instead: leave one of them out" in capsys.readouterr().err
 
 
 # Keys that end.

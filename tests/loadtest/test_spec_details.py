@@ -196,6 +196,8 @@ def test_a_running_server_has_one_address_with_its_scheme(catalogue: Catalogue) 
     keys: dict[str, Any] = {"launcher": {"kind": "url"}, "model": "adder"}
     bare = faults_of(catalogue, candidates=[{"url": "127.0.0.1:1"}], **keys)
     assert bare == ["s: candidates[0]: url: '127.0.0.1:1': expected an address that begins with http:// or https://"]
+    (secret,) = faults_of(catalogue, candidates=[{"url": "http://me:word@h:1"}], **keys)
+    assert secret.startswith("s: candidates[0]: url: target: a user and password in a URL are not sent: leave them out")
     twice = faults_of(catalogue, candidates=[{"url": "http://h"}, {"url": "http://h/"}], **keys)
     assert twice == ["s: candidates: listed twice: http://h"]
 
@@ -396,14 +398,23 @@ def test_the_command_line_goes_before_the_file(catalogue: Catalogue) -> None:
         ("usd", -1.0, "--max-usd: got -1.0, expected a number of at least 0"),
         ("usd", float("nan"), "--max-usd: got nan, expected a finite number of at least 0"),
         ("usd", float("inf"), "--max-usd: got inf, expected a finite number of at least 0"),
-        ("target_rps", float("nan"), "--target-rps: got nan, expected a finite number greater than 0"),
-        ("target_rps", float("inf"), "--target-rps: got inf, expected a finite number greater than 0"),
+        ("target_rps", 1e300, "--target-rps: got 1e+300, expected a number greater than 0, at most 1000000000"),
+        ("target_rps", float("nan"), "--target-rps: got nan, expected a finite number greater than 0, at most 1000000000"),
+        ("target_rps", float("inf"), "--target-rps: got inf, expected a finite number greater than 0, at most 1000000000"),
     ],
 )
 def test_the_command_line_takes_what_the_file_takes(catalogue: Catalogue, option: str, value: float, expected: str) -> None:
     with pytest.raises(UsageError) as raised:
         limited(parsed(catalogue), **{"minutes": None, "usd": None, "target_rps": None, option: value})
     assert str(raised.value) == expected
+
+
+def test_what_a_fleet_is_made_of_can_be_counted(catalogue: Catalogue) -> None:
+    priced = {"backend": {"kind": "synthetic"}, "price_source": "mine"}
+    candidates = [{**priced, "usd_per_hour": 1e300}, {**priced, "usd_per_hour": 1, "max_count": 10**400}]
+    first, second = faults_of(catalogue, candidates=candidates)
+    assert first.endswith("usd_per_hour: 1e+300: expected a number greater than 0, at most 1000000000, or null")
+    assert second.endswith("expected a whole number from 1 to 1000000000, or null")
 
 
 def test_money_and_rates_are_finite(catalogue: Catalogue) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from loadtest.errors import TargetError
+from loadtest.errors import TargetError, UsageError
 from loadtest.load.dialler import Dialler
 from loadtest.load.target import Address, model_name
 from loadtest.results import LoadSpec, Protocol
@@ -65,6 +65,39 @@ def test_the_url_of_an_address_of_ipv6_has_brackets() -> None:
     failure = ssl.SSLError(1, "no")
     failure.reason = "HTTP_REQUEST"
     assert Dialler("::1", 8443, tls=True, protocols=("h2",), timeout_s=1).failed(failure).startswith("grpcs://[::1]:8443: ")
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://h", "/invocations"), ("http://h/", "/invocations"), ("http://h?a=1", "/invocations?a=1"),
+        ("http://h/?a=1", "/invocations?a=1"), ("http://h/predict/", "/predict/"), ("h/predict/?a=1", "/predict/?a=1"),
+        ("http://h/a b/%20/ü?q=x y", "/a%20b/%20/%C3%BC?q=x%20y"), ("http://h/a+b/@:~?x=[1],2", "/a+b/@:~?x=[1],2"),
+    ],
+)  # fmt: skip
+def test_the_url_of_invocations_is_sent_as_it_is_but_percent_encoded(target: str, path: str) -> None:
+    assert Address.of(LoadSpec(target, protocol="invocations")).path == path
+
+
+def test_a_path_before_that_of_the_protocol_is_percent_encoded_and_ends_without_a_slash() -> None:
+    assert Address.of(LoadSpec("http://h/a b/")).model_path("m", "") == "/a%20b/v2/models/m"
+    assert Address.of(LoadSpec("http://h/")).model_path("m", "") == "/v2/models/m"
+    assert Address.of(LoadSpec("http://bücher.example/")).authority == "xn--bcher-kva.example"
+
+
+@pytest.mark.parametrize(
+    ("target", "protocol"), [("http://h/?a=1", "rest-json"), ("h?a", "rest-binary"), ("h:1/a", "grpc"), ("h:1?a", "grpc")]
+)
+def test_what_would_not_be_sent_of_a_url_is_refused(target: str, protocol: Protocol) -> None:
+    with pytest.raises(UsageError, match=f"expected (http|grpc)://HOST:PORT for protocol {protocol}"):
+        Address.of(LoadSpec(target, protocol=protocol))
+
+
+@pytest.mark.parametrize("target", ["http://me:secret@h", "https://me:secret@h:99999/", "me:secret@h?a", "ftp://me:secret@[h"])
+def test_a_password_in_a_url_is_refused_and_not_shown(target: str) -> None:
+    with pytest.raises(UsageError, match=r"a user and password in a URL are not sent: .* --header") as raised:
+        Address.of(LoadSpec(target))
+    assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class _Started:
 
 
 class Ec2:
-    """Starts a machine per candidate. aws, pack, clock, now: what only tests override."""
+    """Starts a machine per candidate. aws, pack, clock: what only tests override."""
 
     paid = True
     start_s = START_S
@@ -91,7 +91,6 @@ class Ec2:
         aws: Aws | None = None,
         pack: Pack = packed,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Raises: OSError, if wheel or locks cannot be read."""
         self._wanted = wanted
@@ -99,7 +98,6 @@ class Ec2:
         self._budget = budget
         self._aws = aws or Aws(wanted.region)
         self._pack = pack
-        self._now = now
         self._place: Machines | None = None  # as preflight saw it
         self._number = 0
         self.left_behind: list[str] = []
@@ -107,7 +105,7 @@ class Ec2:
         self.parallel = wanted.parallel
         self.purse = Purse(budget.usd, clock=clock)
         self.beside_usd_per_hour = catalogue.price(wanted.generator, "ec2").usd_per_hour
-        run = Run.lasting(secrets.token_hex(4), now(), budget.minutes * 60)
+        run = Run.lasting(secrets.token_hex(4), datetime.now(UTC), budget.minutes * 60)
         self._site = Site(
             run=run,
             region=wanted.region,
@@ -297,7 +295,7 @@ class Ec2:
 
     @property
     def _lasts_s(self) -> float:
-        return max(60.0, (self._site.run.expires - self._now()).total_seconds())
+        return max(60.0, (self._site.run.expires - datetime.now(UTC)).total_seconds())
 
     def _machine(self, name: str, candidate: CandidateSetup, document: dict[str, Any], package: Sent) -> dict[str, Any]:
         config = parse_config(document, source=candidate.name)

@@ -37,7 +37,7 @@ _LAST_LINES: Final = 3
 
 
 class SageMaker:
-    """Starts an endpoint per candidate. aws, pack, clock, now: what only tests override."""
+    """Starts an endpoint per candidate. aws, pack, clock: what only tests override."""
 
     paid = True
     start_s = START_S
@@ -53,7 +53,6 @@ class SageMaker:
         aws: Aws | None = None,
         pack: Pack = packed,
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._wanted = wanted
         self._catalogue = catalogue
@@ -67,7 +66,7 @@ class SageMaker:
         self._left: dict[str, list[Piece]] = {}  # of endpoints, which are tried again
         self.parallel = wanted.parallel
         self.purse = Purse(budget.usd, clock=clock)
-        self._run = Run.lasting(secrets.token_hex(4), now(), budget.minutes * 60)
+        self._run = Run.lasting(secrets.token_hex(4), datetime.now(UTC), budget.minutes * 60)
 
     def __repr__(self) -> str:
         return f"<SageMaker run {self._run.id} in {self._aws.region}, {self._number} starts, {self.purse!r}>"

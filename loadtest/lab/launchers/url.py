@@ -5,6 +5,7 @@ import json
 import urllib.error
 from collections.abc import Sequence
 from dataclasses import replace
+from http.client import HTTPException
 from typing import Any
 
 from gateway.errors import GatewayError
@@ -104,7 +105,7 @@ def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
             raise TargetError(f"{url}: {exc}") from exc
     except GatewayError as exc:  # its words begin with the address
         raise TargetError(exc.message) from exc
-    except (OSError, ValueError) as exc:  # URLError is an OSError
+    except (OSError, ValueError, HTTPException) as exc:  # URLError is an OSError; others where it does not speak HTTP
         raise TargetError(f"{url}: {exc}") from exc
     if not isinstance(found, dict):
         raise TargetError(f"{url}: expected a JSON object")

@@ -28,7 +28,7 @@ _END_S: Final = 5.0  # of a job's process that was told to end
 _TAKEN: Final = "PreconditionFailed"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Working:
     """A job's process, which is read from at once. outcome: what it told at last."""
 

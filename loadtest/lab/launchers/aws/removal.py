@@ -39,7 +39,7 @@ class Piece:
         return f"{self.kind} s3://{self.bucket}/{self.name}" if self.bucket else f"{self.kind} {self.name}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Left:
     """What there is of a run, or of several. unseen: what was not looked at to its end, such as EC2 -> why."""
 

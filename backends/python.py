@@ -48,7 +48,6 @@ from backends.base import (
 )
 from backends.datatypes import NUMPY, normalised
 from backends.early_failure import EarlyFailure
-from backends.parameters import parameters_of
 from backends.signatures import (
     ANY_OUTPUT,
     FORM,
@@ -352,10 +351,14 @@ class PythonSession:
         self._instance = instance
         self._signature = signature
         self._outputs = spec.output_by_name or None
-        self._takes_parameters = signature.style == "dict" and takes_parameters(predict, 2)
         # Of other classes, methods of these names may be anything.
         execute = instance if isinstance(instance, triton_python.ExecuteAdapter) else None
         self._declared = execute.declared if execute is not None else None
+        self._parameters_of: Callable[[Mapping[str, Any]], Mapping[str, object]] | None = None
+        if signature.style == "dict" and takes_parameters(predict, 2):
+            from backends.parameters import parameters_of  # what few gateways need
+
+            self._parameters_of = parameters_of if execute is None else dict
         self.cancel = execute.cancel if execute is not None else None
 
     def run(self, inputs: Tensors, parameters: Mapping[str, object]) -> Tensors:
@@ -383,9 +386,7 @@ class PythonSession:
 
     def _asked(self, predict: Callable[..., Any], inputs: Tensors, parameters: Mapping[str, object]) -> Any:
         """What a `predict` of style `dict` gives."""
-        if not self._takes_parameters:
-            return predict(inputs)
-        return predict(inputs, parameters if self._declared is not None else parameters_of(parameters))
+        return predict(inputs) if self._parameters_of is None else predict(inputs, self._parameters_of(parameters))
 
     def _kept(self, outputs: Tensors) -> Tensors:
         if self._outputs is None:

@@ -106,7 +106,8 @@ class Outlook(msgspec.Struct, kw_only=True):
 
     workers: that are alive. rows: of a batch. spare: that may wait beyond whole batches. busy: share of its expected time that
     one that runs takes at the least. full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that
-    must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line.
+    must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line. stale_ns: when it
+    no longer holds of an empty queue, which is decided on anew only if one may wait.
     """
 
     workers: int
@@ -118,6 +119,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     least_ns: float
     pace: Expected
     together: bool
+    stale_ns: int
 
 
 class Queue:

@@ -448,7 +448,7 @@ class Batcher(Untold):
             else:
                 self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
                 yields = waiting - rest > self.max_rows and state.requests > 1
-                queue.take_rows(rest, (state.behind(entries[0], now_ns), self._sequence) if yields else None)
+                queue.take_rows(rest, (state.behind(entries[0], now_ns, self._row_ns), self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows
@@ -467,7 +467,7 @@ class Batcher(Untold):
 
     def _retry_after_s(self) -> float | None:
         """The time in which what waits now will have been served."""
-        return self._state.rows * self._row_ns / max(1, self._state.workers) / 1e9 if self._row_ns else None
+        return self._state.served_ns(self._row_ns) / 1e9 if self._row_ns else None
 
 
 def _urgency(queue: Queue) -> tuple[int, int]:

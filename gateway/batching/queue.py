@@ -395,12 +395,19 @@ class State:
                     return found
         return []
 
-    def behind(self, entry: Entry, now_ns: int) -> int:
+    def served_ns(self, row_ns: float) -> float:
+        """The time in which what waits now will have been served. row_ns: what a row takes."""
+        return self.rows * row_ns / max(1, self.workers)
+
+    def behind(self, entry: Entry, now_ns: int, row_ns: float) -> int:
         """The key by which the rest of a request lets those pass that wait, but none that comes later: else it might never end.
 
-        Not those that it would stand before, did it come now: lower classes, and those with more time.
+        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, once all
+        that waits takes more than half of the time to its deadline: else it would be late for them, who would not be.
         """
         key, _, deadline_ns, _, request = entry
+        if now_ns + 2 * self.served_ns(row_ns) > deadline_ns:
+            return key
         anew = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
         for queue in self.queues.values():
             key = queue.last_before(anew, key)

@@ -327,9 +327,9 @@ class Batcher(Untold):
             decision = made or self._policy.decide(queue, state, now_ns, free_slots)
             queue.outlook = decision.outlook
             if decision.shed:
-                self._shed(queue, decision.shed, shed)
+                self._shed(queue, decision.shed, now_ns, shed)
             for more in decision.fill:
-                self._shed(more.queue, more.shed, shed)
+                self._shed(more.queue, more.shed, now_ns, shed)
             if (decision.rows and queue.entries) or any(more.rows for more in decision.fill):
                 self._close(queue, decision, now_ns, batches)
                 return 0
@@ -376,16 +376,16 @@ class Batcher(Untold):
         told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
-            if deadline_ns < now_ns:
+            if deadline_ns < now_ns or request in told:  # as other rows of it waited, for less: see `deadline_of`
                 self.cancel(request)
-                if request not in told:  # else other rows of it waited as well
+                if request not in told:
                     shed.append(Shed(request, too_late(request, deadline_ns, now_ns)))
         self._expires_ns = self._state.least_deadline_ns
         self._expires_ns = min([self._expires_ns, *[deadline_of(part.request, self._slo_ns) for part in self._retries]])
 
-    def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[Shed]) -> None:
+    def _shed(self, queue: Queue, entries: Sequence[Entry], now_ns: int, shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
-        for entry in entries:
+        for entry in [entry for entry in entries if not self._state.begins(entry, now_ns)]:
             self._state.drop(queue, entry)
             shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
 

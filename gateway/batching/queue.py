@@ -373,6 +373,16 @@ class State:
         self.rows -= entry[3]
         self.requests -= 1
 
+    def begins(self, entry: Entry, now_ns: int) -> bool:
+        """Whether a part of this request has begun just now, or is tried: what becomes of the rest is seen once it has run."""
+        rows, request = entry[3:]
+        return rows < request.rows and any(
+            part.request is request
+            for batch in self.in_flight
+            if batch.closed_ns == now_ns or batch.reason == "probe"
+            for part in batch.parts
+        )
+
     def take_expired(self, now_ns: int) -> list[Entry]:
         """Take out those whose deadline has passed."""
         late = [entry for queue in self.queues.values() if queue.entries for entry in queue.expired(now_ns)]

@@ -288,6 +288,24 @@ def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
     assert reasons[-1] == "idle"
 
 
+def test_a_large_request_that_is_tried_is_not_shed_before_that_has_run() -> None:
+    batcher = batcher_of(fixed_ms=292, row_ms=1, workers=2, max_rows=8)
+    add(batcher, large := request(2000, rows=20))
+    step = batcher.step(2000 * MS, 2)
+    assert [batch.reason for batch in step.batches] == ["probe"]
+    add(batcher, another := request(2001))
+    later = batcher.step(2001 * MS, 1)
+    assert [asked for asked, _ in (*step.shed, *later.shed)] == [another]
+    left = large.rows
+    for now_ms in (2010, 2020, 2030):
+        for batch in step.batches:
+            batcher.finished(batch, now_ms * MS, 10 * MS, ok=True)
+            left -= batch.rows
+        step = batcher.step(now_ms * MS, 2)
+        assert not step.shed
+    assert not left
+
+
 @dataclass(frozen=True)
 class Tried:
     answered: int

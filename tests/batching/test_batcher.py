@@ -366,9 +366,11 @@ def test_a_retry_ends_at_its_deadline_although_no_worker_is_free() -> None:
     assert not batcher.has_work
 
 
-def test_a_request_that_expires_with_a_retry_and_other_rows_waiting_is_told_once() -> None:
-    large = request(0, rows=20, timeout_ms=5)
-    batcher = batcher_of(None, large)
+@pytest.mark.parametrize("reserved_ms", [0, 2])
+def test_a_request_that_expires_with_a_retry_and_other_rows_waiting_is_told_once(reserved_ms: int) -> None:
+    large = request(0, rows=20)
+    batcher = batcher_of(slo_ns=(5 + reserved_ms) * MS)
+    batcher.add(large, 0, reserved_ms * MS)
     (batch,) = batcher.step(0, 1).batches
     batcher.finished(batch, MS, MS, ok=False)
     batcher.retry(batch.parts[0], MS)

@@ -64,6 +64,8 @@ class Step(msgspec.Struct):
     wake_at_ns: int | None
 
 
+_LOOKED_AT: Final = 1024  # queues, for those that are asked at once: 32 of 32, 8 of 128
+_ASKED: Final = 4  # at least
 _NONE: Final[Sequence[Any]] = []  # of all steps that have none: two lists anew take longer than the step itself
 NOTHING: Final = Step(_NONE, _NONE, None)
 
@@ -316,10 +318,10 @@ class Batcher(Untold):
 
     def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed], made: Decision | None) -> int:
         """Close a batch of the most urgent queue that has one. 0: there was one; else when to ask again. made: on the only."""
-        state = self._state
+        state, told, more_wait = self._state, len(shed), False
         waiting: Collection[Queue] = state.queues.values()
         if len(waiting) > 1:
-            waiting = sorted([queue for queue in waiting if queue.entries], key=_urgency)
+            waiting, more_wait = _most_urgent(waiting, self._own_service is None)
         wake_at_ns = NEVER
         for queue in waiting:
             if not queue.entries:  # they were shed with another's
@@ -336,7 +338,7 @@ class Batcher(Untold):
             ask_at_ns = decision.wake_at_ns
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:
                 wake_at_ns = ask_at_ns
-        return wake_at_ns
+        return now_ns + 1 if more_wait and len(shed) > told else wake_at_ns
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         """Take a batch off the running ones. compute_ns: execution alone; ok: False if it failed or was lost."""
@@ -468,6 +470,17 @@ class Batcher(Untold):
     def _retry_after_s(self) -> float | None:
         """The time in which what waits now will have been served."""
         return self._state.served_ns(self._row_ns) / 1e9 if self._row_ns else None
+
+
+def _most_urgent(queues: Collection[Queue], learns: bool) -> tuple[Sequence[Queue], bool]:
+    """Those that are asked at once, in order, and whether more wait. learns: of a policy that does.
+
+    Such a policy looks at many queues to decide on one. So where many wait, others on the event loop have their turn between
+    decisions that shed; and while the most urgent are held, so are the others.
+    """
+    waiting = sorted([queue for queue in queues if queue.entries], key=_urgency)
+    most = max(_ASKED, _LOOKED_AT // max(1, len(waiting))) if learns else len(waiting)
+    return waiting[:most], len(waiting) > most
 
 
 def _urgency(queue: Queue) -> tuple[int, int]:

@@ -61,7 +61,7 @@ from gateway.batching.holding import THINNED, hold, pace
 from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, Inflows, View
 from gateway.batching.joining import filled, in_turn, joined
 from gateway.batching.line import Line, dealt
-from gateway.batching.overload import OVERLOADED, Plan, collected, feasible, missing_ns, outlook, plan
+from gateway.batching.overload import OVERLOADED, STALE_NS, Plan, collected, feasible, missing_ns, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
@@ -72,7 +72,6 @@ from gateway.batching.stances import PLANNED, Stance, decide_in
 
 _PRODUCTIVE: Final = 0.95
 _FRESH: Final = 0.85  # of the SLO: what Q(1) takes at most, or nobody would be in time but who has just come
-_STALE_NS: Final = 1_000_000_000  # since a batch of the queue ended: what was learned may hold no more
 _MANY: Final = 16  # rows more that wait, until it is looked for overload again before a worker is free
 _BETWEEN_TRIES: Final = 9  # times what the last took, while others need the worker
 
@@ -221,8 +220,7 @@ class Adaptive:
     def _decide(self, queue: Queue, stream: Inflow, state: State, now_ns: int, free_slots: int, alone: bool) -> Decision:
         """alone: whether no other queue has a part in the workers."""
         entries, waiting, busy = queue.entries, queue.rows, len(state.in_flight)
-        first = entries[0]
-        slo_ns, held = self._slo_ns, stream.held
+        first, slo_ns, held = entries[0], self._slo_ns, stream.held
         if held is not NOT_HELD and held.keeps(queue, busy, now_ns):
             if held.view is None:
                 return Decision(0, "hold", held.until_ns)
@@ -243,7 +241,7 @@ class Adaptive:
             if not waiting:
                 fresh_ns = slo_ns - state.reserved_ns
                 expected_ns = view.expected_ns(shed[-1][3])
-                stale = now_ns - stream.learned_ns >= _STALE_NS
+                stale = now_ns - stream.learned_ns >= STALE_NS
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
                     if tried and stream.own:
@@ -431,10 +429,11 @@ class Adaptive:
             if theirs not in told and theirs.curve.current().ready:
                 level = theirs.curve.level(view.busy + 1)  # of shapes that learn apart it is another
                 at = collected(theirs.curve, theirs.rate(view.now_ns), slo_ns, level * planned.margin)
-                told[theirs] = outlook(theirs.curve, level, Plan(at, planned.margin), view.workers, crowd)
+                told[theirs] = outlook(theirs.curve, level, Plan(at, planned.margin), view.workers, crowd, view.now_ns)
             other.outlook = told.get(theirs)
         usual = planned._replace(at=view.as_long(planned.at))
-        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, together=stream is self._line.stream)
+        together = stream is self._line.stream
+        return planned.at, outlook(curve, view.level, usual, view.workers, crowd, view.now_ns, together=together)
 
     def _least_work(self, state: State, view: View, slo_ns: int) -> float:
         """Workers that all queues keep busy, the lengths of each shape apart or padded to the longest, whichever is less."""

@@ -64,6 +64,8 @@ class Step(msgspec.Struct):
     wake_at_ns: int | None
 
 
+_LOOKED_AT: Final = 1024  # queues, for those that are asked at once: 32 of 32, 8 of 128
+_ASKED: Final = 4  # at least
 _NONE: Final[Sequence[Any]] = []  # of all steps that have none: two lists anew take longer than the step itself
 NOTHING: Final = Step(_NONE, _NONE, None)
 
@@ -316,10 +318,10 @@ class Batcher(Untold):
 
     def _close_one(self, now_ns: int, free_slots: int, batches: list[Batch], shed: list[Shed], made: Decision | None) -> int:
         """Close a batch of the most urgent queue that has one. 0: there was one; else when to ask again. made: on the only."""
-        state = self._state
+        state, told, more_wait = self._state, len(shed), False
         waiting: Collection[Queue] = state.queues.values()
         if len(waiting) > 1:
-            waiting = sorted([queue for queue in waiting if queue.entries], key=_urgency)
+            waiting, more_wait = _most_urgent(waiting, self._own_service is None)
         wake_at_ns = NEVER
         for queue in waiting:
             if not queue.entries:  # they were shed with another's
@@ -327,16 +329,16 @@ class Batcher(Untold):
             decision = made or self._policy.decide(queue, state, now_ns, free_slots)
             queue.outlook = decision.outlook
             if decision.shed:
-                self._shed(queue, decision.shed, shed)
+                self._shed(queue, decision.shed, now_ns, shed)
             for more in decision.fill:
-                self._shed(more.queue, more.shed, shed)
+                self._shed(more.queue, more.shed, now_ns, shed)
             if (decision.rows and queue.entries) or any(more.rows for more in decision.fill):
                 self._close(queue, decision, now_ns, batches)
                 return 0
             ask_at_ns = decision.wake_at_ns
             if ask_at_ns is not None and ask_at_ns < wake_at_ns:
                 wake_at_ns = ask_at_ns
-        return wake_at_ns
+        return now_ns + 1 if more_wait and len(shed) > told else wake_at_ns
 
     def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None:
         """Take a batch off the running ones. compute_ns: execution alone; ok: False if it failed or was lost."""
@@ -376,16 +378,16 @@ class Batcher(Untold):
         told = {request for request, _ in shed} if self._retries else ()
         for request in {part.request: None for part in self._retries}:
             deadline_ns = deadline_of(request, self._slo_ns)
-            if deadline_ns < now_ns:
+            if deadline_ns < now_ns or request in told:  # as other rows of it waited, for less: see `deadline_of`
                 self.cancel(request)
-                if request not in told:  # else other rows of it waited as well
+                if request not in told:
                     shed.append(Shed(request, too_late(request, deadline_ns, now_ns)))
         self._expires_ns = self._state.least_deadline_ns
         self._expires_ns = min([self._expires_ns, *[deadline_of(part.request, self._slo_ns) for part in self._retries]])
 
-    def _shed(self, queue: Queue, entries: Sequence[Entry], shed: list[Shed]) -> None:
+    def _shed(self, queue: Queue, entries: Sequence[Entry], now_ns: int, shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
-        for entry in entries:
+        for entry in [entry for entry in entries if not self._state.begins(entry, now_ns)]:
             self._state.drop(queue, entry)
             shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
 
@@ -448,7 +450,7 @@ class Batcher(Untold):
             else:
                 self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
                 yields = waiting - rest > self.max_rows and state.requests > 1
-                queue.take_rows(rest, (state.behind(entries[0], now_ns), self._sequence) if yields else None)
+                queue.take_rows(rest, (state.behind(entries[0], now_ns, self._row_ns), self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows
@@ -467,7 +469,18 @@ class Batcher(Untold):
 
     def _retry_after_s(self) -> float | None:
         """The time in which what waits now will have been served."""
-        return self._state.rows * self._row_ns / max(1, self._state.workers) / 1e9 if self._row_ns else None
+        return self._state.served_ns(self._row_ns) / 1e9 if self._row_ns else None
+
+
+def _most_urgent(queues: Collection[Queue], learns: bool) -> tuple[Sequence[Queue], bool]:
+    """Those that are asked at once, in order, and whether more wait. learns: of a policy that does.
+
+    Such a policy looks at many queues to decide on one. So where many wait, others on the event loop have their turn between
+    decisions that shed; and while the most urgent are held, so are the others.
+    """
+    waiting = sorted([queue for queue in queues if queue.entries], key=_urgency)
+    most = max(_ASKED, _LOOKED_AT // max(1, len(waiting))) if learns else len(waiting)
+    return waiting[:most], len(waiting) > most
 
 
 def _urgency(queue: Queue) -> tuple[int, int]:

@@ -137,7 +137,7 @@ def _foresee(
         at = collected(curve, rate, slo_ns, level)
         crowd = rate / curve.rates[at] * curve.level(workers) / workers if curve.ready else 0.0
         if crowd > OVERLOADED:
-            ahead = outlook(curve, level, Plan(at, 1.0), workers, crowd, together=True)
+            ahead = outlook(curve, level, Plan(at, 1.0), workers, crowd, now_ns, together=True)
             ahead.full_ns = ahead.least_ns = slo_ns
             ahead.due_ns = ahead.pace.margin * slo_ns
     for each in state.queues.values():

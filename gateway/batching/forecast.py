@@ -123,15 +123,24 @@ def _free_ns(
     return streams.free_ns(ages_ns, others_ns, ahead)
 
 
-def _curve(service: ServiceModel, group: Hashable) -> ServiceCurve | None:
-    """The group's own curve, else the nearest that is known: asking must not make curves, as clients choose shapes."""
+def _curve(service: ServiceModel, group: Hashable, nearest: dict[int, ServiceCurve] | None = None) -> ServiceCurve | None:
+    """The group's own curve, else the nearest that is known: asking must not make curves, as clients choose shapes.
+
+    nearest: by length, as found before, where many groups are asked for.
+    """
     curve = service.curves.get(group)
     if curve is not None and curve.ready:
         return curve
     if isinstance(group, LengthGroup):
+        length = group.length
+        if nearest and length in nearest:
+            return nearest[length]
         known = [(other, found) for other, found in service.curves.items() if found.ready and isinstance(other, LengthGroup)]
         if known:
-            return min(known, key=lambda item: abs(item[0].length - group.length))[1]
+            curve = min(known, key=lambda item: abs(item[0].length - length))[1]
+            if nearest is not None:
+                nearest[length] = curve
+            return curve
     like = service.like()
     return like if like.ready else None
 
@@ -155,10 +164,11 @@ def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
 def _others_ns(service: ServiceModel, state: State, group: Hashable, busy: int, slo_ns: int | None, key: int | None) -> float:
     """Worker time of what waits in other queues, with so many workers busy. key: as `forecast` has it."""
     time_ns, looked_at = 0.0, 0
+    nearest: dict[int, ServiceCurve] = {}
     for queue in islice(state.queues.values(), QUEUES):
         if queue.rows and queue.group != group:
             looked_at += queue.rows
-            curve = _curve(service, queue.group)
+            curve = _curve(service, queue.group, nearest)
             if curve is not None:
                 level = curve.level(busy)
                 cap = _cap(curve, level, slo_ns)

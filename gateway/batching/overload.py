@@ -27,6 +27,7 @@ from gateway.batching.queue import NEVER, Expected, LengthGroup, Outlook, Queue,
 from gateway.batching.service_curve import ServiceCurve
 from gateway.types import InferRequest
 
+STALE_NS: Final = 1_000_000_000  # after which what was told of a queue may hold no more
 OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
@@ -72,7 +73,9 @@ def collected(curve: ServiceCurve, rate: float, slo_ns: int, quantile: float) ->
     return low
 
 
-def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, *, together: bool = False) -> Outlook:
+def outlook(
+    curve: ServiceCurve, level: float, planned: Plan, workers: int, crowd: float, now_ns: int, *, together: bool = False
+) -> Outlook:
     """crowd: times what the workers can do, that comes."""
     rows = curve.sizes[planned.at]
     # The more ask for one place, the less is lost if one does not wait for a worker that frees sooner than most do.
@@ -89,6 +92,7 @@ def outlook(curve: ServiceCurve, level: float, planned: Plan, workers: int, crow
         least_ns=planned.margin * curve.shape[curve.at(max(1, int(rows - sqrt(rows))))] * level,
         pace=pace,
         together=together,
+        stale_ns=now_ns + STALE_NS,
     )
 
 
@@ -98,7 +102,7 @@ def in_stance(view: View, slo_ns: int) -> Outlook | None:
     crowd = view.rate / view.curve.rates[at] * view.level / view.workers
     if crowd <= OVERLOADED:
         return None
-    return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd)
+    return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd, view.now_ns)
 
 
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
@@ -107,7 +111,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
     Only one that stands last in line is refused: others may take the place of those behind them.
     """
     entries, running = queue.entries, state.in_flight
-    if len(running) < ahead.workers or (entries and entries[-1][0] > key):
+    if len(running) < ahead.workers or (entries[-1][0] > key if entries else now_ns >= ahead.stale_ns):
         return 0.0
     several = len(state.queues) > 1
     if several and not ahead.together:

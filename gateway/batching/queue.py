@@ -106,7 +106,8 @@ class Outlook(msgspec.Struct, kw_only=True):
 
     workers: that are alive. rows: of a batch. spare: that may wait beyond whole batches. busy: share of its expected time that
     one that runs takes at the least. full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that
-    must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line.
+    must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line. stale_ns: when it
+    no longer holds of an empty queue, which is decided on anew only if one may wait.
     """
 
     workers: int
@@ -118,6 +119,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     least_ns: float
     pace: Expected
     together: bool
+    stale_ns: int
 
 
 class Queue:
@@ -371,6 +373,16 @@ class State:
         self.rows -= entry[3]
         self.requests -= 1
 
+    def begins(self, entry: Entry, now_ns: int) -> bool:
+        """Whether a part of this request has begun just now, or is tried: what becomes of the rest is seen once it has run."""
+        rows, request = entry[3:]
+        return rows < request.rows and any(
+            part.request is request
+            for batch in self.in_flight
+            if batch.closed_ns == now_ns or batch.reason == "probe"
+            for part in batch.parts
+        )
+
     def take_expired(self, now_ns: int) -> list[Entry]:
         """Take out those whose deadline has passed."""
         late = [entry for queue in self.queues.values() if queue.entries for entry in queue.expired(now_ns)]
@@ -393,12 +405,19 @@ class State:
                     return found
         return []
 
-    def behind(self, entry: Entry, now_ns: int) -> int:
+    def served_ns(self, row_ns: float) -> float:
+        """The time in which what waits now will have been served. row_ns: what a row takes."""
+        return self.rows * row_ns / max(1, self.workers)
+
+    def behind(self, entry: Entry, now_ns: int, row_ns: float) -> int:
         """The key by which the rest of a request lets those pass that wait, but none that comes later: else it might never end.
 
-        Not those that it would stand before, did it come now: lower classes, and those with more time.
+        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, once all
+        that waits takes more than half of the time to its deadline: else it would be late for them, who would not be.
         """
         key, _, deadline_ns, _, request = entry
+        if now_ns + 2 * self.served_ns(row_ns) > deadline_ns:
+            return key
         anew = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
         for queue in self.queues.values():
             key = queue.last_before(anew, key)

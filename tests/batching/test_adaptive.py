@@ -288,6 +288,24 @@ def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
     assert reasons[-1] == "idle"
 
 
+def test_a_large_request_that_is_tried_is_not_shed_before_that_has_run() -> None:
+    batcher = batcher_of(fixed_ms=292, row_ms=1, workers=2, max_rows=8)
+    add(batcher, large := request(2000, rows=20))
+    step = batcher.step(2000 * MS, 2)
+    assert [batch.reason for batch in step.batches] == ["probe"]
+    add(batcher, another := request(2001))
+    later = batcher.step(2001 * MS, 1)
+    assert [asked for asked, _ in (*step.shed, *later.shed)] == [another]
+    left = large.rows
+    for now_ms in (2010, 2020, 2030):
+        for batch in step.batches:
+            batcher.finished(batch, now_ms * MS, 10 * MS, ok=True)
+            left -= batch.rows
+        step = batcher.step(now_ms * MS, 2)
+        assert not step.shed
+    assert not left
+
+
 @dataclass(frozen=True)
 class Tried:
     answered: int
@@ -296,16 +314,22 @@ class Tried:
     busy: float  # of one worker's time, with them
 
 
-def beside_another(wrong: str, *, known_ms: float, takes_ms: float, workers: int) -> Tried:
-    """Requests of a shape that is known to take so long, 20 a second, beside one that keeps the workers busy. SLO 100 ms."""
+def beside_another(
+    wrong: str, *, takes_ms: float, workers: int, known_ms: float = 0, first_ms: float = 0, per_s: int = 200, seconds: int = 20
+) -> Tried:
+    """Requests of a shape, 19 a second, beside so many for each worker of one that keeps them busy. SLO 100 ms.
+
+    known_ms: what it is known to take; 0: nothing is known. first_ms: of its first run.
+    """
     policy = Adaptive()
     batcher = Batcher(policy, max_rows=8, workers=workers, slo_ns=100 * MS)
-    policy.service.restore(kept_model({"other": kept_curve(9, 1, 8), wrong: kept_curve(known_ms, 1, 8)}))
+    known = {wrong: kept_curve(known_ms, 1, 8)} if known_ms else {}
+    policy.service.restore(kept_model({"other": kept_curve(9, 1, 8)} | known))
     running: list[tuple[int, int, Batch]] = []
     answered, refused, ran_ns, last_ns, gap_ns, started = 0, 0, 0, 0, 0, 0
-    for now_ns in range(0, 20_000 * MS, MS):
-        comes = ["other"] * (not now_ns % (5 * MS // workers)) + [wrong] * (now_ns % (50 * MS) == 13 * MS)
-        for shape in comes:
+    for now_ns in range(0, seconds * 1000 * MS, MS):
+        others = now_ns * per_s * workers % 10**9 < per_s * workers * MS
+        for shape in ["other"] * others + [wrong] * (now_ns % (53 * MS) == 13 * MS):
             try:
                 batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key=shape), now_ns)
             except Overloaded:
@@ -321,7 +345,9 @@ def beside_another(wrong: str, *, known_ms: float, takes_ms: float, workers: int
         refused += sum(asked.shape_key == wrong for asked, _ in step.shed)
         for batch in step.batches:
             started += 1
-            takes = takes_ms if batch.group == wrong else 10
+            takes = 10.0
+            if batch.group == wrong:
+                takes, first_ms = first_ms or takes_ms, 0
             heapq.heappush(running, (now_ns + round(takes * MS), started, batch))
     return Tried(answered, refused, max(gap_ns, now_ns - last_ns) / MS, ran_ns / now_ns)
 
@@ -331,6 +357,11 @@ def test_a_shape_that_was_learned_too_slow_is_found_out_while_others_keep_the_wo
     tried = beside_another("b", known_ms=400, takes_ms=10, workers=workers)
     assert tried.answered >= 0.75 * 400
     assert tried.refused <= 6 * 20  # in the first seconds
+
+
+@pytest.mark.parametrize("first_ms", [60, 300])
+def test_a_shape_that_was_slow_once_is_served_beside_more_of_another_than_can_be_done(first_ms: float) -> None:
+    assert beside_another("b", first_ms=first_ms, takes_ms=5, workers=1, per_s=1000, seconds=4).answered > 10
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -157,6 +157,30 @@ def test_a_large_request_that_is_due_is_passed_by_those_that_wait_and_by_none_th
     assert order[:5] == [[large], [wait[0]], [wait[1]], [large], [large]]
 
 
+@pytest.mark.parametrize("slo_ms", [150, 1500])
+@pytest.mark.parametrize("policy", ["greedy", "adaptive"])
+def test_a_large_request_lets_others_pass_while_it_has_the_time_for_it(policy: str, slo_ms: int) -> None:
+    """Batches take 10 ms. In each of these 6 rows come, beside a request that takes 6 batches."""
+    batcher = batcher_of(POLICIES[policy](Batching()), slo_ns=slo_ms * MS)
+    large, left, ended_ms, waited_ms = request(100, rows=48), 48, 0, 0
+    for now_ms in range(0, 1000, 10):
+        for one in [request(now_ms) for _ in range(6)] + [large] * (now_ms == 100):
+            batcher.add(one, now_ms * MS)
+        step = batcher.step(now_ms * MS, 1)
+        assert not step.shed
+        (batch,) = step.batches
+        batcher.finished(batch, (now_ms + 10) * MS, 10 * MS, True)
+        for part in batch.parts:
+            if part.request is large:
+                left -= part.rows
+                ended_ms = now_ms + 10
+            else:
+                waited_ms = max(waited_ms, now_ms + 10 - part.request.arrival_ns // MS)
+    assert not left
+    assert ended_ms <= 100 + slo_ms
+    assert waited_ms <= (100 if slo_ms == 150 else 30)
+
+
 def test_a_request_that_fits_a_batch_is_never_split() -> None:
     batches = batcher_of(None, request(rows=5), request(rows=5), request(rows=8), request(rows=1)).step(0, 9).batches
     assert [batch.rows for batch in batches] == [5, 5, 8, 1]
@@ -342,9 +366,11 @@ def test_a_retry_ends_at_its_deadline_although_no_worker_is_free() -> None:
     assert not batcher.has_work
 
 
-def test_a_request_that_expires_with_a_retry_and_other_rows_waiting_is_told_once() -> None:
-    large = request(0, rows=20, timeout_ms=5)
-    batcher = batcher_of(None, large)
+@pytest.mark.parametrize("reserved_ms", [0, 2])
+def test_a_request_that_expires_with_a_retry_and_other_rows_waiting_is_told_once(reserved_ms: int) -> None:
+    large = request(0, rows=20)
+    batcher = batcher_of(slo_ns=(5 + reserved_ms) * MS)
+    batcher.add(large, 0, reserved_ms * MS)
     (batch,) = batcher.step(0, 1).batches
     batcher.finished(batch, MS, MS, ok=False)
     batcher.retry(batch.parts[0], MS)

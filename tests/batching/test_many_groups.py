@@ -6,33 +6,39 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
+from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher, Step
 from gateway.batching.policies import POLICIES
 from gateway.batching.queue import LengthGroup
 from gateway.batching.replay import replay
 from gateway.batching.service_model import ServiceModel
-from gateway.config import Batching
+from gateway.config import Batching, Ragged
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from tests.batching.curves import MS, kept_curve, kept_model
 from tests.batching.test_recording import Driver, read, recorder, same
 
+RAGGED = Ragged(pad={"x": 0.0})
 CALLS = 8000  # of Python functions, at most: some 25 for each of 256 groups, and one for each that waits
 
 
-def lane(*, slo_ms: float | None = 3000, workers: int = 1, policy: str = "adaptive") -> Batcher:
+def lane(*, slo_ms: float | None = 3000, workers: int = 1, policy: str = "adaptive", lengths: bool = False) -> Batcher:
     """Of a model that takes 3 + 0.1 n ms."""
     slo_ns = None if slo_ms is None else round(slo_ms * MS)
-    batcher = Batcher(POLICIES[policy](Batching()), max_rows=8, workers=workers, slo_ns=slo_ns)
-    batcher.service.restore(kept_model({None: kept_curve(3, 0.1, 8)}))
-    batcher.service.curve(None)
+    batcher = Batcher(
+        POLICIES[policy](Batching()), max_rows=8, workers=workers, slo_ns=slo_ns, ragged=RAGGED if lengths else None
+    )
+    known = LengthGroup(0, 8) if lengths else None
+    batcher.service.restore(kept_model({known: kept_curve(3, 0.1, 8)}))
+    batcher.service.curve(known)
     return batcher
 
 
-def asked(group: object, now_ns: int = 0, rows: int = 1) -> InferRequest:
-    return InferRequest("m", "1", "", {}, rows, now_ns, shape_key=group)
+def asked(group: object, now_ns: int = 0, rows: int = 1, length: int = 1) -> InferRequest:
+    return InferRequest("m", "1", "", {"x": np.zeros((rows, length))}, rows, now_ns, shape_key=group)
 
 
 def calls(do: Callable[[], object]) -> int:
@@ -73,11 +79,49 @@ def test_what_is_done_at_once_is_bounded_however_many_groups_wait(slo_ms: float 
     assert calls(lambda: steps.append(batcher.step(4 * MS, 1))) <= CALLS
     now_ns = 4 * MS
     while batcher.queue_requests:  # those that are told apart, and the others
-        batcher.finished(steps[-1].batches[0], now_ns, 3 * MS, True)
+        for batch in steps[-1].batches:
+            batcher.finished(batch, now_ns, 3 * MS, True)
         steps.append(batcher.step(now_ns, 1))
-        now_ns += 3 * MS
+        now_ns += 3 * MS if steps[-1].batches else 1
     answered = sum(len(batch.parts) for step in steps for batch in step.batches)
     assert answered == 701 if slo_ms != 40 else 10 < answered <= 14
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "late_ms", "workers", "lengths"),
+    [(None, 1, 4, True), (3000, 1, 4, True), (40, 1, 4, True), (40, 30, 1, False), (3000, 2985, 1, True)],
+)
+def test_a_step_looks_at_few_groups_where_many_are_late_or_several_workers_are_free(
+    slo_ms: float | None, late_ms: int, workers: int, lengths: bool
+) -> None:
+    batcher = lane(slo_ms=slo_ms, workers=workers, lengths=lengths)
+    for group in range(700):
+        length = (5, 30, 200)[group % 3]
+        batcher.add(asked(group // 3 if lengths else group, group * 1000, length=length), group * 1000)
+    running: list[Batch] = []
+    steps: list[Step] = []
+    now_ns, ended = late_ms * MS, 0
+
+    def step() -> None:
+        steps.append(batcher.step(now_ns, workers - len(running)))
+
+    def foresees() -> None:
+        batcher.forecast(asked("new", now_ns), now_ns, 0)
+
+    for _ in range(8):
+        assert calls(step) <= 6 * CALLS  # of few decisions
+        assert calls(foresees) <= CALLS
+        running += steps[-1].batches
+        ended += sum(len(batch.parts) for batch in steps[-1].batches) + len(steps[-1].shed)
+        if steps[-1].wake_at_ns == now_ns + 1:  # there are more to decide on
+            assert steps[-1].shed
+            now_ns += 1
+            continue
+        now_ns += 3 * MS
+        for batch in running:
+            batcher.finished(batch, now_ns, 3 * MS, True)
+        running = []
+    assert 8 <= ended == 700 - batcher.queue_requests
 
 
 def test_what_waits_in_many_groups_is_forecast_by_some_of_them() -> None:

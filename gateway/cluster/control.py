@@ -37,25 +37,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """One ingress replica. following: calls of it that are open. reports: version -> error, empty for success."""
+    """One ingress replica. following: open calls of `follow`. reports: version -> error by model, of those that failed."""
 
     following: int = 0
     seen_s: float = 0.0
-    reports: dict[int, str] = field(default_factory=dict)
+    reports: dict[int, dict[str, str]] = field(default_factory=dict)
 
-    def report_on(self, version: int) -> str | None:
-        """None: there is none yet. A report may be on several versions up to its own."""
-        return next((self.reports[reported] for reported in sorted(self.reports) if reported >= version), None)
+    def report_on(self, model: str, version: int) -> str | None:
+        """None: there is none yet; empty: it went well. A report may be on several versions up to its own."""
+        return next((self.reports[reported].get(model, "") for reported in sorted(self.reports) if reported >= version), None)
 
     def gone(self, now_s: float) -> bool:
         return not self.following and now_s - self.seen_s > _GONE_AFTER_S
 
 
-class _Wish(NamedTuple):
-    """What a model is to be. version: of its last change."""
+@dataclass(slots=True, eq=False)
+class _Wish:
+    """What a model is to be. version: of the change. failed: None, while it is under way. before: what clients wished then."""
 
     version: int
     loaded: bool
+    failed: bool | None = None
+    before: "_Wish | None" = None
 
     @property
     def load(self) -> int:
@@ -74,7 +77,6 @@ class ControlState:
         """now_ms: of a clock that the processes before this one had: replicas know their versions."""
         self._now_ms = now_ms
         self._version = 0
-        self._lifted: dict[int, int] = {}  # versions that were published here and have another number now
         self._wanted: dict[str, _Wish] = {}  # by model
         self._followers: dict[str, _Follower] = {}
         self._needed_until_s = 0.0
@@ -93,10 +95,12 @@ class ControlState:
         """
         if models is not None:
             self._wanted = {model: wish for model, wish in self._wanted.items() if model in models}
-        follower = self._followers.setdefault(ingress, _Follower())
-        follower.seen_s = time.monotonic()
+        now_s = time.monotonic()
+        # One that has only stood still comes back with all that it has reported.
+        self._followers = {each: at for each, at in self._followers.items() if not at.gone(now_s - _LOADED_AFTER_S)}
+        self._seen(ingress)
         if 0 < seen <= self._version:  # else this actor was restarted
-            await self.report(ingress, seen, "")
+            await self.report(ingress, seen, {})
 
     async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, int]]:
         """Wait for a version past `seen`, or a while; then that version, and of the models that changed since `_Wish.load`."""
@@ -109,14 +113,13 @@ class ControlState:
                 await self._change(_FOLLOW_S)
         finally:
             follower.following -= 1
-            follower.seen_s = time.monotonic()
-            self._needed_until_s = max(self._needed_until_s, follower.seen_s + _END_AFTER_S)
+            self._needed_until_s = max(self._needed_until_s, self._seen(ingress).seen_s + _END_AFTER_S)
         return self._version, {model: wish.load for model, wish in self._wanted.items() if wish.version > seen}
 
-    async def report(self, ingress: str, version: int, error: str) -> None:
-        """Say that everything up to `version` is applied. error: empty, or what went wrong."""
-        reports = self._followers.setdefault(ingress, _Follower()).reports
-        reports[version] = error
+    async def report(self, ingress: str, version: int, errors: dict[str, str]) -> None:
+        """Say that everything up to `version` is applied. errors: by model, of those where it went wrong."""
+        reports = self._seen(ingress).reports
+        reports[version] = errors
         for old in sorted(reports)[:-_REPORTS_KEPT]:
             del reports[old]
         self._tell()
@@ -126,15 +129,14 @@ class ControlState:
 
         seen, asked: as `follow` gave it. Returns the version there is then, and what it has otherwise: as `follow`.
         """
-        follower = self._followers.setdefault(ingress, _Follower())
-        follower.seen_s = time.monotonic()
-        follower.reports.setdefault(seen, "")
+        self._seen(ingress).reports.setdefault(seen, {})
         if seen > self._version:  # of a clock that was ahead of this one: replicas know that number
             self._version = seen + 1
-            self._lifted |= {wish.version: self._version for wish in self._wanted.values()}
-            self._wanted = {model: _Wish(self._version, wish.loaded) for model, wish in self._wanted.items()}
+            for wish in self._wanted.values():
+                if wish.failed is None:
+                    wish.version = self._version
         missing = asked.keys() - self._wanted.keys()
-        self._wanted |= {model: _Wish(asked[model] or self._version, asked[model] > 0) for model in missing}
+        self._wanted |= {model: _Wish(asked[model] or self._version, asked[model] > 0, failed=False) for model in missing}
         self._tell()
         return self._version, {model: wish.load for model, wish in self._wanted.items() if asked.get(model) != wish.load}
 
@@ -142,34 +144,48 @@ class ControlState:
         """Change the wanted state, wait until every follower has reported on it, and return their errors.
 
         Joins the last change of the model if that is to the same state and not reported on by all. Who starts later begins with
-        the last load that succeeded.
+        the last change that did not fail.
         """
         known = ingress in self._followers
         others_s = 0.0 if known else time.monotonic() + _FOLLOW_S  # this actor was made anew, and the others will come as well
-        version, wanted = before = self._wanted.get(model, _Wish(0, not loaded))
-        if not known or wanted != loaded or self._errors(version) is not None:
+        wish = self._wanted.get(model)
+        if not known or wish is None or wish.loaded != loaded or self._errors(model, wish) is not None:
             self._count_on()
-            version = self._version
-            self._wanted[model] = _Wish(version, loaded)
+            wish = self._wanted[model] = _Wish(self._version, loaded, before=wish)
             self._tell()
-        asks = self._followers.setdefault(ingress, _Follower())
-        asks.following += 1  # it is there, though it may not have found this actor yet
-        try:
-            while (errors := self._errors(version)) is None or time.monotonic() < others_s:
-                await self._change(_GONE_AFTER_S)
-        finally:
-            asks.following -= 1
-            asks.seen_s = time.monotonic()
-        if errors and before.load and self._wanted.get(model) == _Wish(self._lifted.get(version, version), loaded):
-            self._wanted[model] = before
-        return errors
+        asks = self._seen(ingress)
+        self._needed_until_s = max(self._needed_until_s, asks.seen_s + _END_AFTER_S)
+        asks.seen_s = max(asks.seen_s, others_s)  # it is there, though it may not have found this actor yet
+        while (errors := self._errors(model, wish)) is None or time.monotonic() < others_s:
+            await self._change(_GONE_AFTER_S)
+            if await self.unfollowed():  # who asked was killed, and none has come in its place
+                break
+        self._end(model, wish, failed=loaded and bool(errors))
+        return errors or []
 
-    def _errors(self, version: int) -> list[str] | None:
-        """What went wrong where it was applied; None while a follower has not reported."""
+    def _errors(self, model: str, wish: _Wish) -> list[str] | None:
+        """What went wrong where it was applied; None while a follower has not reported, or there is none."""
         now_s = time.monotonic()
-        self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
-        reports = [follower.report_on(self._lifted.get(version, version)) for follower in self._followers.values()]
-        return None if None in reports else [error for error in reports if error]
+        reports = [each.report_on(model, wish.version) for each in self._followers.values() if not each.gone(now_s)]
+        return None if None in reports or not reports else [error for error in reports if error]
+
+    def _end(self, model: str, wish: _Wish, *, failed: bool) -> None:
+        wish.failed = failed
+        if not failed:
+            wish.before = None
+        elif self._wanted.get(model) is wish:
+            before = wish.before
+            while before is not None and before.failed:
+                before = before.before
+            if before is None:
+                del self._wanted[model]
+            else:
+                self._wanted[model] = before
+
+    def _seen(self, ingress: str) -> _Follower:
+        follower = self._followers.setdefault(ingress, _Follower())
+        follower.seen_s = max(follower.seen_s, time.monotonic())
+        return follower
 
     async def unfollowed(self) -> bool:
         """Whether nobody follows any more, nor is about to."""
@@ -239,6 +255,7 @@ class SharedControl:
         self._ingress = uuid.uuid4().hex
         self._seen = 0  # the version that it has begun with
         self._asked: dict[str, int] = {}  # by clients, as far as is known here: as `follow` of the actor gives it
+        self._applied: dict[str, int] = {}  # of that, the last for each model that did not fail
         self._models: frozenset[str] = frozenset()
         self._following: asyncio.Task[None] | None = None
         self._applying: asyncio.Task[None] | None = None
@@ -256,6 +273,7 @@ class SharedControl:
         """
         self._models = frozenset(models)
         self._asked = {model: load for model, load in self._asked.items() if model in self._models}
+        self._applied = dict(self._asked)
         with contextlib.suppress(RayError):  # as in `asked`
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         self._following = asyncio.get_running_loop().create_task(self._follow(apply))
@@ -330,14 +348,21 @@ class SharedControl:
     ) -> None:
         if before is not None:
             await before
-        error = ""
+        errors: dict[str, str] = {}
         for model, load in changes.items():
             try:
                 await apply(model, load > 0)
             except GatewayError as exc:
-                error = error or exc.message
+                errors[model] = exc.message
             except Exception:  # a fault of ours: without a report, whoever published would wait for good
                 log.exception("model %s could not be brought to the published state", model)
-                error = error or "internal error"
+                errors[model] = "internal error"
+            if not load or model not in errors:
+                self._applied[model] = load
+            elif self._asked.get(model) == load:  # as the actor does, which may be lost
+                if model in self._applied:
+                    self._asked[model] = self._applied[model]
+                else:
+                    del self._asked[model]
         with contextlib.suppress(RayError):  # nobody waits for the report any more
-            await actor.report.remote(self._ingress, version, error)
+            await actor.report.remote(self._ingress, version, errors)

@@ -74,7 +74,8 @@ docs: $(VENV)/.ready
 SEED ?= 1
 SAMPLE ?= 60
 WORKERS ?= 1
-MODULES ?= gateway/batching gateway/routing gateway/engine/dispatcher.py gateway/engine/lane.py gateway/engine/workers.py
+MODULES ?= gateway/batching gateway/routing \
+  $(patsubst %,gateway/engine/%.py,dispatcher pair killers lane runs worker workers)
 mutants: $(VENV)/.ready $(MUTANTS)/.ready
 	$(MUTANTS)/bin/python scripts/mutants.py --seed $(SEED) --sample $(SAMPLE) --workers $(WORKERS) --modules $(MODULES)
 

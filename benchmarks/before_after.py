@@ -35,6 +35,7 @@ import yaml
 from scipy.stats import t as student
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.processor_time import cpu_s
 from gateway.access.rules import digest_of
 from gateway.config import located
 from gateway.wire.http2_client import ClientConnection
@@ -271,7 +272,7 @@ class Gateway:
     def cpu_s(self) -> float:
         """So far, with its children."""
         processes = [psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children(recursive=True)]
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+        return cpu_s(processes)
 
     def stop(self) -> None:
         self._server.terminate()

@@ -271,11 +271,11 @@ def measure_quartiles(
     return {"name": case.name, "rules": found}
 
 
-def fates(case: DrawnCase, outcome: Simulated, seed: int, stream: int = JUDGING) -> np.ndarray:
+def fates(case: DrawnCase, outcome: Simulated, seed: int) -> np.ndarray:
     """How many were in time, refused on arrival, shed later, late; one row for each quarter of the lengths, shortest first."""
     assert case.slo_ns
     ordered, latency, refused = sorted(case.backend.lengths), outcome.latencies_ns, outcome.refused_ns
-    quarter = np.searchsorted(ordered, case.lengths_of(len(latency), seed, stream)) * 4 // len(ordered)
+    quarter = np.searchsorted(ordered, case.lengths_of(len(latency), seed, JUDGING)) * 4 // len(ordered)
     late = latency > case.slo_ns
     ends = ((latency >= 0) & ~late, refused == 0, refused > 0, late)
     return np.array([np.bincount(quarter[each], minlength=4) for each in ends]).T

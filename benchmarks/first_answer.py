@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -24,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.ports import free_port
 
 GIVE_UP_S = 60.0
 ROW = [5.1, 3.5, 1.4, 0.2]  # the first iris
@@ -372,8 +373,7 @@ def make(folder: Path, environment: Path) -> None:
 
 def first_answer(case: Case, way: Way, folder: Path, environment: Path) -> float:
     """Seconds from the command until every request has its right answer."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     for name, text in way.files.items():
         (folder / name).write_text(text.replace("{port}", str(port)))
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

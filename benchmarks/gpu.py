@@ -36,6 +36,7 @@ import uvloop
 
 from benchmarks.gpu_servers import TRITON, Server, answer, body, cosine, gateway, last_words, triton
 from benchmarks.lengths import LENGTHS
+from benchmarks.processor_time import cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, SloSpec
 
@@ -97,14 +98,6 @@ def family(server: Server) -> list[psutil.Process]:
     return []
 
 
-def cpu_s(server: Server) -> float:
-    total = 0.0
-    for process in family(server):
-        with contextlib.suppress(psutil.Error):
-            total += sum(process.cpu_times()[:2])
-    return total
-
-
 def signalled(server: Server, number: signal.Signals) -> None:
     for process in family(server):
         with contextlib.suppress(psutil.Error):
@@ -119,9 +112,9 @@ def loaded(server: Server, setting: Setting, number: int, *, users: int = 0, rat
     )  # fmt: skip
     closed = replace(spec, pattern=f"users:count={users}", connections=max(256, users))
     opened = replace(spec, rate_rps=rate, slo=SloSpec.parse(f"p99<{setting.slo_ms:g}ms"), timeout_s=2.0)
-    before = cpu_s(server)
+    before = cpu_s(family(server))
     result = uvloop.run(measure(closed if users else opened))
-    return figure(server.name, number, users or rate, result, cpu_s(server) - before)
+    return figure(server.name, number, users or rate, result, cpu_s(family(server)) - before)
 
 
 def figure(name: str, number: int, load: float, result: RunResult, spent_s: float) -> Figure:

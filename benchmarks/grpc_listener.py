@@ -1,6 +1,6 @@
 """What a gRPC call costs before anything is done: grpc.aio beside the gateway's own listener, each answering prepared bytes.
 
-    python benchmarks/grpc_listener.py [--seconds 3] [--rounds 3] [--connections 64]
+    python -m benchmarks.grpc_listener [--seconds 3] [--rounds 3] [--connections 64]
 
 Alternates the two, so that what else runs on the machine meets both. Load: h2load, closed loop, one call at a time and
 connection. The processor time per call is the figure that other processes disturb least. Needs `h2load` (Debian:
@@ -24,6 +24,7 @@ import psutil
 import uvloop
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.processor_time import cpu_s
 from gateway.config import Limits
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.edges.http2 import Http2Connection
@@ -77,15 +78,17 @@ SERVERS = {"grpc.aio": serve_grpc_aio, "own": serve_own}
 
 def measure(name: str, connections: int, seconds: int, directory: Path) -> tuple[float, float, float, float]:
     """Calls/s, p50 and p99 in ms, processor time of the server per call in µs."""
-    server = subprocess.Popen([sys.executable, __file__, "--serve", name], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.grpc_listener", "--serve", name], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         _load(port, connections, 1, directory)
-        process = psutil.Process(server.pid)
-        before = sum(process.cpu_times()[:2])
+        processes = [psutil.Process(server.pid)]
+        before = cpu_s(processes)
         micros = _load(port, connections, seconds, directory)
-        used = sum(process.cpu_times()[:2]) - before
+        used = cpu_s(processes) - before
         p50, p99 = np.percentile(micros, (50, 99)) / 1e3
         return len(micros) / seconds, float(p50), float(p99), used / len(micros) * 1e6
     finally:

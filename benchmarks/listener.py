@@ -107,6 +107,8 @@ class Round:
 def measure(name: str, python: str, connections: int, seconds: int, script: Path, cores: list[int]) -> Round:
     import psutil
 
+    from benchmarks.processor_time import cpu_s
+
     port = free_port()
     here = Path(__file__).resolve()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parent.parent)])}
@@ -117,13 +119,13 @@ def measure(name: str, python: str, connections: int, seconds: int, script: Path
     try:
         wait_for(port, server)
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-        began_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+        began_s = cpu_s(processes)
         output = subprocess.run(
             ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script), f"http://127.0.0.1:{port}/x"],
             check=True, capture_output=True, text=True, timeout=seconds + 30,
             preexec_fn=lambda: os.sched_setaffinity(0, cores[1:] or cores),
         ).stdout  # fmt: skip
-        cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes) - began_s
+        used_s = cpu_s(processes) - began_s
     finally:
         server.terminate()
         server.wait(30)
@@ -133,7 +135,7 @@ def measure(name: str, python: str, connections: int, seconds: int, script: Path
         float(find(r"Requests/sec:\s+([\d.]+)", output)),
         milliseconds(find(r"\n +50%\s+(\S+)", output)),
         milliseconds(find(r"\n +99%\s+(\S+)", output)),
-        cpu_s / requests * 1e6,
+        used_s / requests * 1e6,
     )
 
 

@@ -20,7 +20,6 @@ import argparse
 import http.client
 import json
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
+
+from benchmarks.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 16], "datatype": "FP32", "data": [1.0] * 16}]})
@@ -97,8 +98,7 @@ def configuration(models: int, port: int, max_rows: int) -> str:
 @contextmanager
 def serving(models: int, max_rows: int, checkout: Path) -> Iterator[tuple[int, psutil.Process, float]]:
     """The port, the process, and the seconds from the command to the first answer."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(configuration(models, port, max_rows))
         file.flush()

@@ -27,7 +27,7 @@ import psutil
 import yaml
 
 from benchmarks.lengths import LENGTHS
-from benchmarks.overhead import Server, free_port, serves
+from benchmarks.overhead import Server, serves
 from benchmarks.peer_embedders import (
     EMBEDDER,
     EMBEDDERS,
@@ -39,6 +39,7 @@ from benchmarks.peer_embedders import (
     TRITON_RAGGED,
 )
 from benchmarks.peer_processes import end, launched
+from benchmarks.ports import free_port
 from tests.triton_server import triton_server, write_model
 
 MODEL: Final = Path("models/minilm.onnx")

@@ -26,7 +26,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -44,6 +43,8 @@ import tritonclient.http as httpclient
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 
+from benchmarks.ports import free_port
+from benchmarks.processor_time import cpu_s
 from gateway.config import located
 from tests.triton_server import triton_server, write_model
 
@@ -100,12 +101,6 @@ class Figure:
     p99_ms: float
     errors: int
     cpu_us: float  # of the server's processes, per request
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -189,15 +184,6 @@ def serves(process: psutil.Process) -> bool:
     return "ray::" in line or "gateway.cli" in line or "benchmarks" in line
 
 
-def cpu_s(server: Server) -> float:
-    total = 0.0
-    for process in server.processes:
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
-
-
 def bodies() -> dict[str, tuple[bytes, dict[str, str]]]:
     """The request bytes and headers of each protocol, made by tritonclient."""
     tensor = httpclient.InferInput("INPUT0", [1, 16], "FP32")
@@ -246,11 +232,11 @@ def check(server: Server, protocol: str) -> None:
 
 def drive(server: Server, protocol: str, connections: int, seconds: int, directory: Path) -> Figure:
     body, headers = bodies()[protocol]
-    before = cpu_s(server)
+    before = cpu_s(server.processes)
     rps, p50, p99, errors, requests = (_h2load if protocol == "grpc" else _wrk)(
         server, body, headers, connections, seconds, directory
     )
-    used = cpu_s(server) - before
+    used = cpu_s(server.processes) - before
     return Figure(server.name, protocol, connections, rps, p50, p99, errors, used / max(requests, 1) * 1e6)
 
 

@@ -11,7 +11,6 @@ from typing import Final
 from benchmarks.peer_servers import INSTALLED, RUNTIME, Installed
 
 PATH: Final = "/v2/models/minilm/infer"
-SESSIONS: Final = 2  # as configs/examples/minilm.yaml
 
 EMBEDDER: Final = """import os
 

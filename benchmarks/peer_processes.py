@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.overhead import free_port
 from benchmarks.peer_servers import Installed
+from benchmarks.ports import free_port
 
 
 def set_up(name: str, peer: Installed, folder: Path) -> bool:

@@ -22,14 +22,22 @@ class Profile(Protocol):
     def rows_ns(self, rows: int) -> int: ...
 
 
-class RayServe:
+class _Rule:
+    """What a rule leaves alone: lengths, our model of what batches take, arrivals and ends."""
+
+    by_length = False
+    service = None
+
+    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
+
+    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
+
+
+class RayServe(_Rule):
     """`@serve.batch` (Ray 2.60, serve/batching.py): a batch closes by size or by clock, and then waits for a worker.
 
     What has closed never grows again. The clock starts when the collecting loop takes the batch's first request.
     """
-
-    by_length = False
-    service = None
 
     def __init__(self, max_rows: int, wait_ns: int) -> None:
         self._max_rows = max_rows
@@ -56,15 +64,13 @@ class RayServe:
             return Decision(self._closed.popleft(), "closed")
         return Decision(0, wake_at_ns=self._opened_ns + self._wait_ns)
 
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
-
     def _close_by_clock(self, now_ns: int) -> None:
         if self._open_rows and now_ns >= self._opened_ns + self._wait_ns:
             self._closed.append(self._open_rows)
             self._open_rows = 0
 
 
-class Bento:
+class Bento(_Rule):
     """BentoML's CorkDispatcher (marshal/dispatcher.py), after its training phase.
 
     Fits duration = a·n + b over the last 50 batches, drops the first while the whole queue could not end within max_latency,
@@ -72,8 +78,6 @@ class Bento:
     Its 1 ms polling is kept; that it takes the newest first is not (with everything taken at once it makes no difference).
     """
 
-    by_length = False
-    service = None
     _TICK_NS = 1_000_000
     _DECAY = 0.95
     _KEPT = 50
@@ -89,8 +93,6 @@ class Bento:
 
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
-
-    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
@@ -119,15 +121,12 @@ class Bento:
             self._wait_ns = float(np.mean(waits))
 
 
-class Nexus:
+class Nexus(_Rule):
     """Nexus (Shen et al., SOSP 2019): early drop with a sliding window of the target batch from an offline profile.
 
     The target is the largest batch of which two fit in the SLO. The window slides from the front over the queue to the first
     position whose request can still be in time in a batch of the target; what it passes is dropped.
     """
-
-    by_length = False
-    service = None
 
     def __init__(self, slo_ns: int, profile: Profile) -> None:
         self._slo_ns = slo_ns
@@ -140,8 +139,6 @@ class Nexus:
         sizes = limits.row_sizes or range(1, limits.max_rows + 1)
         self._target = max((size for size in sizes if 2 * self._profile.rows_ns(size) <= self._slo_ns), default=sizes[0])
 
-    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
-
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
         left = len(queue.entries)
@@ -153,19 +150,14 @@ class Nexus:
             left -= 1
         return Decision(0, shed=shed)
 
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
 
-
-class Symphony:
+class Symphony(_Rule):
     """Symphony (Chen et al., 2023): deferred batches. A batch closes at the latest moment at which one more row still fits.
 
     With d the deadline of the first and n the rows that wait and fit: at d - t(n + 1), which one row more can no longer make;
     at once when it is full. What cannot be in time in a batch of the target, the largest that k staggered workers take without
     a loss, is dropped, as far as more waits: the sliding window of Nexus, which its batches are formed by.
     """
-
-    by_length = False
-    service = None
 
     def __init__(self, slo_ns: int, profile: Profile, workers: int) -> None:
         self._slo_ns = slo_ns
@@ -178,8 +170,6 @@ class Symphony:
         self._limits = limits
         sizes = limits.row_sizes or range(1, limits.max_rows + 1)
         self._target = max((size for size in sizes if self._share * self._rows_ns(size) <= self._slo_ns), default=sizes[0])
-
-    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         shed: list[Entry] = []
@@ -200,21 +190,17 @@ class Symphony:
         latest_ns = due_ns - self._rows_ns(rows + 1)
         return Decision(rows, "deferred", shed=shed) if now_ns >= latest_ns else Decision(0, wake_at_ns=latest_ns, shed=shed)
 
-    def finished(self, batch: Batch, now_ns: int, compute_ns: int, ok: bool) -> None: ...
-
     def _rows_ns(self, rows: int) -> int:
         return self._profile.rows_ns(self._limits.padded(rows))
 
 
-class Clipper:
+class Clipper(_Rule):
     """Clipper (clipper, containers' queue in task_executor.hpp): the rows that its regression of rows on latency allows.
 
     What the first has left of the SLO is what the batch may take; a first whose time has passed runs in a batch of one.
     Nothing waits for more and nothing is dropped. Fits over the last 50 batches; explores one row beyond the largest seen.
     """
 
-    by_length = False
-    service = None
     _KEPT = 50
 
     def __init__(self, slo_ns: int) -> None:
@@ -224,8 +210,6 @@ class Clipper:
 
     def bind(self, limits: BatchLimits) -> None:
         self._max_rows = limits.max_rows
-
-    def arrived(self, queue: Queue, state: State, rows: int, now_ns: int) -> None: ...
 
     def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
         left_ns = queue.oldest_ns + self._slo_ns - now_ns

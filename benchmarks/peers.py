@@ -42,11 +42,12 @@ import psutil
 
 from benchmarks import peer_processes, peer_tables
 from benchmarks.minilm_servers import BATCHES, NAMES
-from benchmarks.overhead import PATH, ROW, Figure, Server, bodies, check, drive, free_port, running
+from benchmarks.overhead import PATH, ROW, Figure, Server, bodies, check, drive, running
 from benchmarks.peer_embedders import EMBEDDERS, INFINITY_MODEL
 from benchmarks.peer_servers import INSTALLED, NOT_RUN
 from benchmarks.peer_tables import ratio
 from benchmarks.peers_minilm import FIRST, USERS, Measuring, Part, Run
+from benchmarks.ports import free_port
 from tests.triton_server import VENV
 
 BUILT_IN: Final = {

@@ -16,3 +16,10 @@ def free_port() -> int:
     port: int = kept.getsockname()[1]
     kept.detach()  # open until the process ends
     return port
+
+
+def ray_port() -> int:
+    """One for Ray's head, which is looked up only: Ray refuses a port that it cannot bind without SO_REUSEADDR."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port

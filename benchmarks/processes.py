@@ -28,6 +28,7 @@ import psutil
 
 from benchmarks.many_models import BODY, GIVE_UP_S, ROOT, ask
 from benchmarks.ports import free_port
+from benchmarks.processor_time import cpu_s
 from gateway.edges.recycling import surplus
 
 TENSORS = """inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 16]}]
@@ -79,10 +80,6 @@ def before(port: int, grpc_port: int, processes: int) -> str:
     return f"{server}\nmodels:\n  - name: m1\n    max_rows: 64\n    backends: [{backend}]\n"
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(sum(each.cpu_times()[:2]) for each in processes)
-
-
 def measured(
     port: int, ingresses: list[psutil.Process], elsewhere: list[psutil.Process], *, connections: int, seconds: int
 ) -> Round:
@@ -106,11 +103,11 @@ def measured(
     )
 
 
-def fullest(connections: int, processes: int, *, recycled: bool, draws: int = 400) -> float:
+def fullest(connections: int, processes: int, *, recycled: bool) -> float:
     """The share of connections that the fullest process has, on average: by chance, or after ten looks of recycling."""
     drawn = random.Random(connections * processes)
     found = []
-    for _ in range(draws):
+    for _ in range(400):
         counts = [0] * processes
         for _ in range(connections):
             counts[drawn.randrange(processes)] += 1

@@ -43,7 +43,9 @@ import numpy as np
 import onnxruntime
 import psutil
 
-from benchmarks.overhead import PATH, bodies, free_port
+from benchmarks.overhead import PATH, bodies
+from benchmarks.ports import free_port, ray_port
+from benchmarks.processor_time import cpu_s
 
 SOURCE: Final = "https://github.com/aws/deep-learning-containers"
 COMMIT: Final = "e0ecedea6a1c56d6b5914f9cfb2fec5c548e67e0"  # 2026-08-21: version 1.4 of the image, Ray 2.57
@@ -155,13 +157,6 @@ class Server:
     def inside(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def cpu_s(self) -> float:
-        total = 0.0
-        for process in self.inside():
-            with contextlib.suppress(psutil.Error):
-                total += sum(process.cpu_times()[:2])
-        return total
-
 
 # the peer
 
@@ -214,7 +209,7 @@ def peer_command(case: Case, source: Path, folder: Path, port: int, *, sleeps: b
     changes = {
         "/opt/ml/model": str(package),
         "/app/sagemaker_serve.py": f"{folder}/sagemaker_serve.py",
-        "--port=6379": f"--port={free_port()}",
+        "--port=6379": f"--port={ray_port()}",
         "--http-host=0.0.0.0 --http-port=8000": f"--http-host=127.0.0.1 --http-port={serve_port}",
         "localhost:8000": f"127.0.0.1:{serve_port}",
     }
@@ -306,11 +301,11 @@ def load(
         command = ["h2load", "--h1", "-t1", "-m1", f"-c{connections}", f"-n{requests}", "-d", str(data), f"--log-file={log}"]
         for key, value in headers.items():
             command += ["-H", f"{key}: {value}"]
-        before = server.cpu_s()
+        before = cpu_s(server.inside())
         done = subprocess.run(
             [*command, f"http://127.0.0.1:{server.port}{path}"], capture_output=True, text=True, timeout=GIVE_UP_S, check=False
         )
-        used_s = server.cpu_s() - before
+        used_s = cpu_s(server.inside()) - before
         if done.returncode:
             raise SystemExit(f"h2load: {done.stdout}{done.stderr}")
         took_s, percentiles, errors = logged(log.read_text(), requests)
@@ -390,8 +385,8 @@ def asking(port: int, body: bytes, begun: threading.Semaphore) -> Counter[str] |
                 return told
 
 
-def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
-    """SIGTERM to the container's first process while all connections ask, and SIGKILL 30 s later, as SageMaker does."""
+def end_under_load(server: Server, case: Case) -> Ending:
+    """SIGTERM to the container's first process while 64 connections ask, and SIGKILL 30 s later, as SageMaker does."""
     found: Counter[str] = Counter()
     begun, killed = threading.Semaphore(0), threading.Event()
 
@@ -399,10 +394,10 @@ def end_under_load(server: Server, case: Case, connections: int = 64) -> Ending:
         while not killed.is_set() and (told := asking(server.port, case.body, begun)) is not None:
             found.update(told)
 
-    senders = [threading.Thread(target=send) for _ in range(connections)]
+    senders = [threading.Thread(target=send) for _ in range(64)]
     for sender in senders:
         sender.start()
-    for _ in range(4 * connections):
+    for _ in range(4 * len(senders)):
         begun.acquire()
     (first,) = psutil.Process(server.process.pid).children()
     asked_s = time.monotonic()

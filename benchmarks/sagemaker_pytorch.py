@@ -31,7 +31,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from benchmarks.overhead import free_port
+from benchmarks.ports import free_port
 from benchmarks.sagemaker import INVOCATIONS, Case, Figure, Server, contained, gateway_command, load, medians, ratio
 from tests.backends.sagemaker_cases import PACKAGES, REQUESTS, Request, write_package
 

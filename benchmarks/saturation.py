@@ -33,9 +33,10 @@ import uvloop
 
 from benchmarks.lengths import LENGTHS
 from benchmarks.minilm_servers import NAMES, Setting, reference, serving
-from benchmarks.overhead import Server, cpu_s
+from benchmarks.overhead import Server
 from benchmarks.peers import absent
 from benchmarks.peers_minilm import Sessions, go_on, payload_of, spec_of, stop, warm
+from benchmarks.processor_time import cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec
 
@@ -119,9 +120,9 @@ def measured(server: Server, spec: LoadSpec, null: LoadSpec, bare: "subprocess.P
     assert bare.stdin is not None
     assert bare.stdout is not None
     go_on(server)
-    before = cpu_s(server)
+    before = cpu_s(server.processes)
     result = uvloop.run(measure(replace(spec, pattern=f"users:count={USERS}", timeout_s=20.0)))
-    spent_s = cpu_s(server) - before
+    spent_s = cpu_s(server.processes) - before
     stop(server)
     rate = result.succeeded_rps
     found = Round((rate, 1e3 * spent_s / (result.succeeded + result.warmup_requests)))

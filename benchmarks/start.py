@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from benchmarks.many_models import ask, configuration
-from benchmarks.overhead import free_port
+from benchmarks.ports import free_port, ray_port
 
 ROOT: Final = Path(__file__).parent.parent
 GIVE_UP_S: Final = 120.0
@@ -125,7 +125,7 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 @contextlib.contextmanager
 def ray_alone(folder: str) -> Iterator[tuple[str, float, psutil.Process]]:
     """`ray start`, its address, and how long it took."""
-    port = free_port()
+    port = ray_port()
     command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", folder]
     began = time.perf_counter()

@@ -62,7 +62,7 @@ _OF_LOADTEST = {
     "lab/profiling": "profiling",
     "search/ranking": "ranking golden search search_limits",
     "reports/recommendation": "recommendation_figures recommendation recommendation_agreement outputs golden",
-    "verdict/rows": "analysis warnings validity stalls results",
+    "verdict/blocks": "analysis warnings validity stalls results",
     "search/strategy": "search search_rules search_answers search_agreement search_limits",
     "search/simulator": "simulator",
     "question/spec": "spec spec_details spec_agreement",
@@ -75,23 +75,29 @@ _OF_LOADTEST = {
 }
 """Its pure modules, and the names of the test files that concern each."""
 
+_OF_LANES = (
+    "tests/engine/test_lane.py",
+    "tests/engine/test_lane_bounds.py",
+    "tests/engine/test_lane_faults.py",
+    "tests/engine",
+    "tests/router",
+)
+_OF_WORKERS = (
+    "tests/engine/test_workers.py",
+    "tests/engine/test_workers_bounds.py",
+    "tests/engine",
+    "tests/backends/test_contract.py",
+)
 TESTS = {
     "gateway/batching": ("tests/batching", "tests/engine/test_lane.py", "tests/engine/test_shared_workers.py", "tests/router"),
     "gateway/routing": ("tests/router",),
     "gateway/engine/dispatcher.py": ("tests/router",),
-    "gateway/engine/lane.py": (
-        "tests/engine/test_lane.py",
-        "tests/engine/test_lane_bounds.py",
-        "tests/engine/test_lane_faults.py",
-        "tests/engine",
-        "tests/router",
-    ),
-    "gateway/engine/workers.py": (
-        "tests/engine/test_workers.py",
-        "tests/engine/test_workers_bounds.py",
-        "tests/engine",
-        "tests/backends/test_contract.py",
-    ),
+    "gateway/engine/pair.py": ("tests/router",),
+    "gateway/engine/killers.py": ("tests/engine/test_killers.py",),
+    "gateway/engine/lane.py": _OF_LANES,
+    "gateway/engine/runs.py": _OF_LANES,
+    "gateway/engine/worker.py": _OF_WORKERS,
+    "gateway/engine/workers.py": _OF_WORKERS,
     **{
         f"loadtest/{module}.py": tuple(f"tests/loadtest/test_{name}.py" for name in f"{tests} values".split())
         for module, tests in _OF_LOADTEST.items()
@@ -211,8 +217,10 @@ def _number(literal: str) -> float:
 
 
 def sampled(group: str, rng: random.Random, most: int) -> list[Mutant]:
-    """So many places of a group, each with one of the changes that can be made there."""
+    """So many places of a group, each with one of the changes possible there. Raises: SystemExit, if it is not there."""
     path = ROOT / group
+    if not path.exists():
+        raise SystemExit(f"{group}: a key of TESTS, but no file or folder")
     modules = [path] if path.is_file() else sorted(path.glob("*.py"))
     with tempfile.TemporaryDirectory() as folder, use_db(f"{folder}/session", WorkDB.Mode.create) as db:
         init([module.relative_to(ROOT) for module in modules], db, {})
@@ -281,9 +289,9 @@ def equivalent(result: Result, known: dict[tuple[str, str, str], str]) -> str | 
     return known.get(_unspaced(place, gone, come)) or known.get(_unspaced(place, gone, "*"))
 
 
-def equivalents(path: Path = EQUIVALENT) -> dict[tuple[str, str, str], str]:
+def equivalents() -> dict[tuple[str, str, str], str]:
     """Four lines each: module and function, what stands there, what stood there instead (*: anything), why nothing can tell."""
-    blocks = [block.splitlines() for block in path.read_text().strip().split("\n\n")]
+    blocks = [block.splitlines() for block in EQUIVALENT.read_text().strip().split("\n\n")]
     return {_unspaced(place, gone, come): reason for place, gone, come, reason in blocks}
 
 

@@ -3,8 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -12,6 +10,7 @@ import pytest
 
 from gateway.process.child import Child, run
 from tests.forks import a_fork
+from tests.waiting import until
 
 # Starts a process of its own, says who both are, and waits for ever.
 COMMAND = """
@@ -39,20 +38,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    ends_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < ends_s
-        time.sleep(0.01)
-
-
 def none_lives(pids: list[int]) -> bool:
     living = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return all(process.status() == psutil.STATUS_ZOMBIE for process in living)
 
 
 def pids_in(folder: Path) -> list[int]:
-    wait_for((folder / "said").exists)
+    until((folder / "said").exists)
     return [int(pid) for pid in (folder / "said").read_text().split()]
 
 
@@ -65,7 +57,7 @@ def test_a_command_ends_with_its_status_and_its_words(tmp_path: Path) -> None:
 def test_nothing_outlives_the_time_limit(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match=r"not ended within 5 s"):
         run([sys.executable, "-c", COMMAND], cwd=tmp_path, longest_s=5)
-    wait_for(lambda: none_lives(pids_in(tmp_path)))
+    until(lambda: none_lives(pids_in(tmp_path)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -77,7 +69,7 @@ def test_nothing_outlives_the_gateway(tmp_path: Path, number: signal.Signals) ->
         gateway.wait(30)
     finally:
         gateway.kill()
-    wait_for(lambda: none_lives(pids))
+    until(lambda: none_lives(pids))
 
 
 def test_a_child_does_not_outlive_the_gateway_though_a_fork_of_that_does() -> None:
@@ -85,7 +77,7 @@ def test_a_child_does_not_outlive_the_gateway_though_a_fork_of_that_does() -> No
         assert gateway.stdout is not None
         child, fork = map(int, gateway.stdout.readline().split())
     try:
-        wait_for(lambda: none_lives([child]))
+        until(lambda: none_lives([child]))
         assert not none_lives([fork])
     finally:
         psutil.Process(fork).kill()
@@ -105,7 +97,7 @@ def test_a_child_that_was_killed_is_asked_nothing_though_its_status_is_not_known
     assert not child.hung_up
     with child._reaping:  # where the thread that learns its status stands
         psutil.Process(child.pid).kill()
-        wait_for(lambda: child.hung_up)
+        until(lambda: child.hung_up)
         assert not child.ended
     child.close()
     assert child.hung_up

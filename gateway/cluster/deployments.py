@@ -126,7 +126,6 @@ class IngressReplica:
         never_raise()
         self._config = config
         self._names = _deployment_names(config)
-        self._backends = backends
         self._application = serve.get_replica_context().app_name
         self._keeper = AccountKeeper()
         self._leaving = Leaving(self._application, but=INGRESS)

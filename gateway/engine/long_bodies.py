@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _END_S: Final = 1.0  # waited for a thread that still reads
 _TIMEOUT_S: Final = 60.0
 _LATE_S: Final = 240.0  # of a child that gets a quarter of a processor, say; or is stopped
-_IDLE_S: Final = 300.0
+_IDLE_S: Final = 300.0  # a child waits for another body
 _LONGER_BYTES: Final = 2 << 20  # than what takes a child some tenths of a second at most
 # What the child may take: lists of one number each need 40 bytes for each of JSON.
 _MEMORY_BYTES: Final = 256 << 20
@@ -103,18 +103,11 @@ class _Job:
 class LongBodies:
     """See the module. Life: made -> infer, generate, message … -> close. On an event loop's thread."""
 
-    def __init__(
-        self,
-        regions: SharedMemoryRegions,
-        *,
-        timeout_s: float = _TIMEOUT_S,
-        late_s: float = _LATE_S,
-        idle_s: float = _IDLE_S,
-    ) -> None:
-        """timeout_s: of the processor, for one body. late_s: by the clock. idle_s: how long a child waits for another."""
+    def __init__(self, regions: SharedMemoryRegions, *, timeout_s: float = _TIMEOUT_S, late_s: float = _LATE_S) -> None:
+        """timeout_s: of the processor, for one body. late_s: by the clock."""
         self._regions = regions
         self._timeout_s = timeout_s
-        self._shorter, self._longer, self._beside = (_Decoder(idle_s, late_s) for _ in range(3))
+        self._shorter, self._longer, self._beside = (_Decoder(late_s) for _ in range(3))
 
     def infer(
         self, codec: RestCodec, body: Buffer, header_bytes: int | None, arrival_ns: int, done: Decoded
@@ -193,8 +186,7 @@ class LongBodies:
 class _Decoder:
     """A thread that is there as long as there is work, and the child that it may ask."""
 
-    def __init__(self, idle_s: float, late_s: float) -> None:
-        self._idle_s = idle_s
+    def __init__(self, late_s: float) -> None:
         self._late_s = late_s
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -254,7 +246,7 @@ class _Decoder:
     def _work(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=self._idle_s)
+                job = self._jobs.get(timeout=_IDLE_S)
             except queue.Empty:
                 job = None
             with self._lock:

@@ -22,7 +22,7 @@ class Reserve:
     __slots__ = ("_deviation_ns", "_front_ns", "_learned_ns", "_mean_ns", "most_ns")
 
     def __init__(self, slo_ns: int | None) -> None:
-        """most_ns: 0: nothing is promised, and nothing is set aside."""
+        """slo_ns: None or 0: nothing is promised, and nothing is set aside."""
         self.most_ns = _SHARE * (slo_ns or 0)
         self._mean_ns = self._deviation_ns = 0.0
         self._learned_ns = 0

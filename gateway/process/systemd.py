@@ -2,7 +2,6 @@
 
 import os
 import socket
-from collections.abc import Mapping
 from typing import Final
 
 from gateway.process.console import words
@@ -11,9 +10,9 @@ READY: Final = "READY=1"
 _SOCKET: Final = "NOTIFY_SOCKET"
 
 
-def tell_systemd(state: str, environment: Mapping[str, str] = os.environ) -> None:
+def tell_systemd(state: str) -> None:
     """Nothing, where it does not ask to be told."""
-    address = environment.get(_SOCKET, "")
+    address = os.environ.get(_SOCKET, "")
     if not address:
         return
     name = f"\0{address[1:]}" if address.startswith("@") else address

@@ -42,8 +42,8 @@ class Answer:
     unserved: tuple[tuple[Unserved, Cause], ...] = ()
 
 
-def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Answer:
-    """Replay a recording and look into each miss. cases: also what else would have served. Raises: InvalidArgument."""
+def answer(recording: ModelRecording, source: str) -> Answer:
+    """Replay a recording and look into each miss, and what else would have served it. Raises: InvalidArgument."""
     begun = [lane for lane in recording.lanes if lane.segments]
     try:
         histories = [replay(lane.recorded(), recording.now_ns) for lane in begun]
@@ -51,7 +51,7 @@ def answer(recording: ModelRecording, source: str, *, cases: bool = True) -> Ans
     except _BROKEN as exc:
         raise InvalidArgument(f"{source}: {recording.model}: a recording that is broken ({_said(exc)}): save it again") from exc
     try:
-        return _answer(recording, begun, histories, routing, cases)
+        return _answer(recording, begun, histories, routing)
     except _BROKEN as exc:
         raise InvalidArgument(
             f"{source}: {recording.model}: replayed, but not understood ({_said(exc)}): save it again; if that changes "
@@ -69,7 +69,6 @@ def _answer(
     begun: Sequence[LaneRecording],
     histories: Sequence[History],
     routing: RoutingHistory | None,
-    cases: bool,
 ) -> Answer:
     _follow(histories)
     learned = [partial(_learned, lane) for lane in begun]
@@ -82,7 +81,7 @@ def _answer(
             continue
         others = [other for other, _ in diagnosed if other is not diagnosis]
         found = [as_it_was(diagnosis)]
-        if cases and diagnosis.history.difference is None and diagnosis.history.kept:
+        if diagnosis.history.difference is None and diagnosis.history.kept:
             found += what_ifs(diagnosis, knew, others)
         lanes.append(LaneAnswer(diagnosis, tuple(found)))
     unserved: tuple[tuple[Unserved, Cause], ...] = ()

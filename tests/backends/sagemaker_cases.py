@@ -10,7 +10,6 @@ Nothing of the gateway is imported then.
 
 import base64
 import importlib
-import io
 import json
 import os
 import sys
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.npy import npy
 
 ANSWERS = Path(__file__).with_name("sagemaker_answers.json")
 
@@ -121,12 +122,6 @@ class Request:
     @property
     def name(self) -> str:
         return f"{self.package} {self.content_type} to {self.accept or 'what it likes'}, {len(self.body)} bytes"
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 ROWS = np.array([[1, 2, 3, 4], [0.5, -0.25, 8, 0]], np.float32)

@@ -14,6 +14,7 @@ from backends.base import ExecutionFailed, InputRefused, LoadFailed, ModelSpec, 
 from backends.sagemaker import Context
 from gateway.engine.session_process import ProcessModel
 from tests.backends.sagemaker_cases import ANSWERS, PACKAGES, REQUESTS, Request, write_package
+from tests.npy import npy
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,6 @@ def test_every_request_has_an_answer_of_the_toolkit() -> None:
 
 
 def test_a_pickle_in_an_array_is_refused_and_not_run(sessions: dict[str, Session]) -> None:
-    from tests.backends.sagemaker_cases import npy
-
     with pytest.raises(InputRefused, match="cannot be read as application/x-npy"):
         ask(sessions["defaults"], npy(np.array([{"a": 1}], object)), "application/x-npy")
 

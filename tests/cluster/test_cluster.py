@@ -26,6 +26,7 @@ from benchmarks.ports import free_port
 from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.engine.metrics import OPENMETRICS
+from tests import waiting
 from tests.cluster.conftest import BUSY_MS, NODE, Gateway, config, request, usual
 from tests.cluster.lives import Lives, told
 from tests.cluster.load import GrpcLoad, Load, infer_body
@@ -40,16 +41,11 @@ pytestmark = [
 BACKEND = "m-1-synthetic"
 ROW = [float(column) for column in range(16)]
 
+until = partial(waiting.until, every_s=0.1)  # what is asked for looks at every process
+
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition: Any, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.1)
 
 
 def test_a_failing_batch_and_a_lost_session_end_as_embedded(cluster: Cluster) -> None:
@@ -66,7 +62,7 @@ def test_a_killed_backend_replica_costs_no_request(cluster: Cluster) -> None:
         victim, survivor = gateway.pids("m-1-synthetic")
         kill(victim)
         load.wait_for(500)
-        wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
+        until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
         load.wait_for(200)
     assert set(load.outcomes) == {200}, load.errors[:3]
     assert load.slowest_s < 3.0
@@ -79,7 +75,7 @@ def test_a_killed_ingress_breaks_only_its_connections(cluster: Cluster) -> None:
         load.wait_for(200)
         kill(gateway.pids("ingress")[0])
         load.wait_for(500)
-        wait_until(lambda: len(gateway.pids("ingress")) == 2, within_s=30)
+        until(lambda: len(gateway.pids("ingress")) == 2, within_s=30)
         load.wait_for(200)
     broken = sum(count for outcome, count in load.outcomes.items() if outcome != 200)
     assert broken <= 16, load.outcomes
@@ -90,7 +86,7 @@ def test_an_ingress_that_has_closed_is_replaced(cluster: Cluster) -> None:
     gateway = Gateway(usual())
     before = set(gateway.pids("ingress"))
     gateway.handle.close.remote().result(timeout_s=20)
-    wait_until(lambda: len(pids := gateway.pids("ingress")) == 2 and set(pids) != before, within_s=30)
+    until(lambda: len(pids := gateway.pids("ingress")) == 2 and set(pids) != before, within_s=30)
     assert len(before & set(gateway.pids("ingress"))) == 1
     assert {gateway.infer("m", [ROW])[0] for _ in range(20)} == {200}
 
@@ -135,11 +131,11 @@ def test_unload_and_load_reach_every_ingress_and_the_replica_which_reads_the_mod
         assert (ask("load"), answers()) == (500, {2.0})
         load.wait_for(50)
     assert set(load.outcomes) == {200}, load.errors[:3]
-    wait_until(lambda: sessions() == loaded, within_s=10)
+    until(lambda: sessions() == loaded, within_s=10)
     write("3")
     assert ask("unload") == 200
     assert seen().isdisjoint({200})
-    wait_until(lambda: sessions() < loaded, within_s=10)
+    until(lambda: sessions() < loaded, within_s=10)
     assert ask("load") == 200
     assert (seen(), answers()) == ({200}, {3.0})
     assert sessions() == loaded
@@ -161,7 +157,7 @@ def test_an_ingress_that_starts_later_loads_what_clients_have_loaded_once_and_no
         assert request(port, "POST", f"/v2/repository/models/embedded/{change}", {})[0] == 200
         (victim, _) = gateway.pids("ingress")
         kill(victim)
-        wait_until(lambda gone=victim: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
+        until(lambda gone=victim: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
         assert {request(port, "GET", "/v2/models/embedded/ready")[0] for _ in range(20)} == {status}
         assert len(opened.read_text()) == 5  # two at the start, two for the client, and one that came for a killed one
 
@@ -184,10 +180,10 @@ def test_what_clients_have_loaded_stays_so_through_the_loss_of_who_keeps_that_an
             return asked
         return {}
 
-    wait_until(lambda: kept().get("later"), within_s=20)  # what tests before have asked for is kept too
+    until(lambda: kept().get("later"), within_s=20)  # what tests before have asked for is kept too
     later["max_rows"] = 8
     gateway.upgrade(parse_config(document, source="test"))
-    wait_until(lambda: gateway.settled("ingress", 2) and not set(before) & set(gateway.pids("ingress")), within_s=30)
+    until(lambda: gateway.settled("ingress", 2) and not set(before) & set(gateway.pids("ingress")), within_s=30)
     assert {request(port, "GET", "/v2/models/later/ready")[0] for _ in range(20)} == {200}
 
 
@@ -206,7 +202,7 @@ def test_an_ingress_in_the_place_of_a_killed_one_gets_its_share_of_the_connectio
     with Load(port, "m", connections=24) as load:
         load.wait_for(100)
         kill(gateway.pids("ingress")[0])
-        wait_until(lambda: len(connections()) == 2 and sum(connections()) == 24 and connections()[0] >= 9, 60)
+        until(lambda: len(connections()) == 2 and sum(connections()) == 24 and connections()[0] >= 9, within_s=60)
         before = sum(load.outcomes.values()) - load.outcomes[200]
         load.wait_for(500)
         assert sum(load.outcomes.values()) - load.outcomes[200] == before  # to spread them has cost nothing
@@ -242,7 +238,7 @@ def test_what_a_key_may_ask_holds_over_two_nodes(cluster: Cluster, tmp_path: Pat
         document["server"]["access"] = {"keys": str(keys)}
         gateway = Gateway(parse_config(document, source="test"))
         # Serve may replace one that is slow to start; until that has ended, its node counts it, and grants its part as well.
-        wait_until(lambda: gateway.settled("ingress", 4), within_s=60)
+        until(lambda: gateway.settled("ingress", 4), within_s=60)
         folders = [Path(f"/proc/{pid}/environ").read_bytes().count(b"TMPDIR=") for pid in gateway.pids("ingress")]
         assert sorted(folders) == [0, 0, 1, 1]
         ask = partial(request, port, "POST", "/v2/models/m/infer", infer_body([ROW]), {"X-Api-Key": "rate"})
@@ -267,7 +263,7 @@ def test_a_rolling_upgrade_loses_no_request(cluster: Cluster) -> None:
     with Load(port, "m", connections=16) as load, GrpcLoad(gateway.grpc_port, "m") as grpc_load:
         load.wait_for(200)
         gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, sessions=2, fixed_ms=BUSY_MS, model=wider))
-        wait_until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
+        until(lambda: not set(before) & {*gateway.pids("ingress"), *gateway.pids("m-1-synthetic")}, within_s=30)
         load.wait_for(500)
     assert set(load.outcomes) == {200}, load.errors[:3]
     assert set(grpc_load.outcomes) == {"ok"}
@@ -295,7 +291,7 @@ def test_an_upgrade_that_fails_leaves_the_old_replicas_for_good_and_going_back_e
         load.wait_for(100)
         assert psutil.pid_exists(before)
         gateway.upgrade(parse_config(document, source="test"))
-        wait_until(lambda: not psutil.pid_exists(before), within_s=30)
+        until(lambda: not psutil.pid_exists(before), within_s=30)
         load.wait_for(100)
     assert set(load.outcomes) == {200}, load.errors[:3]
 
@@ -306,7 +302,7 @@ def test_a_replica_that_is_frozen_is_ended_by_an_upgrade(cluster: Cluster) -> No
     (frozen,) = gateway.pids(BACKEND)
     os.kill(frozen, signal.SIGSTOP)
     gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, fixed_ms=1.0))
-    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    until(lambda: not psutil.pid_exists(frozen), within_s=60)
     assert gateway.infer("m", [ROW])[0] == 200
 
 
@@ -314,10 +310,10 @@ def test_a_replica_that_is_frozen_is_ended_also_where_the_ingress_that_has_used_
     gateway = Gateway(config(port=free_port(), replicas=1, resources={"head": 1}))  # which its successor needs
     (frozen,) = gateway.pids(BACKEND)
     os.kill(frozen, signal.SIGSTOP)
-    wait_until(lambda: not gateway.pids(BACKEND), within_s=40)
+    until(lambda: not gateway.pids(BACKEND), within_s=40)
     kill(gateway.pids("ingress")[0])
-    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
-    wait_until(lambda: gateway.settled(BACKEND, 1) and gateway.settled("ingress", 1), within_s=30)
+    until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    until(lambda: gateway.settled(BACKEND, 1) and gateway.settled("ingress", 1), within_s=30)
     assert gateway.infer("m", [ROW])[0] == 200
 
 
@@ -330,7 +326,7 @@ def test_a_replica_that_is_frozen_is_ended_also_where_its_ingress_has_died_and_a
     os.kill(frozen, signal.SIGSTOP)
     kill(gateway.pids("ingress")[0])
     gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, model={"version": "2"}))
-    wait_until(lambda: not psutil.pid_exists(frozen), within_s=60)
+    until(lambda: not psutil.pid_exists(frozen), within_s=60)
     assert gateway.infer("m", [ROW])[0] == 200
 
 
@@ -338,9 +334,9 @@ def test_a_changed_price_reaches_the_replicas_that_run(cluster: Cluster) -> None
     port = free_port()
     gateway = Gateway(config(port=port, replicas=1, usd_per_hour=1.0))
     before = gateway.pids(BACKEND)
-    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 1.0, within_s=10)
+    until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 1.0, within_s=10)
     gateway.upgrade(config(port=port, grpc_port=gateway.grpc_port, replicas=1, usd_per_hour=7.0))
-    wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 7.0, within_s=10)
+    until(lambda: told(port, "gateway_cost_usd_per_hour", model="m") == 7.0, within_s=10)
     assert gateway.pids(BACKEND) == before
 
 
@@ -377,9 +373,9 @@ def test_replicas_follow_the_load_up_and_down(cluster: Cluster) -> None:
     gateway = Gateway(config(fixed_ms=BUSY_MS, autoscaling=scaling))
     assert len(gateway.pids("m-1-synthetic")) == 1
     with Load(gateway.http_port, "m", connections=32) as load:
-        wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
+        until(lambda: len(gateway.pids("m-1-synthetic")) == 2, within_s=30)
         load.wait_for(100)
-    wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=30)
+    until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=30)
     assert set(load.outcomes) == {200}, load.errors[:3]
 
 
@@ -389,7 +385,7 @@ def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cl
     gateway = Gateway(config(autoscaling=scaling, embedded=others))
     path = "/v2/models/m/infer"
     (first,) = gateway.pids(BACKEND)  # which told the model's tensors
-    wait_until(lambda: not psutil.pid_exists(first), within_s=30)
+    until(lambda: not psutil.pid_exists(first), within_s=30)
     assert request(gateway.http_port, "GET", "/v2/health/ready")[0] == 200
 
     with Load(gateway.http_port, "embedded", connections=2) as load:
@@ -397,15 +393,15 @@ def test_an_idle_backend_scales_to_zero_and_a_request_brings_it_back(cluster: Cl
         hurried = infer_body([ROW]) | {"parameters": {"timeout": 100_000}}  # microseconds
         status, answer = request(gateway.http_port, "POST", path, hurried)
         assert (status, "is starting" in answer["error"]) == (503, True)
-        wait_until(lambda: len(gateway.pids(BACKEND)) == 1, within_s=30)  # on its way though nobody waits
+        until(lambda: len(gateway.pids(BACKEND)) == 1, within_s=30)  # on its way though nobody waits
         (second,) = gateway.pids(BACKEND)
-        wait_until(lambda: not psutil.pid_exists(second), within_s=30)
+        until(lambda: not psutil.pid_exists(second), within_s=30)
 
         assert gateway.infer("m", [ROW])[0] == 200  # can wait, and does
         (third,) = gateway.pids(BACKEND)
         assert request(gateway.http_port, "POST", "/v2/repository/models/m/unload", {})[0] == 200
         assert gateway.infer("m", [ROW])[0] == 503
-        wait_until(lambda: not psutil.pid_exists(third), within_s=30)
+        until(lambda: not psutil.pid_exists(third), within_s=30)
         assert request(gateway.http_port, "POST", "/v2/repository/models/m/load", {})[0] == 200
         assert gateway.infer("m", [ROW])[0] == 200
         load.wait_for(10)
@@ -429,21 +425,21 @@ def test_requests_and_cost_are_what_clients_and_the_operating_system_count_throu
             assert request(port, "POST", f"/v2/repository/models/priced/{ask}", {})[0] == 200
         with Load(port, "priced", connections=8) as more:
             more.wait_for(100, within_s=60)
-            wait_until(lambda: told(port, "gateway_workers", model="priced") == 2, within_s=5)
+            until(lambda: told(port, "gateway_workers", model="priced") == 2, within_s=5)
             # By whichever ingress, and whoever has the sessions at that moment.
             workers = {told(port, "gateway_workers", model="priced") for _ in range(30)}
             more.wait_for(100)
         outcomes = load.outcomes + more.outcomes
         assert set(outcomes) <= {200, 503}  # while no replica is there
         assert workers == {2}
-        wait_until(lambda: told(port, "gateway_requests_total", model="priced") == outcomes.total(), within_s=5)
+        until(lambda: told(port, "gateway_requests_total", model="priced") == outcomes.total(), within_s=5)
         assert told(port, "gateway_requests_total", model="priced", code="ok") == outcomes[200]
         assert told(port, "gateway_request_duration_seconds_count", model="priced") == outcomes[200]
         assert told(port, "gateway_rows_total", model="priced") == outcomes[200]
-        wait_until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
+        until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
         assert told(port, "gateway_processes", role="ingress") == 2
-        wait_until(lambda: told(port, "gateway_replicas", model="priced") == 0, within_s=30)  # told a moment later
-        wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="priced") == 0, within_s=30)
+        until(lambda: told(port, "gateway_replicas", model="priced") == 0, within_s=30)  # told a moment later
+        until(lambda: told(port, "gateway_cost_usd_per_hour", model="priced") == 0, within_s=30)
         busy, idle = (told(port, "gateway_cost_usd_total", model="priced", state=state) for state in ("busy", "idle"))
         spent = lives.all_s()  # a dollar a second
         assert busy > 1
@@ -471,21 +467,21 @@ def test_cost_of_replicas_on_a_node_without_an_ingress_is_what_the_operating_sys
                 assert str(tmp_path) in Path(f"/proc/{victim}/environ").read_text()
                 kill(victim)
                 load.wait_for(400, within_s=60)
-                wait_until(lambda: lives.alive and lives.alive != [victim], within_s=60)
-                wait_until(lambda: told(port, "gateway_replicas", model="far") == 1, within_s=10)
+                until(lambda: lives.alive and lives.alive != [victim], within_s=60)
+                until(lambda: told(port, "gateway_replicas", model="far") == 1, within_s=10)
                 assert told(port, "gateway_processes", role="replica") == 1
                 for ingress in gateway.pids("ingress"):  # the one that counts, sooner or later
                     kill(ingress)
-                    wait_until(lambda gone=ingress: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
+                    until(lambda gone=ingress: gone not in (two := gateway.pids("ingress")) and len(two) == 2, within_s=60)
                 load.wait_for(200, within_s=60)
             for change in ("unload", "load"):
                 assert request(port, "POST", f"/v2/repository/models/far/{change}", {})[0] == 200
-            wait_until(lambda: ask()[0] == 200, within_s=60)
-            wait_until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
-            wait_until(lambda: ask()[0] == 200, within_s=60)  # and back
-            wait_until(lambda: not lives.alive, within_s=60)
-            wait_until(lambda: told(port, "gateway_replicas", model="far") == 0, within_s=30)
-            wait_until(lambda: told(port, "gateway_cost_usd_per_hour", model="far") == 0, within_s=30)
+            until(lambda: ask()[0] == 200, within_s=60)
+            until(lambda: not lives.alive, within_s=60)  # idle: scaled to zero
+            until(lambda: ask()[0] == 200, within_s=60)  # and back
+            until(lambda: not lives.alive, within_s=60)
+            until(lambda: told(port, "gateway_replicas", model="far") == 0, within_s=30)
+            until(lambda: told(port, "gateway_cost_usd_per_hour", model="far") == 0, within_s=30)
             busy, idle = (told(port, "gateway_cost_usd_total", model="far", state=state) for state in ("busy", "idle"))
             spent = lives.all_s()  # a dollar a second
         assert busy > 1
@@ -501,7 +497,7 @@ def test_a_configuration_file_of_serve_deploys_the_gateway(cluster: Cluster) -> 
     app = {"name": "from-file", "route_prefix": None, "import_path": "gateway.app:build", "args": document}
     schema = ServeDeploySchema.model_validate({"applications": [app]})
     _get_global_client().deploy_apps(schema)
-    wait_until(lambda: serve.status().applications["from-file"].status == "RUNNING", within_s=40)
+    until(lambda: serve.status().applications["from-file"].status == "RUNNING", within_s=40)
     assert request(port, "POST", "/v2/models/m/infer", infer_body([ROW]))[0] == 200
     serve.delete("from-file")
 
@@ -516,7 +512,7 @@ def test_a_killed_node_leaves_the_rest_working(cluster: Cluster) -> None:
         load.wait_for(200)
         cluster.remove_node(node, allow_graceful=False)
         load.wait_for(500)
-        wait_until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=20)  # there is no room for the other
+        until(lambda: len(gateway.pids("m-1-synthetic")) == 1, within_s=20)  # there is no room for the other
         load.wait_for(200)
     assert set(load.outcomes) == {200}, load.errors[:3]
     assert load.slowest_s < 5.0

@@ -4,13 +4,13 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from gateway.cluster.head import Head
 from gateway.cluster.launch import _deleted
 from gateway.config import ServerSection
+from tests.waiting import until
 
 
 def listening(port: int = 0) -> socket.socket:
@@ -22,13 +22,6 @@ def gone(process: socket.socket) -> None:
     connection, _ = process.accept()
     process.close()
     connection.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_head_that_comes_back_is_lost_no_longer(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,7 @@ from gateway.config import Config, ModelSection
 from gateway.engine.runner import PARTS_AHEAD, Execution
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled
 from gateway.wire.frames import encode_frame
+from tests import waiting
 from tests.cluster.conftest import APPLICATION, NODE, Gateway, config
 from tests.engine.misbehaving import value_of
 from tests.engine.pools import PATIENCE_S, batch_of, start, until, until_true
@@ -145,10 +146,8 @@ def test_whatever_a_batch_meets_it_has_one_end_and_its_slot_comes_back(cluster: 
     asyncio.run(main())
     answer = gateway.infer("m", [[value_of("raises")] * 16])
     assert answer == (500, {"error": "m:1/python: ValueError: a bad value"})
-    until_s = time.monotonic() + PATIENCE_S
-    while not ("model m version 1, request id '" in (text := logged()) and 'misbehaving.py", line ' in text):
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    said = ("model m version 1, request id '", 'misbehaving.py", line ')
+    waiting.until(lambda: all(each in logged() for each in said), every_s=0.05)
 
 
 def logged() -> str:

@@ -10,8 +10,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from gateway.cluster.control import control_name
 from gateway.cluster.run_dirs import clear_run_dirs
 from gateway.config import parse_config
 from gateway.process.run_dir import shared_run_dir
+from tests import waiting
 from tests.cluster.conftest import NODE, Gateway, config, request
 from tests.cluster.load import infer_body
 
@@ -37,6 +39,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:The .metrics_interval_s. field"),  # deployments._scale
 ]
+
+until = partial(waiting.until, every_s=0.1)  # what is asked for looks at every process
 
 
 def serving(path: Path, document: dict[str, Any], **environment: str) -> "subprocess.Popen[str]":
@@ -385,13 +389,6 @@ def test_ctrl_c_of_an_upgrade_gives_the_application_back_to_whom_it_was_to_repla
     finally:
         end(second)
         end(first)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_serve_starts_ray_answers_what_is_in_flight_on_a_signal_and_ends_what_it_started(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gateway.protocols.tensors import LONG_JSON_BYTES
+from tests.npy import npy
 from tests.rest_routes.serving import FAST, Served, serving
 from tests.rest_routes.test_generate import events
 from tests.rest_routes.test_routes import Answer, ask
@@ -99,12 +100,6 @@ def invoke(served: Served, model: str, body: Any, content_type: str = JSON, **he
 
 def v2(name: str, values: np.ndarray, datatype: str = "FP32", **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": name, "datatype": datatype, "shape": list(values.shape), "data": values.tolist()}], **more}
-
-
-def npy(array: np.ndarray, **options: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, **options)
-    return file.getvalue()
 
 
 # /ping

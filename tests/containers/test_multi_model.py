@@ -22,6 +22,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from gateway.access.rules import digest_of
 from tests.backends.sagemaker_cases import write_package
 from tests.containers.test_sagemaker import CODE, KILLED_S, MODEL, Container, container
+from tests.waiting import until
 
 LINEAR = Path(__file__).parent.parent.parent / "models" / "linear.onnx"
 ROW = json.dumps({"instances": [list(range(16))]})
@@ -109,13 +110,6 @@ def load(running: Container, name: str, folder: Path | str, **headers: str) -> t
 
 def invoke(running: Container, name: str, body: str = ROW, **headers: str) -> tuple[int, bytes]:
     return running.ask("POST", f"/models/{name}/invoke", body, Content_Type="application/json", **headers)
-
-
-def wait_for(path: Path) -> None:
-    end_s = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        assert time.monotonic() < end_s, path
-        time.sleep(0.005)
 
 
 @pytest.mark.slow
@@ -266,7 +260,7 @@ def test_other_models_answer_while_one_is_loaded_and_unloaded(running: Container
     with ThreadPoolExecutor(3) as beside:
         assert load(running, "linear", linear)[0] == 200
         loading = beside.submit(load, running, "waits", waits)
-        wait_for(waits / "load-begun")
+        until((waits / "load-begun").exists)
         assert {invoke(running, "linear")[0] for _ in range(50)} == {200}
         assert running.ask("GET", "/ping")[0] == 200
         status, body = invoke(running, "waits")
@@ -277,7 +271,7 @@ def test_other_models_answer_while_one_is_loaded_and_unloaded(running: Container
         assert loading.result(TIMEOUT_S) == (200, b"")
 
         running_one = beside.submit(invoke, running, "waits", "[1]")
-        wait_for(waits / "run-begun")
+        until((waits / "run-begun").exists)
         unloading = beside.submit(running.ask, "DELETE", "/models/waits")
         while running.ask("GET", "/models/waits")[0] != 404:
             assert not unloading.done()
@@ -333,10 +327,8 @@ def test_models_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
             assert running.ask("DELETE", f"/models/{name}")[0] == 200
             seen.append((used(process), process.memory_info().rss))
         steady = seen[1]  # what both kinds of model leave the first time: imported modules
-        end_s = time.monotonic() + TIMEOUT_S
-        while any(map(int.__gt__, now := used(process), steady[0])):  # threads of sessions end behind the answer
-            assert time.monotonic() < end_s, (now, steady)
-            time.sleep(0.01)
+        # Threads of sessions end behind the answer.
+        until(lambda: not any(map(int.__gt__, used(process), steady[0])), told=lambda: (used(process), steady))
         assert seen[-1][1] - steady[1] < 12 << 20, seen
         assert running.ask("GET", "/models") == (200, b'{"models":[]}')
 
@@ -370,7 +362,7 @@ def test_a_container_that_ends_breaks_a_load_off_and_answers_it(tmp_path: Path) 
     folder = unpacked(tmp_path, "waits", inference=WAITS)
     with multi_model(tmp_path) as running, ThreadPoolExecutor(1) as beside:
         loading = beside.submit(load, running, "waits", folder)
-        wait_for(folder / "load-begun")
+        until((folder / "load-begun").exists)
         asked_s = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
         status, body = loading.result(TIMEOUT_S)

@@ -35,9 +35,13 @@ def files(folder: Path) -> tuple[str, ...]:
     return ("--wheel", str(wheel), "--lock", str(lock))
 
 
+def command(tmp_path: Path, *options: str, config: Path = IRIS) -> list[str]:
+    return ["deploy", "ec2", str(config), *TYPE, *PLACE, *files(tmp_path), *options]
+
+
 def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, *options: str, config: Path = IRIS) -> list[dict[str, Any]]:
     """Its calls, each as one key and its parameters."""
-    code = main(["deploy", "ec2", str(config), *TYPE, *PLACE, *files(tmp_path), *options])
+    code = main(command(tmp_path, *options, config=config))
     out, err = capsys.readouterr()
     assert code == 0, err
     return list(yaml.safe_load(out))

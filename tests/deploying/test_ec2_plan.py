@@ -18,7 +18,7 @@ from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws
 from tests.deploying.made_configs import SYNTHETIC
-from tests.deploying.planned_ec2 import BUCKET, IRIS, PLACE, TYPE, WHEEL, files, plan, planned
+from tests.deploying.planned_ec2 import BUCKET, IRIS, WHEEL, command, plan, planned
 
 NEURON = {"kind": "synthetic", "resources": {"neuron_cores": 1}}
 GPU = {"kind": "synthetic", "resources": {"num_gpus": 1}}
@@ -45,7 +45,7 @@ def written(tmp_path: Path, *backends: dict[str, Any], **sections: Any) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *options: str, config: Path = IRIS) -> str:
-    assert main(["deploy", "ec2", str(config), *TYPE, *PLACE, *files(tmp_path), *options]) == 2
+    assert main(command(tmp_path, *options, config=config)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     return err
@@ -223,7 +223,7 @@ def test_all_processes_that_listen_on_the_machine_are_counted(capsys: pytest.Cap
 
 
 def test_the_price_of_a_month_has_its_source_and_its_date(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["deploy", "ec2", str(IRIS), *TYPE, *PLACE, *files(tmp_path)]) == 0
+    assert main(command(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "# Price of c7i.large: 0.08925 USD an hour each. A month: 65.15 USD with 1 instance." in out
     assert "#   Source: aws/karpenter-provider-aws@1d927085d" in out

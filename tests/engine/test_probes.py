@@ -15,7 +15,8 @@ from gateway.config import ModelSection
 from gateway.errors import BackendFailed, Code, GatewayError
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest, InferResponse
-from tests.engine.test_repository import infer, repository_of
+from tests.engine.repositories import repository_of
+from tests.engine.test_repository import infer
 
 HEAD = """
 import numpy as np

@@ -2,28 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from backends.base import ModelSpec
 from gateway.batching.recorded_file import unpacked
-from gateway.clock import LoopClock
-from gateway.config import Backend, ModelSection, parse_config
-from gateway.engine.lane_opener import LaneOpener
-from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository
-from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.engine.workers import WorkerPool
 from gateway.errors import BackendFailed, Code, ConfigError, GatewayError, InvalidArgument, NotFound, NotReady, Unsupported
 from gateway.protocols.tensors import shape_key
 from gateway.types import InferRequest, InferResponse
 from gateway.why.report import answer, as_json, told
+from tests.engine.repositories import repository_of
 
 MODELS = """
 models:
@@ -33,29 +25,6 @@ models:
   - {name: broken, load_at_start: false, backends: [{kind: synthetic, fail_opens: 1000}]}
 """
 TWO_VERSIONS = f"server: {{model_control: true}}\n{MODELS}"
-
-
-@asynccontextmanager
-async def repository_of(text: str, tmp_path: Path) -> AsyncIterator[Repository]:
-    clock = LoopClock(asyncio.get_running_loop())
-
-    def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
-        return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
-
-    metrics = Metrics()
-    config = parse_config(yaml.safe_load(text), source="x.yaml")
-    repository = Repository(
-        config,
-        opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
-        metrics=metrics,
-        clock=clock,
-        regions=SharedMemoryRegions(tmp_path / "regions"),
-    )
-    await repository.start()
-    try:
-        yield repository
-    finally:
-        await repository.close()
 
 
 def with_repository(tmp_path: Path, main: Callable[[Repository], Coroutine[Any, Any, None]], text: str = TWO_VERSIONS) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +24,7 @@ from backends.source import load_object
 from gateway.errors import GatewayError, InvalidArgument, NotReady
 from gateway.from_python import hosted
 from tests.from_python.models import Gate, Letters, Told, by_example, double, half, outer, texts
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 TWO_MODELS = {
@@ -483,10 +483,7 @@ def test_a_model_that_nobody_holds_is_closed_by_itself(model: gateway.LoadedMode
     before = gateway_threads()
     assert gateway.load(double).predict({"x": [[1, 2]]})["output"].tolist() == [[2, 4]]
     gc.collect()
-    until = time.monotonic() + 10
-    while gateway_threads() > before:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: gateway_threads() <= before)
 
 
 @pytest.mark.parametrize("waits", ["wait", "_result"])

@@ -12,21 +12,17 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 import uvloop
 import yaml
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from backends.base import ModelSpec
-from gateway.clock import LoopClock
-from gateway.config import Backend, ModelSection, parse_config
+from gateway.config import parse_config
 from gateway.edges.grpc_server import GrpcServer
-from gateway.engine.lane_opener import LaneOpener
-from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
-from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.engine.workers import WorkerPool
 from gateway.process.certificates import Certificates
+from tests.engine.repositories import new_repository
 
 CONTROLLED = "server: {model_control: true}\n"  # before the models: clients may load and unload them
 MODELS = """
@@ -113,23 +109,9 @@ async def serving(
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncIterator[Served]:
     """credentials: of the channel, where the server has certificates."""
-    clock = LoopClock(asyncio.get_running_loop())
-
-    def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
-        return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
-
     with TemporaryDirectory() as directory:
         config = parse_config(yaml.safe_load(text), source="models.yaml")
-        regions = SharedMemoryRegions(Path(directory) / "regions", enabled=config.server.system_shared_memory)
-        metrics = Metrics()
-        repository = Repository(
-            config,
-            opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
-            metrics=metrics,
-            clock=clock,
-            regions=regions,
-            control=control,
-        )
+        repository = new_repository(config, Path(directory), control=control)
         await repository.start()
         server = GrpcServer(repository, config.server.limits)
         port = await server.start("127.0.0.1", 0, certificates=certificates)
@@ -147,7 +129,13 @@ async def serving(
             finally:
                 await server.drain(0.1)
                 await asyncio.wait_for(repository.close(), 10)
-                regions.close()
+                repository.regions.close()
+
+
+async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

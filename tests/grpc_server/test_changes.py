@@ -8,7 +8,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.engine.metric_blocks import Key
-from tests.grpc_server.serving import Breaks, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import Breaks, Served, failure, infer_request, on_loop, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +25,6 @@ models:
 """
 
 
-async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
-
-
 def load(served: Served, **options: float) -> grpc.aio.Call:
     return served.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="m"), **options)
 
@@ -43,8 +38,7 @@ def state(served: Served) -> str:
 
 
 async def until(served: Served, wanted: str) -> None:
-    while state(served) != wanted:  # noqa: ASYNC110  # the repository tells nobody
-        await asyncio.sleep(0.005)
+    await until_async(lambda: state(served) == wanted)
 
 
 @on_loop
@@ -54,8 +48,7 @@ async def test_a_load_or_unload_goes_on_without_its_client() -> None:
         assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(served, "READY")
         answer = served.stub.ModelInfer(infer_request("m"))
-        while not served.repository.pending:  # noqa: ASYNC110  # as above
-            await asyncio.sleep(0.005)
+        await until_async(lambda: served.repository.pending)
         call = unload(served)
         await until(served, "UNLOADING")
         call.cancel()

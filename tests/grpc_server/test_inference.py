@@ -15,15 +15,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from gateway.config import Limits
 from gateway.edges.grpc_server import GrpcServer
-from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, infer_request, on_loop, serving
+from tests.grpc_server.serving import LONG, MODELS, SLOW, Served, failure, infer_request, on_loop, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
-
-
-async def failure(call: grpc.aio.Call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
 
 
 def first_value(response: pb.ModelInferResponse) -> float:
@@ -36,8 +31,7 @@ async def is_unharmed(served: Served) -> bool:
 
 
 async def until_pending(served: Served, count: int) -> None:
-    while served.repository.pending != count:  # noqa: ASYNC110  # the repository tells nobody
-        await asyncio.sleep(0.001)
+    await until_async(lambda: served.repository.pending == count, every_s=0.001)
 
 
 @on_loop
@@ -315,8 +309,7 @@ async def test_no_call_is_lost_to_a_drain_under_load() -> None:
                 answered += 1
 
         clients = [asyncio.ensure_future(calls(served)) for _ in range(8)]
-        while answered < 100:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.001)
+        await until_async(lambda: answered >= 100, every_s=0.001)
         await served.server.drain(5)
         await asyncio.gather(*clients)
         assert answered == 8 * 150

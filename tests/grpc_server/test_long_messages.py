@@ -9,6 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.grpc_server.serving import Served, on_loop, serving
+from tests.varint import varint
 
 pytestmark = pytest.mark.slow
 
@@ -113,9 +114,9 @@ async def test_a_message_of_millions_of_fields_is_refused_before_it_is_parsed(bo
 async def test_others_are_answered_while_a_long_message_is_decoded() -> None:
     """In a small part of the time that decoding takes."""
     tensor = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="INT32", shape=[1])
-    contents = b"\x12" + _length(16_000_000) + b"\1" * 16_000_000  # int_contents, packed
-    inner = tensor.SerializeToString() + b"\x2a" + _length(len(contents)) + contents
-    bomb = b"\x0a\x04ints\x2a" + _length(len(inner)) + inner
+    contents = b"\x12" + varint(16_000_000) + b"\1" * 16_000_000  # int_contents, packed
+    inner = tensor.SerializeToString() + b"\x2a" + varint(len(contents)) + contents
+    bomb = b"\x0a\x04ints\x2a" + varint(len(inner)) + inner
     async with serving(MODELS) as served:
         await served.stub.ModelInfer(wide(), timeout=20)  # the process is there
         bombing = asyncio.ensure_future(failure(served, bomb))
@@ -127,12 +128,3 @@ async def test_others_are_answered_while_a_long_message_is_decoded() -> None:
         took = time.monotonic() - began
         assert (await bombing).details() == "input 'INPUT0': got 16000000 elements, expected 1 for INT32 [1]"
         assert slowest < max(0.5, took / 4)  # a busy machine slows down both
-
-
-def _length(size: int) -> bytes:
-    """A number as protobuf writes it."""
-    out = b""
-    while size > 0x7F:
-        out += bytes([size & 0x7F | 0x80])
-        size >>= 7
-    return out + bytes([size])

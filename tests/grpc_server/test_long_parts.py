@@ -1,7 +1,5 @@
 """Parts of ModelStreamInfer that take long to encode: they come in their order, and hold up nobody but those behind them."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -13,6 +11,7 @@ from gateway.protocols.grpc import GrpcCodec
 from gateway.wire.tensors import tensor_from_bytes
 from tests.grpc_server.serving import Served, infer_request, on_loop, serving
 from tests.long_parts import LONG, HeldEncoder
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
 
@@ -56,12 +55,6 @@ async def read(call: Any, count: int) -> list[str]:
     return [told(await call.read()) for _ in range(count)]
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # of a thread, or the server's count
-            await asyncio.sleep(0.001)
-
-
 def busy(served: Served) -> int:
     (lane,) = served.repository.model("mixed").lanes
     return lane.runner.slots - lane.runner.free_slots
@@ -91,8 +84,8 @@ def test_a_part_that_takes_long_holds_up_no_other_request(monkeypatch: pytest.Mo
             call = served.stub.ModelStreamInfer()
             await call.write(asked([1, LONG, 1], "a"))
             assert await read(call, 1) == ["a 0 1"]
-            await until(held.begun.is_set)
-            await until(lambda: not busy(served))  # its end is known, too
+            await until_async(held.begun.is_set)
+            await until_async(lambda: not busy(served))  # its end is known, too
             await served.stub.ModelInfer(infer_request("echo"), timeout=20)
             await call.write(asked([1], "b"))  # of the same stream
             assert await read(call, 2) == ["b 0 1", "b end"]
@@ -114,11 +107,11 @@ def test_a_client_that_leaves_while_a_part_is_encoded_frees_the_session(parts: i
         async with serving(MODELS) as served:
             call = served.stub.ModelStreamInfer()
             await call.write(asked([LONG] * parts))
-            await until(held.begun.is_set)
+            await until_async(held.begun.is_set)
             if parts == 1:
-                await until(lambda: not busy(served))  # the model has ended before
+                await until_async(lambda: not busy(served))  # the model has ended before
             call.cancel()
-            await until(lambda: not busy(served) and not served.server._streams)
+            await until_async(lambda: not busy(served) and not served.server._streams)
             held.goes_on.set()
             call = served.stub.ModelStreamInfer()
             await call.write(asked([1, LONG]))

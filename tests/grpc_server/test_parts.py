@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import NotReady
 from tests.grpc_server.counting import ENDLESS, WIDTH, closed, goes_on, made
 from tests.grpc_server.serving import Served, infer_request, on_loop, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
 
@@ -70,12 +71,6 @@ def told(message: pb.ModelStreamInferResponse) -> str:
     if not answer.raw_output_contents:
         return f"{answer.id}:end{star}"
     return f"{answer.id}:{np.frombuffer(answer.raw_output_contents[0], np.float32)[0]:g}{star}"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # of a model's thread, or the server's count
-            await asyncio.sleep(0.001)
 
 
 async def rest_of(call: Any) -> list[str]:
@@ -210,7 +205,7 @@ async def test_a_client_that_leaves_frees_the_session(reads: bool) -> None:
         for _ in range(100 if reads else 1):
             await call.read()
         call.cancel()
-        await until(lambda: not busy(served))
+        await until_async(lambda: not busy(served))
         assert closed[2].is_set()
         assert counted(served, "gateway_requests_total", model="counts", code="cancelled") == 1
 
@@ -222,7 +217,7 @@ async def test_the_deadline_of_a_call_ends_its_stream() -> None:
         await call.write(parts_of(ENDLESS))
         assert set(await rest_of(call)) > {":0", ":1"}
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not busy(served))
+        await until_async(lambda: not busy(served))
 
 
 @on_loop
@@ -235,7 +230,7 @@ async def test_a_call_that_breaks_the_protocol_gives_up_what_it_asked_for() -> N
         await call.write(bytes(100_000))
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         goes_on[3].set()
-        await until(lambda: not busy(served))
+        await until_async(lambda: not busy(served))
 
 
 @on_loop
@@ -244,7 +239,7 @@ async def test_a_slow_reader_holds_a_bounded_number_of_parts_and_the_session_wai
     async with serving(MODELS) as served:
         asked(4)
         writer = await raw_call(served, parts_of(ENDLESS, 4))
-        await until(lambda: made[4] > PARTS_AHEAD)
+        await until_async(lambda: made[4] > PARTS_AHEAD)
         seen = -1
         while made[4] != seen:
             seen = made[4]
@@ -253,7 +248,7 @@ async def test_a_slow_reader_holds_a_bounded_number_of_parts_and_the_session_wai
         assert PARTS_AHEAD <= seen <= PARTS_AHEAD + window + 2
         assert busy(served) == 1
         writer.close()
-        await until(lambda: not busy(served))
+        await until_async(lambda: not busy(served))
         assert closed[4].is_set()
 
 
@@ -262,7 +257,7 @@ async def test_a_client_that_takes_nothing_for_too_long_gives_its_session_back()
     async with serving("server: {limits: {body_timeout_s: 0.2}}\n" + MODELS) as served:
         asked(6)
         writer = await raw_call(served, parts_of(ENDLESS, 6))
-        await until(lambda: closed[6].is_set() and not busy(served))
+        await until_async(lambda: closed[6].is_set() and not busy(served))
         writer.close()
 
 
@@ -315,7 +310,7 @@ async def test_a_drain_lets_a_stream_finish_or_ends_it_with_one_error_in_time(en
             assert len(errors) == 1
         else:
             assert messages == ["a:1", "a:2", "a:end*"]
-        await until(lambda: not busy(served))
+        await until_async(lambda: not busy(served))
 
 
 @pytest.mark.parametrize("enable_final", [False, True])

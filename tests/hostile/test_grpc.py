@@ -10,6 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from tests.hostile.bench import Address, Bench, attacked
+from tests.varint import varint
 
 pytestmark = pytest.mark.slow
 
@@ -68,14 +69,6 @@ def connected(address: Address, *, settings: bytes = b"") -> Iterator[socket.soc
     with socket.create_connection(address, timeout=30) as talking, contextlib.suppress(ConnectionError):
         talking.sendall(PREFACE + frame(SETTINGS, 0, 0) + settings)
         yield talking
-
-
-def varint(number: int) -> bytes:
-    out = b""
-    while number > 0x7F:
-        out += bytes([number & 0x7F | 0x80])
-        number >>= 7
-    return out + bytes([number])
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import http.client
-import io
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 
 from tests.hostile.bench import Address, Bench, attacked
 from tests.hostile.test_rest import MIB, filled
+from tests.npy import npy
 
 pytestmark = pytest.mark.slow
 
@@ -32,12 +32,6 @@ def invoke(address: Address, model: str, media: str, body: bytes, accept: str) -
         answer = connection.getresponse()
         answer.read()
         return answer.status
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def long(begin: bytes, element: bytes, end: bytes) -> bytes:

@@ -68,8 +68,9 @@ def test_many_bodies_that_never_end(bench: Bench) -> None:
                 hog.settimeout(0.01)
                 with contextlib.suppress(TimeoutError, ConnectionError):
                     told.append(hog.recv(4096))
+            told = [each for each in told if each]
             assert len(told) >= 60 - MEMORY_BYTES // (6 * MIB)
-            assert all(b" 503 " in each and b"\r\nRetry-After: 1\r\n" in each for each in told if each)
+            assert all(b" 503 " in each and b"\r\nRetry-After: 1\r\n" in each for each in told)
 
     bench.withstands(attack, MOST_MORE_BYTES)
 

@@ -5,7 +5,6 @@ import hashlib
 import json
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from gateway.config import Limits
 from gateway.edges.http_server import HttpServer
 from gateway.process.certificates import Certificates
 from gateway.wire.exchange import Exchange, Handler
+from tests.running_loop import running_loop
 
 TIMEOUT_S = 10.0
 
@@ -148,23 +148,17 @@ def serving(
     certificates: Certificates | None = None,
     **limits: Any,
 ) -> Iterator[Served]:
-    loop = new_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = HttpServer(handler, Limits(**limits))
-    port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0, certificates=certificates), loop).result(TIMEOUT_S)
-    served = Served(server, port, loop)
-    try:
-        yield served
-    finally:
-        for client in served.clients:
-            client.close()
-        served.drain(2.0)
-        assert served.connections() == 0
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(TIMEOUT_S)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(TIMEOUT_S)
-        loop.close()
+    with running_loop(new_loop) as loop:
+        server = HttpServer(handler, Limits(**limits))
+        port = asyncio.run_coroutine_threadsafe(server.start("127.0.0.1", 0, certificates=certificates), loop).result(TIMEOUT_S)
+        served = Served(server, port, loop)
+        try:
+            yield served
+        finally:
+            for client in served.clients:
+                client.close()
+            served.drain(2.0)
+            assert served.connections() == 0
 
 
 def echo(exchange: Exchange) -> None:

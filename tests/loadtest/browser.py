@@ -1,6 +1,5 @@
 """A headless Chromium, driven through Debian's chromedriver by WebDriver's own protocol: what a page is like for a person."""
 
-import base64
 import contextlib
 import json
 import socket
@@ -44,11 +43,6 @@ class Browser:
         """Every address asked for since the last call."""
         messages = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
         return {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
-
-    def screenshot(self) -> bytes:
-        """The whole page as PNG."""
-        found = self.devtools("Page.captureScreenshot", {"captureBeyondViewport": True})
-        return base64.b64decode(found["data"])
 
     def devtools(self, command: str, parameters: dict[str, Any]) -> Any:
         return post(f"{self._base}/goog/cdp/execute", {"cmd": command, "params": parameters})

@@ -19,7 +19,6 @@ from tests.parity.models import PAIRS
 from tests.triton_server import triton_server
 
 CLIENTS = ("http", "grpc", "http.aio", "grpc.aio")
-_READY_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True)

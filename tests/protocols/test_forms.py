@@ -1,7 +1,6 @@
 """Forms of bodies, and the headers that name them, without a socket."""
 
 import base64
-import io
 import json
 import random
 from dataclasses import replace
@@ -18,6 +17,7 @@ from gateway.protocols.media import Form, answer_of, attributes_of, form_of
 from gateway.protocols.tensors import ParsesLong, TakesLong
 from gateway.protocols.v1 import RowsReader
 from gateway.types import InferRequest, InferResponse
+from tests.npy import npy
 
 FLOATS = ModelSpec("", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "FP32", (-1, 3)),), 64)
 MIXED = ModelSpec(
@@ -75,12 +75,6 @@ def test_custom_attributes_are_pairs_of_which_ours_are_taken() -> None:
     assert attributes_of(b"model=a".ljust(1024)) == {"model": "a"}
     with pytest.raises(InvalidArgument, match="Custom-Attributes has 1025 bytes: expected at most 1024"):
         attributes_of(b"model=a".ljust(1025))
-
-
-def npy(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 SENT = [

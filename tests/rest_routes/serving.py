@@ -1,7 +1,6 @@
 """The REST edge over a real repository of synthetic models, on a loop in a thread of its own."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -10,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvloop
 import yaml
 
-from backends.base import ModelSpec
 from gateway.access.doors import Doors
-from gateway.clock import LoopClock
-from gateway.config import Backend, ModelSection, parse_config
+from gateway.config import parse_config
 from gateway.edges.http_server import HttpServer
 from gateway.edges.rest_routes import RestRoutes
-from gateway.engine.lane_opener import LaneOpener
-from gateway.engine.metrics import Metrics
 from gateway.engine.repository import Repository, RepositoryControl
-from gateway.engine.shared_memory import SharedMemoryRegions
-from gateway.engine.workers import WorkerPool
+from tests.engine.repositories import new_repository
+from tests.running_loop import running_loop
 
 TIMEOUT_S = 20.0
 FAST = "backends: [{kind: synthetic, fixed_ms: 0, row_ms: 0}]"
@@ -97,32 +91,13 @@ class Served:
 def serving(
     directory: Path, text: str = MODELS, *, control: RepositoryControl | None = None, port: int = 0
 ) -> Iterator[Served]:
-    loop = uvloop.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    async def start() -> Served:
-        clock = LoopClock(loop)
-
-        def open_runner(model: ModelSection, backend: Backend, declared: ModelSpec) -> WorkerPool:
-            return WorkerPool(backend, declared, name=f"{model.name}:{model.version}/{backend.label}", clock=clock)
-
+    async def start(loop: asyncio.AbstractEventLoop) -> Served:
         config = parse_config(yaml.safe_load(text), source="models.yaml")
-        metrics = Metrics(config.models, enabled=config.metrics.enabled)
-        regions = SharedMemoryRegions(directory / "regions")
-        repository = Repository(
-            config,
-            opener=LaneOpener(open_runner, metrics=metrics, clock=clock, state_dir=config.server.state_dir),
-            metrics=metrics,
-            clock=clock,
-            regions=regions,
-            control=control,
-        )
+        repository = new_repository(config, directory, control=control)
         await repository.start()
-        limits = config.server.limits
-        access = config.server.access
+        limits, access, scrape = config.server.limits, config.server.access, repository.metrics.scrape
         doors = Doors(access, {}) if access is not None else None
-        routes = RestRoutes(repository, limits, scrape=metrics.scrape, status_page=config.server.shows_page, doors=doors)
+        routes = RestRoutes(repository, limits, scrape=scrape, status_page=config.server.shows_page, doors=doors)
         server = HttpServer(routes, limits)
         return Served(repository, server, await server.start("127.0.0.1", port), loop)
 
@@ -130,12 +105,9 @@ def serving(
         await served.server.drain(2.0)
         await served.repository.close()
 
-    served = asyncio.run_coroutine_threadsafe(start(), loop).result(TIMEOUT_S)
-    try:
-        yield served
-    finally:
-        served.run(stop(served))
-        served.run(loop.shutdown_default_executor())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(TIMEOUT_S)
-        loop.close()
+    with running_loop() as loop:
+        served = asyncio.run_coroutine_threadsafe(start(loop), loop).result(TIMEOUT_S)
+        try:
+            yield served
+        finally:
+            served.run(stop(served))

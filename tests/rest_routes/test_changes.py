@@ -11,6 +11,7 @@ import pytest
 
 from tests.grpc_server.serving import Breaks
 from tests.rest_routes.serving import Served, serving
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +36,7 @@ def change(served: Served, verb: str) -> int:
 
 def test_abandoned_loads_are_one_load_that_goes_on(tmp_path: Path) -> None:
     async def until(state: str) -> None:
-        while served.repository.index()[0]["state"] != state:  # noqa: ASYNC110  # the repository tells nobody
-            await asyncio.sleep(0.005)
+        await until_async(lambda: served.repository.index()[0]["state"] == state)
 
     with serving(tmp_path, SLOW.replace(", state_dir: STATE", "")) as served:
         for _ in range(20):

@@ -16,6 +16,7 @@ from gateway.engine.model_statistics import ModelStatistics
 from gateway.engine.runner import PARTS_AHEAD
 from gateway.errors import NotReady
 from tests.rest_routes.serving import Served, serving
+from tests.waiting import until
 
 TIMEOUT_S = 10.0
 MODELS = """
@@ -206,13 +207,6 @@ def unread(served: Served) -> socket.socket:
     return client
 
 
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def settled() -> int:
     """How many parts were made when no more are."""
     seen = -1
@@ -224,7 +218,7 @@ def settled() -> int:
 
 def test_a_client_that_reads_nothing_holds_a_bounded_number_of_parts(served: Served) -> None:
     with unread(served) as client:
-        wait_until(lambda: Large.made > 0)
+        until(lambda: Large.made > 0)
         made = settled()
         (connection,) = served.run(_connections(served))
         held_here = connection.unsent
@@ -244,7 +238,7 @@ async def _connections(served: Served) -> list[Any]:
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_client_that_leaves_frees_the_session(served: Served, reads: bool) -> None:
     client = unread(served)
-    wait_until(lambda: Large.made > 0)
+    until(lambda: Large.made > 0)
     if reads:
         client.recv(1000)
     else:
@@ -252,7 +246,7 @@ def test_a_client_that_leaves_frees_the_session(served: Served, reads: bool) -> 
     client.close()
     assert Large.closed.wait(TIMEOUT_S)
     with unread(served):  # the one session of the model is free again
-        wait_until(lambda: Large.made > 0)
+        until(lambda: Large.made > 0)
     assert Large.closed.wait(TIMEOUT_S)
 
 

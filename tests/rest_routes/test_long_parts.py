@@ -3,8 +3,7 @@
 import http.client
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from gateway.engine.runner import PARTS_AHEAD
 from gateway.protocols.generate import GenerateCodec
 from tests.long_parts import LONG, HeldEncoder, made
 from tests.rest_routes.serving import TIMEOUT_S, Served, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -74,13 +74,6 @@ def counted(served: Served, code: str) -> float:
     return sum(float(count) for labels, count in found if f'code="{code}"' in labels and 'model="mixed"' in labels)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 def free(served: Served) -> bool:
     (lane,) = served.repository.model("mixed").lanes
     return lane.runner.free_slots == 1
@@ -101,7 +94,7 @@ def test_a_part_that_takes_long_holds_up_no_other_client(served: Served, held: H
     response = connection.getresponse()
     assert parts_of(response.readline() + b"\n") == [(0, 1)]
     assert held.begun.wait(TIMEOUT_S)
-    wait_until(lambda: free(served))  # its end is known, too
+    until(lambda: free(served))  # its end is known, too
     assert echoes(served) == 200
     assert not held.waited
     assert counted(served, "ok") == before
@@ -115,7 +108,7 @@ def test_a_part_that_takes_long_holds_up_no_other_client(served: Served, held: H
 def test_a_model_waits_for_parts_that_are_not_encoded(served: Served, held: HeldEncoder) -> None:
     connection = ask(served, [LONG] * 15, key=1)
     assert held.begun.wait(TIMEOUT_S)
-    wait_until(lambda: made[1] >= PARTS_AHEAD)
+    until(lambda: made[1] >= PARTS_AHEAD)
     for _ in range(20):
         assert echoes(served) == 200
     assert made[1] == PARTS_AHEAD
@@ -132,10 +125,10 @@ def test_a_client_that_leaves_while_a_part_is_encoded_is_counted_and_frees_the_s
     connection = ask(served, [LONG] * parts)
     assert held.begun.wait(TIMEOUT_S)
     if parts == 1:
-        wait_until(lambda: free(served))  # the model has ended before
+        until(lambda: free(served))  # the model has ended before
     connection.close()
-    wait_until(lambda: counted(served, "cancelled") == before + 1)
-    wait_until(lambda: free(served))
+    until(lambda: counted(served, "cancelled") == before + 1)
+    until(lambda: free(served))
     held.goes_on.set()
     connection = ask(served, [1, LONG])
     assert parts_of(connection.getresponse().read()) == [(0, 1), (1, LONG)]

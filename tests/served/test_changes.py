@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.served.gateway_process import served
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -49,10 +49,7 @@ def test_sigterm_breaks_a_load_off_and_tells_whoever_waits_for_it(tmp_path: Path
     (tmp_path / "x.yaml").write_text(CONFIG)
     with served(tmp_path / "x.yaml", "--no-ray") as gateway, ThreadPoolExecutor() as pool:
         loading = pool.submit(load_over_rest, gateway.http) if protocol == "rest" else pool.submit(load_over_grpc, gateway.grpc)
-        until = time.monotonic() + 20
-        while b"LOADING" not in index(gateway.http):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until(lambda: b"LOADING" in index(gateway.http))
         gateway.process.send_signal(signal.SIGTERM)
         code = {"rest": 503, "grpc": grpc.StatusCode.UNAVAILABLE}[protocol]
         assert loading.result(20) == (code, "the server is shutting down")

@@ -188,7 +188,7 @@ BENCHMARKS = (
     "python -m benchmarks.switched --with neither again slowed both",
     "python -m benchmarks.switched --with neither again ring both --rounds 60 --processes 5 --connections 64",
     "python -m benchmarks.streams replicas",
-    "python benchmarks/grpc_listener.py",
+    "python -m benchmarks.grpc_listener",
     "python benchmarks/hyper_h2.py",
     "python -m benchmarks.listener",
     "python -m benchmarks.listener --connections 1 64 --rounds 3 --granian …",

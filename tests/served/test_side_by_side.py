@@ -5,11 +5,11 @@ import json
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gateway.access.rules import digest_of
 from gateway.config import parse_config
 from gateway.errors import ConfigError
 from gateway.from_python import running
+from tests import waiting
 from tests.cluster.load import GrpcLoad, Load, infer_body
 from tests.served.gateway_process import Served, served
 
@@ -34,6 +35,8 @@ TENSORS = {
     "outputs": [{"name": "OUTPUT0", "datatype": "FP32", "shape": [-1, 16]}],
 }
 MODULE = "gateway.commands.side_by_side"
+
+until = partial(waiting.until, every_s=0.05)  # what is asked for looks at every process
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +71,6 @@ def connections_of(gateway: Served, port: int) -> list[int]:
     )
 
 
-def wait_until(condition: Callable[[], Any], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.05)
-
-
 def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
@@ -91,7 +87,7 @@ def listening(gateway: Served) -> int:
 @contextlib.contextmanager
 def side_by_side(path: Path, processes: int = 2, log: Path | None = None) -> Iterator[Served]:
     with served(path, "--no-ray", log=log) as gateway:
-        wait_until(lambda: listening(gateway) == processes)
+        until(lambda: listening(gateway) == processes)
         children = processes_of(gateway)
         yield gateway
     _, alive = psutil.wait_procs(children, 5)
@@ -110,12 +106,12 @@ def test_they_share_the_ports_and_the_load_and_count_as_one(tmp_path: Path, behi
     with side_by_side(written(tmp_path / "x.yaml", behind)) as gateway:
         port = port_of(gateway.http)
         with Load(port, "m", connections=24) as load, GrpcLoad(port_of(gateway.grpc), "m") as calls:
-            wait_until(lambda: sum(connections_of(gateway, port)) == 24 and connections_of(gateway, port)[0] >= 9)
-            wait_until(lambda: calls.outcomes["ok"] >= 20)
+            until(lambda: sum(connections_of(gateway, port)) == 24 and connections_of(gateway, port)[0] >= 9)
+            until(lambda: calls.outcomes["ok"] >= 20)
         assert load.outcomes.keys() == {200}
         assert calls.outcomes.keys() == {"ok"}
         sent = load.outcomes[200] + calls.outcomes["ok"]
-        wait_until(lambda: count(gateway) == sent)  # each tells the others once a second
+        until(lambda: count(gateway) == sent)  # each tells the others once a second
         for _ in range(8):  # whoever is asked
             assert count(gateway) == sent
         with triton.InferenceServerClient(gateway.grpc) as client:
@@ -133,9 +129,9 @@ def test_one_that_is_asked_to_end_is_replaced_and_no_request_is_lost(tmp_path: P
                 for process in before:
                     process.terminate()
                 assert psutil.wait_procs(before, 20)[1] == []
-                wait_until(lambda: listening(gateway) == 2)
+                until(lambda: listening(gateway) == 2)
                 load.wait_for(200)
-                wait_until(lambda: connections_of(gateway, port)[0] >= 5)
+                until(lambda: connections_of(gateway, port)[0] >= 5)
         assert load.outcomes.keys() == {200}
         assert calls.outcomes.keys() == {"ok"}
     assert len(re.findall(r"process \d+ ends: another takes its place", log.read_text())) == 4
@@ -151,7 +147,7 @@ def test_one_that_is_killed_is_replaced_and_costs_its_own_connections_only(tmp_p
             had = sum(one.laddr.port == port and one.status == "ESTABLISHED" for one in killed.net_connections("tcp"))
             killed.kill()
             load.wait_for(200)
-            wait_until(lambda: listening(gateway) == 2)
+            until(lambda: listening(gateway) == 2)
             load.wait_for(200)
         broken = sum(each for outcome, each in load.outcomes.items() if outcome != 200)
         assert broken <= had + 8  # those that its listener had just taken

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.served.gateway_process import ROOT
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -67,11 +68,9 @@ def config(folder: Path, *, isolation: str, at_load: bool) -> Path:
 
 def stuck_processes(folder: Path) -> list[psutil.Process]:
     """The one that is stuck, and the one it started; once it is."""
-    until_s = time.monotonic() + PATIENCE_S
-    while not (folder / "note").exists() or not (folder / "note").read_text().count(" "):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
-    return [psutil.Process(int(pid)) for pid in (folder / "note").read_text().split()]
+    note = folder / "note"
+    until(lambda: note.exists() and note.read_text().count(" "))
+    return [psutil.Process(int(pid)) for pid in note.read_text().split()]
 
 
 def ended(process: psutil.Process) -> bool:

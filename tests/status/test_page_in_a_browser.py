@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.debian("chromium-driver")]
 
 WITHIN_S = 20.0
 CARD = "document.querySelectorAll('details.model')[{}]"
-CELLS = "[...{}.querySelectorAll('{}')].map(e => e.innerText.trim())"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -19,6 +19,7 @@ from gateway.tracing.settings import Settings
 from gateway.types import RequestEnd, RequestTrace, SpanContext
 from tests.tracing.collector import collecting
 from tests.tracing.test_traces import body, config
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -77,13 +78,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def counts(exporter: Exporter) -> int:
     return exporter.exported + exporter.failed + exporter.dropped
-
-
-def until(condition: Any) -> None:
-    end_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 def test_a_collector_that_hangs_costs_a_queue_and_holds_up_nobody(protocol: Protocol, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from gateway.batching.replay import replay
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 from gateway.why.causes import diagnose
-from tests.engine.test_repository import repository_of
+from tests.engine.repositories import repository_of
 from tests.why.recorded import learned_of
 
 CONFIG = """

@@ -1,10 +1,11 @@
 """How a client's load or unload of a model reaches every ingress replica.
 
-A small actor holds the wanted state and a version that grows with every change, and over restarts. Each ingress replica keeps
-one call `follow` open to it, applies what that returns and reports. `publish` returns when all that follow have reported. A
-backend's replica asks it as it starts. The actor is detached and named after the application, since it must outlive any one
-ingress, and an upgrade; it ends by itself when nobody has followed for a while. One that was lost and made anew is reminded by
-those that follow.
+A small actor numbers the changes that clients ask for, and keeps for each model the last that was settled and those that are
+under way. Each ingress replica keeps one call `follow` open to it, applies each change that this returns, in order, and reports
+on it. A change is settled when all that follow have reported: then `publish` returns. A load that failed anywhere is dropped.
+An ingress begins with what is settled, and a backend's replica asks the actor as it starts. The actor is detached and named
+after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has followed for a
+while. One that was lost and made anew is reminded by those that follow.
 """
 
 import asyncio
@@ -30,37 +31,46 @@ _END_AFTER_S: Final = 60.0
 _LOADED_AFTER_S: Final = 600.0
 _ASKED_S: Final = 5.0
 _RETRY_S: Final = 0.5
-_REPORTS_KEPT: Final = 64
 
 log = logging.getLogger(__name__)
 
 
+class Change(NamedTuple):
+    """A load or an unload that a client has asked for. number: it grows with every change, also over restarts."""
+
+    number: int
+    model: str
+    loaded: bool
+
+
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """One ingress replica. following: calls of it that are open. reports: version -> error, empty for success."""
+    """One ingress replica.
+
+    following: open calls of `follow`. begun: the number up to which it has applied all changes but `applying`, or had no need
+    to. reports: number -> error, empty for success.
+    """
 
     following: int = 0
     seen_s: float = 0.0
+    begun: int = 0
+    applying: set[int] = field(default_factory=set)
     reports: dict[int, str] = field(default_factory=dict)
 
-    def report_on(self, version: int) -> str | None:
-        """None: there is none yet. A report may be on several versions up to its own."""
-        return next((self.reports[reported] for reported in sorted(self.reports) if reported >= version), None)
+    def report_on(self, number: int) -> str | None:
+        """None: there is none yet."""
+        return self.reports.get(number, "" if number <= self.begun and number not in self.applying else None)
 
     def gone(self, now_s: float) -> bool:
         return not self.following and now_s - self.seen_s > _GONE_AFTER_S
 
 
-class _Wish(NamedTuple):
-    """What a model is to be. version: of its last change."""
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """A change, and the errors that it met where it was applied; None: it is under way."""
 
-    version: int
-    loaded: bool
-
-    @property
-    def load(self) -> int:
-        """The number of the load that clients want; 0: they want the model unloaded."""
-        return self.version if self.loaded else 0
+    change: Change
+    errors: list[str] | None = None
 
 
 def _now_ms() -> int:
@@ -73,103 +83,159 @@ class ControlState:
     def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
         """now_ms: of a clock that the processes before this one had: replicas know their versions."""
         self._now_ms = now_ms
-        self._version = 0
-        self._lifted: dict[int, int] = {}  # versions that were published here and have another number now
-        self._wanted: dict[str, _Wish] = {}  # by model
+        self._version = 0  # the number of the last change
+        self._asked: list[_Asked] = []  # in order: of each model the last that was settled, and all that are under way
         self._followers: dict[str, _Follower] = {}
+        self._reminded_s: float | None = None  # until when others may come that followed the actor before this one
         self._needed_until_s = 0.0
         self._ends = False
         self._changed = asyncio.Event()
 
-    async def asked(self) -> tuple[int, dict[str, int]]:
-        """The version there is, and what clients have asked for up to it, as `_Wish.load`."""
+    async def asked(self) -> tuple[int, list[Change]]:
+        """What an ingress replica begins with: a number, and what is settled. `follow` gives what is under way: it may fail."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
-        return self._version, {model: wish.load for model, wish in self._wanted.items()}
+        open_ = [asked.change.number for asked in self._asked if asked.errors is None]
+        return min(open_, default=self._version + 1) - 1, [asked.change for asked in self._asked if asked.errors is not None]
 
-    async def join(self, ingress: str, seen: int = 0, models: Collection[str] | None = None) -> None:
+    async def newest(self, model: str) -> tuple[int, bool]:
+        """The number of the last change of any model, and whether the last of this one is an unload: as `ClientsWish`."""
+        self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
+        loaded = [asked.change.loaded for asked in self._asked if asked.change.model == model]
+        return self._version, bool(loaded) and not loaded[-1]
+
+    async def join(self, ingress: str, begun: int = 0, models: Collection[str] | None = None) -> None:
         """Count an ingress replica among those that follow, as it will at once.
 
-        seen: the version that it has begun with. models: that it has; what was asked for others is forgotten. None: any.
+        begun: the number that it has begun with. models: that it has; what was settled of others is forgotten. None: any.
         """
         if models is not None:
-            self._wanted = {model: wish for model, wish in self._wanted.items() if model in models}
-        follower = self._followers.setdefault(ingress, _Follower())
-        follower.seen_s = time.monotonic()
-        if 0 < seen <= self._version:  # else this actor was restarted
-            await self.report(ingress, seen, "")
+            self._asked = [asked for asked in self._asked if asked.errors is None or asked.change.model in models]
+        now_s = time.monotonic()
+        # One that has only stood still comes back with all that it has reported.
+        self._followers = {each: at for each, at in self._followers.items() if not at.gone(now_s - _LOADED_AFTER_S)}
+        if begun <= self._version:  # else this actor was made anew, and will be reminded
+            self._seen(ingress).begun = begun
+            self._settle()
 
-    async def follow(self, ingress: str, seen: int) -> tuple[int, dict[str, int]]:
-        """Wait for a version past `seen`, or a while; then that version, and of the models that changed since `_Wish.load`."""
-        follower = self._followers.setdefault(ingress, _Follower())
+    async def follow(self, ingress: str, seen: int) -> tuple[int, list[Change]] | None:
+        """Wait for changes past `seen`, or a while; then the number of the last, and those. None: it is to remind first."""
+        follower = self._followers.get(ingress)
+        if follower is None:
+            return None
         follower.following += 1
-        if seen > self._version:
-            seen = 0  # this actor was restarted and has forgotten
         try:
             if seen == self._version:
                 await self._change(_FOLLOW_S)
         finally:
             follower.following -= 1
-            follower.seen_s = time.monotonic()
-            self._needed_until_s = max(self._needed_until_s, follower.seen_s + _END_AFTER_S)
-        return self._version, {model: wish.load for model, wish in self._wanted.items() if wish.version > seen}
+            self._needed_until_s = max(self._needed_until_s, self._seen(ingress).seen_s + _END_AFTER_S)
+            self._settle()
+        return self._version, [asked.change for asked in self._asked if asked.change.number > seen]
 
-    async def report(self, ingress: str, version: int, error: str) -> None:
-        """Say that everything up to `version` is applied. error: empty, or what went wrong."""
-        reports = self._followers.setdefault(ingress, _Follower()).reports
-        reports[version] = error
-        for old in sorted(reports)[:-_REPORTS_KEPT]:
-            del reports[old]
-        self._tell()
+    async def report(self, ingress: str, number: int, error: str) -> bool:
+        """Say that a change was applied. error: empty, or what went wrong. Gives False where it is to remind first."""
+        if ingress not in self._followers:
+            return False
+        follower = self._seen(ingress)
+        follower.reports[number] = error
+        follower.applying.discard(number)
+        self._settle()
+        return True
 
-    async def remind(self, ingress: str, seen: int, asked: dict[str, int]) -> tuple[int, dict[str, int]]:
+    async def remind(
+        self, ingress: str, seen: int, settled: Collection[Change], applying: Collection[Change]
+    ) -> tuple[int, list[Change]]:
         """Know again, as this actor was made anew, what clients have asked for, as far as one that follows has it.
 
-        seen, asked: as `follow` gave it. Returns the version there is then, and what it has otherwise: as `follow`.
+        seen: as `follow` gave it. settled: the last change of each model that it has applied. Returns as `follow`, what it does
+        not have.
         """
-        follower = self._followers.setdefault(ingress, _Follower())
-        follower.seen_s = time.monotonic()
-        follower.reports.setdefault(seen, "")
-        if seen > self._version:  # of a clock that was ahead of this one: replicas know that number
-            self._version = seen + 1
-            self._lifted |= {wish.version: self._version for wish in self._wanted.values()}
-            self._wanted = {model: _Wish(self._version, wish.loaded) for model, wish in self._wanted.items()}
-        missing = asked.keys() - self._wanted.keys()
-        self._wanted |= {model: _Wish(asked[model] or self._version, asked[model] > 0) for model in missing}
-        self._tell()
-        return self._version, {model: wish.load for model, wish in self._wanted.items() if asked.get(model) != wish.load}
+        self._expect_others()
+        self._version = max(self._version, seen)
+        under_way = {change.number for change in applying}
+        has = {change.number: change for change in (*settled, *applying)}
+        known = {asked.change.number for asked in self._asked}
+        past = {asked.change.model: asked.change.number for asked in self._asked if asked.errors is not None}
+        missing = [has[number] for number in has.keys() - known if number > past.get(has[number].model, 0)]
+        self._asked += [_Asked(change, None if change.number in under_way else []) for change in missing]
+        self._asked.sort(key=lambda asked: asked.change.number)
+        self._keep_last()
+        newest = {has[number].model: number for number in sorted(has)}
+        lacks = [asked.change for asked in self._asked if asked.change.number > newest.get(asked.change.model, 0)]
+        follower = self._seen(ingress)
+        follower.begun, follower.applying = seen, under_way | {change.number for change in lacks}
+        self._settle()
+        return self._version, lacks
 
     async def publish(self, ingress: str, model: str, loaded: bool) -> list[str]:
-        """Change the wanted state, wait until every follower has reported on it, and return their errors.
+        """Ask for a change, wait until every follower has reported on it, and return their errors.
 
-        Joins the last change of the model if that is to the same state and not reported on by all. Who starts later begins with
-        the last load that succeeded.
+        Joins the last change of the model if that is to the same state and under way.
         """
-        known = ingress in self._followers
-        others_s = 0.0 if known else time.monotonic() + _FOLLOW_S  # this actor was made anew, and the others will come as well
-        version, wanted = before = self._wanted.get(model, _Wish(0, not loaded))
-        if not known or wanted != loaded or self._errors(version) is not None:
-            self._count_on()
-            version = self._version
-            self._wanted[model] = _Wish(version, loaded)
-            self._tell()
-        asks = self._followers.setdefault(ingress, _Follower())
-        asks.following += 1  # it is there, though it may not have found this actor yet
-        try:
-            while (errors := self._errors(version)) is None or time.monotonic() < others_s:
-                await self._change(_GONE_AFTER_S)
-        finally:
-            asks.following -= 1
-            asks.seen_s = time.monotonic()
-        if errors and before.load and self._wanted.get(model) == _Wish(self._lifted.get(version, version), loaded):
-            self._wanted[model] = before
-        return errors
+        if ingress in self._followers:
+            self._seen(ingress)
+        else:
+            self._expect_others()
+        self._needed_until_s = max(self._needed_until_s, time.monotonic() + _END_AFTER_S)
+        while self._reminded_s is not None and (left_s := self._reminded_s - time.monotonic()) > 0:
+            await self._change(left_s)
+        self._settle()
+        asked = next((asked for asked in reversed(self._asked) if asked.change.model == model), None)
+        if asked is None or asked.errors is not None or asked.change.loaded != loaded:
+            asked = self._ask(model, loaded)
+        while asked.errors is None:
+            if await self.unfollowed():  # who asked was killed, and none has come in its place
+                return ["there is no ingress"]
+            await self._change(_GONE_AFTER_S)
+            self._settle()
+        return asked.errors
 
-    def _errors(self, version: int) -> list[str] | None:
-        """What went wrong where it was applied; None while a follower has not reported."""
+    def _ask(self, model: str, loaded: bool) -> _Asked:
+        self._version = max(self._version + 1, self._now_ms())
+        asked = _Asked(Change(self._version, model, loaded))
+        self._asked.append(asked)
+        self._tell()
+        return asked
+
+    def _settle(self) -> None:
+        """End the changes on which all that follow have reported."""
         now_s = time.monotonic()
-        self._followers = {name: follower for name, follower in self._followers.items() if not follower.gone(now_s)}
-        reports = [follower.report_on(self._lifted.get(version, version)) for follower in self._followers.values()]
-        return None if None in reports else [error for error in reports if error]
+        for asked in [asked for asked in self._asked if asked.errors is None]:
+            _, model, loaded = asked.change
+            reports = [
+                report
+                for follower in self._followers.values()
+                if (report := follower.report_on(asked.change.number)) is not None or not follower.gone(now_s)
+            ]
+            if None in reports or not reports:
+                continue
+            asked.errors = [error for error in reports if error]
+            self._tell()
+            if loaded and asked.errors:
+                self._asked.remove(asked)
+                before = [each.change.loaded for each in self._asked if each.change.model == model]
+                if before and not before[-1] and "" in reports:
+                    self._ask(model, False)  # where it went well
+        self._keep_last()
+        under_way = {asked.change.number for asked in self._asked if asked.errors is None}
+        for follower in self._followers.values():
+            for number in [each for each in follower.reports if each not in under_way and each <= self._version]:
+                del follower.reports[number]
+
+    def _keep_last(self) -> None:
+        """Forget what was settled before another change of the same model was."""
+        last = {asked.change.model: asked for asked in self._asked if asked.errors is not None}
+        self._asked = [asked for asked in self._asked if asked.errors is None or asked is last[asked.change.model]]
+
+    def _expect_others(self) -> None:
+        """This actor was made anew, and the others that followed the one before will come as well."""
+        if self._reminded_s is None:
+            self._reminded_s = time.monotonic() + _FOLLOW_S
+
+    def _seen(self, ingress: str) -> _Follower:
+        follower = self._followers.setdefault(ingress, _Follower())
+        follower.seen_s = max(follower.seen_s, time.monotonic())
+        return follower
 
     async def unfollowed(self) -> bool:
         """Whether nobody follows any more, nor is about to."""
@@ -188,9 +254,6 @@ class ControlState:
             await asyncio.sleep(_END_AFTER_S)
             if await self.unfollowed():
                 ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # ray's
-
-    def _count_on(self) -> None:
-        self._version = max(self._version + 1, self._now_ms())
 
     async def _change(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -223,10 +286,10 @@ async def asked_for(application: str, model: str) -> ClientsWish:
     """As far as it is known."""
     try:
         async with asyncio.timeout(_ASKED_S):
-            version, wanted = await ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE).asked.remote()
+            actor = ray.get_actor(control_name(application), namespace=SERVE_NAMESPACE)
+            return ClientsWish(*await actor.newest.remote(model))
     except (ValueError, RayError, TimeoutError):  # there is none, or it is lost, or frozen
         return ClientsWish()
-    return ClientsWish(version, not wanted.get(model, True))
 
 
 class SharedControl:
@@ -237,17 +300,19 @@ class SharedControl:
         self._name = name
         self._runtime_env = runtime_env
         self._ingress = uuid.uuid4().hex
-        self._seen = 0  # the version that it has begun with
-        self._asked: dict[str, int] = {}  # by clients, as far as is known here: as `follow` of the actor gives it
+        self._seen = 0  # the number of the last change that is known here
+        self._settled: dict[str, Change] = {}  # the last of each model that was applied, and did not fail if it was a load
+        self._applying: list[Change] = []  # in order
+        self._comes = asyncio.Event()
         self._models: frozenset[str] = frozenset()
-        self._following: asyncio.Task[None] | None = None
-        self._applying: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def asked(self) -> dict[str, bool]:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
         with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
-            self._seen, self._asked = await self._actor().asked.remote()
-        return {model: load > 0 for model, load in self._asked.items()}
+            self._seen, changes = await self._actor().asked.remote()
+            self._settled = {change.model: change for change in changes}
+        return {model: change.loaded for model, change in self._settled.items()}
 
     async def follow(self, apply: Callable[[str, bool], Awaitable[None]], models: Collection[str]) -> None:
         """Apply what clients ask for since `asked`; whoever publishes once this has returned waits for it.
@@ -255,14 +320,17 @@ class SharedControl:
         apply: `Repository.apply`. models: that this ingress has; during an upgrade, clients may ask others for more.
         """
         self._models = frozenset(models)
-        self._asked = {model: load for model, load in self._asked.items() if model in self._models}
+        self._settled = {model: change for model, change in self._settled.items() if model in self._models}
         with contextlib.suppress(RayError):  # as in `asked`
             await self._actor().join.remote(self._ingress, self._seen, self._models)
-        self._following = asyncio.get_running_loop().create_task(self._follow(apply))
+        loop = asyncio.get_running_loop()
+        # Apart: whoever does not follow while it loads a large model would count as gone.
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._apply(apply))]
 
     def load_of(self, model: str) -> int:
         """The number of the last load by a client, the same in all ingresses; 0: there was none."""
-        return self._asked.get(model, 0)
+        change = next((change for change in self._applying[:1] if change.model == model), self._settled.get(model))
+        return change.number if change is not None and change.loaded else 0
 
     async def publish(self, name: str, loaded: bool) -> None:
         try:
@@ -273,11 +341,10 @@ class SharedControl:
             raise BackendFailed(errors[0])
 
     async def close(self) -> None:
-        for task in (self._following, self._applying):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     def _actor(self) -> Any:  # an actor handle has no static methods
         return (
@@ -293,51 +360,50 @@ class SharedControl:
             .remote()
         )
 
-    async def _follow(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
-        seen = self._seen
+    async def _follow(self) -> None:
         actor = None
-        lost = False
         while True:
             try:
                 if actor is None:
                     actor = self._actor()
                     actor.end_when_unfollowed.remote()
-                if lost:
-                    version, changes = await actor.remind.remote(self._ingress, seen, self._asked)
-                else:
-                    version, changes = await actor.follow.remote(self._ingress, seen)
+                told = await actor.follow.remote(self._ingress, self._seen)
+                if told is None:
+                    told = await actor.remind.remote(self._ingress, self._seen, [*self._settled.values()], [*self._applying])
             except RayError as exc:
                 log.warning("repository control %s is lost, looking for it again: %s", self._name, exc)
                 actor = None
-                lost = True
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if lost or version != seen:
-                lost = False
-                seen = version
-                changes = {model: load for model, load in changes.items() if model in self._models}
-                self._asked |= changes
-                # Beside following: whoever does not follow while it loads a large model would count as gone.
-                self._applying = asyncio.create_task(self._apply(self._applying, actor, version, changes, apply))
+            self._seen, changes = told
+            self._applying += [change for change in changes if change not in self._settled.values()]  # it has begun with some
+            self._comes.set()
 
-    async def _apply(
-        self,
-        before: "asyncio.Task[None] | None",
-        actor: Any,  # as _actor
-        version: int,
-        changes: dict[str, int],
-        apply: Callable[[str, bool], Awaitable[None]],
-    ) -> None:
-        if before is not None:
-            await before
-        error = ""
-        for model, load in changes.items():
-            try:
-                await apply(model, load > 0)
-            except GatewayError as exc:
-                error = error or exc.message
-            except Exception:  # a fault of ours: without a report, whoever published would wait for good
-                log.exception("model %s could not be brought to the published state", model)
-                error = error or "internal error"
-        with contextlib.suppress(RayError):  # nobody waits for the report any more
-            await actor.report.remote(self._ingress, version, error)
+    async def _apply(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+        while True:
+            await self._comes.wait()
+            self._comes.clear()
+            while self._applying:
+                change = self._applying[0]
+                error = await self._error(change, apply) if change.model in self._models else ""
+                if change.model in self._models and not (change.loaded and error):
+                    self._settled[change.model] = change
+                del self._applying[0]
+                await self._report(change.number, error)
+
+    async def _error(self, change: Change, apply: Callable[[str, bool], Awaitable[None]]) -> str:
+        try:
+            await apply(change.model, change.loaded)
+        except GatewayError as exc:
+            return exc.message
+        except Exception:  # a fault of ours: without a report, whoever published would wait for good
+            log.exception("model %s could not be brought to the published state", change.model)
+            return "internal error"
+        return ""
+
+    async def _report(self, number: int, error: str) -> None:
+        while True:
+            with contextlib.suppress(RayError):  # one made anew waits for it, if it was reminded of the change before
+                if await self._actor().report.remote(self._ingress, number, error):
+                    return
+            await asyncio.sleep(_RETRY_S)

@@ -1,249 +1,255 @@
 """The state that several ingresses follow, without an actor around it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from gateway.cluster import control
-from gateway.cluster.control import ControlState
+from gateway.cluster.control import Change, ControlState, SharedControl
+from gateway.errors import BackendFailed
 
 pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_FOLLOW_S", 0.1), ("_RETRY_S", 0.01), ("_GONE_AFTER_S", 0.05)):
+        monkeypatch.setattr(control, name, seconds)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 10))
 
 
-async def follow_on(state: ControlState, ingress: str, version: int) -> None:
-    while True:
-        await state.follow(ingress, version)
+async def joined(*ingresses: str) -> ControlState:
+    state = ControlState(lambda: 0)
+    for ingress in ingresses:
+        await state.join(ingress)
+    return state
 
 
-async def publish(state: ControlState, *changes: tuple[str, bool]) -> None:
-    """As an ingress of its own does, which applies it at once."""
-    await state.join("publishes")
+async def ask(state: ControlState, ingress: str, model: str, loaded: bool) -> asyncio.Task[list[str]]:
+    publishing = asyncio.create_task(state.publish(ingress, model, loaded))
+    await asyncio.sleep(0)
+    return publishing
+
+
+async def settle(state: ControlState, *changes: tuple[str, bool]) -> None:
+    """As an ingress of its own does, which applies each at once."""
+    await state.join("settles")
     for model, loaded in changes:
-        publishing = asyncio.create_task(state.publish("publishes", model, loaded))
-        await asyncio.sleep(0)
-        await state.report("publishes", state._version, "")
+        publishing = await ask(state, "settles", model, loaded)
+        await state.report("settles", state._version, "")
         assert await publishing == []
+
+
+@contextlib.asynccontextmanager
+async def following(state: ControlState, *ingresses: str) -> AsyncIterator[None]:
+    """They do nothing else meanwhile."""
+
+    async def follow(ingress: str) -> None:
+        while True:
+            await state.follow(ingress, state._version)
+
+    tasks = [asyncio.create_task(follow(ingress)) for ingress in ingresses]
+    await asyncio.sleep(0)
+    yield
+    for task in tasks:
+        task.cancel()
 
 
 def test_publish_returns_when_every_follower_has_reported() -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        followers = [asyncio.create_task(state.follow(name, 0)) for name in ("a", "b")]
-        await asyncio.sleep(0)
-        publishing = asyncio.create_task(state.publish("a", "m", False))
-        assert [await follower for follower in followers] == [(1, {"m": False})] * 2
-        next_calls = [asyncio.create_task(state.follow(name, 1)) for name in ("a", "b")]
-        await state.report("a", 1, "")
-        await asyncio.sleep(0)
-        assert not publishing.done()
-        await state.report("b", 1, "no memory left")
-        assert await publishing == ["no memory left"]
-        for call in next_calls:
-            call.cancel()
-
-    run(test)
-
-
-def test_who_has_joined_is_waited_for_though_it_does_not_follow_yet() -> None:
-    async def test() -> None:
-        state = ControlState(lambda: 0)
-        await state.join("a")
-        publishing = asyncio.create_task(state.publish("a", "m", False))
-        await asyncio.sleep(0.1)
-        assert not publishing.done()
-        assert await state.follow("a", 0) == (1, {"m": False})
-        await state.report("a", 1, "")
-        assert await publishing == []
+        state = await joined("a", "b")
+        calls = [asyncio.create_task(state.follow(name, 0)) for name in ("a", "b")]
+        publishing = await ask(state, "a", "m", False)
+        assert [await call for call in calls] == [(1, [(1, "m", False)])] * 2
+        async with following(state, "a", "b"):
+            await state.report("a", 1, "")
+            await asyncio.sleep(0)
+            assert not publishing.done()
+            await state.report("b", 1, "no memory left")
+            assert await publishing == ["no memory left"]
 
     run(test)
 
 
 def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        following = asyncio.create_task(state.follow("a", 0))
-        await asyncio.sleep(0)
-        first = asyncio.create_task(state.publish("a", "m", True))
-        assert await following == (1, {"m": 1})
-        joined = [asyncio.create_task(state.publish("a", "m", True)) for _ in range(20)]
-        await asyncio.sleep(0)
+        state = await joined("a")
+        first = await ask(state, "a", "m", True)
+        more = [await ask(state, "a", "m", True) for _ in range(20)]
+        assert await state.follow("a", 0) == (1, [(1, "m", True)])
         await state.report("a", 1, "no memory left")
-        assert await asyncio.gather(first, *joined) == [["no memory left"]] * 21
-        anew = asyncio.create_task(state.publish("a", "m", True))
-        await asyncio.sleep(0)
-        assert await state.follow("a", 1) == (2, {"m": 2})
+        assert await asyncio.gather(first, *more) == [["no memory left"]] * 21
+        anew = await ask(state, "a", "m", True)
+        assert await state.follow("a", 1) == (2, [(2, "m", True)])
         await state.report("a", 2, "")
         assert await anew == []
 
     run(test)
 
 
-def test_a_change_to_another_state_follows_the_one_under_way_and_gets_its_own_end() -> None:
+def test_a_change_joins_none_that_has_ended_though_who_comes_later_has_not_applied_it(quick: None) -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        following = asyncio.create_task(state.follow("a", 0))
-        await asyncio.sleep(0)
-        loading = asyncio.create_task(state.publish("a", "m", True))
-        await following
-        unloading = asyncio.create_task(state.publish("a", "m", False))
-        await asyncio.sleep(0)
-        assert await state.follow("a", 1) == (2, {"m": False})
-        await state.report("a", 1, "")
-        await state.report("a", 2, "stuck")
-        assert (await loading, await unloading) == ([], ["stuck"])
+        state = await joined("a")
+        begun, _ = await state.asked()
+        await settle(state, ("m", True))
+        await state.join("later", begun)
+        second = await ask(state, "a", "m", True)
+        assert await state.follow("a", 1) == (2, [(2, "m", True)])
+        second.cancel()
 
     run(test)
 
 
-def test_a_late_follower_gets_all_that_is_wanted_at_once() -> None:
+def test_each_change_is_handed_on_and_is_told_its_own_end() -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        await publish(state, ("m", False), ("n", False), ("n", True))
-        assert await state.follow("a", 0) == (3, {"m": 0, "n": 3})
-        assert await state.follow("a", 2) == (3, {"n": 3})
-
-    run(test)
-
-
-def test_a_follower_ahead_of_a_restarted_state_begins_anew() -> None:
-    async def test() -> None:
-        state = ControlState(lambda: 0)
-        await publish(state, ("m", False))
-        assert await state.follow("a", 7) == (1, {"m": False})
-
-    run(test)
-
-
-def test_who_has_begun_with_what_was_asked_has_reported_on_it_and_follows_from_there() -> None:
-    async def test() -> None:
-        state = ControlState(lambda: 0)
-        await state.join("old")
-        publishing = asyncio.create_task(state.publish("old", "m", False))
-        await asyncio.sleep(0)
-        assert await state.asked() == (1, {"m": False})
-        await state.join("new", 1)
-        following = asyncio.create_task(state.follow("new", 1))
-        await state.report("old", 1, "")
-        assert await publishing == []
-        publishing = asyncio.create_task(state.publish("old", "m", True))
-        assert await following == (2, {"m": 2})
-        await state.report("old", 2, "")
-        await asyncio.sleep(0)
-        assert not publishing.done()
-        await state.report("new", 2, "no memory left")
-        assert await publishing == ["no memory left"]
-
-    run(test)
-
-
-def test_what_one_has_begun_with_says_nothing_to_a_restarted_state() -> None:
-    async def test() -> None:
-        state = ControlState(lambda: 0)
-        await state.join("a", 7)
-        publishing = asyncio.create_task(state.publish("a", "m", False))
-        await asyncio.sleep(0.1)
-        assert not publishing.done()
-        publishing.cancel()
-
-    run(test)
-
-
-def test_an_actor_that_was_made_anew_is_reminded_and_what_it_knows_counts_more() -> None:
-    async def test() -> None:
-        state = ControlState(lambda: 0)
-        assert await state.remind("a", 7, {"m": 0, "n": 7}) == (8, {})
-        assert await state.asked() == (8, {"m": 0, "n": 7})  # no number is new: nothing is read for that
-        following = asyncio.create_task(state.follow("a", 8))
-        publishing = asyncio.create_task(state.publish("a", "n", False))
-        assert await following == (9, {"n": 0})
-        await state.report("a", 9, "")
-        assert await publishing == []
-        assert await state.remind("b", 8, {"m": 0, "n": 7, "o": 3}) == (9, {"n": 0})
-
-    run(test)
-
-
-@pytest.mark.parametrize("now_ms", [0, 1000])
-def test_what_is_published_where_nobody_follows_any_more_waits_for_the_ingresses_and_reaches_them(
-    now_ms: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "_FOLLOW_S", 0.3)
-
-    async def test() -> None:
-        state = ControlState(lambda: now_ms)  # made anew, and its clock may be behind
-        publishing = asyncio.create_task(state.publish("a", "m", True))
-        await asyncio.sleep(0.01)
-        version, changes = await state.remind("a", 500, {"m": 500})
-        assert changes == {"m": version}
-        assert version > 500
-        assert await state.remind("b", 500, {"m": 500}) == (version, changes)
-        following = [asyncio.create_task(follow_on(state, name, version)) for name in ("a", "b")]
-        await state.report("a", version, "")
-        await asyncio.sleep(0.01)
-        assert not publishing.done()
-        await state.report("b", version, "no memory left")
-        assert await publishing == ["no memory left"]
-        for call in following:
-            call.cancel()
-
-    run(test)
-
-
-def test_a_failure_is_told_though_other_models_were_loaded_long_after_it() -> None:
-    async def test() -> None:
-        now_ms = iter((1_000, 9_000))
-        state = ControlState(lambda: next(now_ms))
+        state = await joined("a", "b")
+        unloading, loading, other = [await ask(state, "a", *change) for change in (("m", False), ("m", True), ("n", True))]
+        changes = [(1, "m", False), (2, "m", True), (3, "n", True)]
+        assert await state.follow("a", 0) == await state.follow("b", 0) == (3, changes)
+        assert await state.follow("b", 1) == (3, changes[1:])
         for name in ("a", "b"):
-            await state.join(name)
-        failing, other = (asyncio.create_task(state.publish("a", model, True)) for model in "mn")
-        await asyncio.sleep(0)
-        await state.report("a", 1_000, "no memory left")
-        await state.report("a", 9_000, "")
-        await state.report("b", 9_000, "")
-        assert (await failing, await other) == (["no memory left"], [])
+            for number, error in ((1, ""), (2, f"{name} broke"), (3, "")):
+                await state.report(name, number, error)
+        assert (await unloading, await loading, await other) == ([], ["a broke", "b broke"], [])
+        assert await state.asked() == (3, [(1, "m", False), (3, "n", True)])
 
     run(test)
 
 
-def test_a_load_where_nobody_but_one_follows_any_more_is_a_new_one() -> None:
+def test_who_starts_begins_with_what_is_settled_and_follows_what_is_under_way(quick: None) -> None:
     async def test() -> None:
-        for publisher in ("a", "b"):
-            state = ControlState(lambda: 0)
-            assert await state.remind("a", 7, {"m": 7}) == (8, {})
-            publishing = asyncio.create_task(state.publish(publisher, "m", True))
+        state = await joined("old")
+        await settle(state, ("m", True), ("m", False), ("gone", False))
+        async with following(state, "old"):
+            loading = await ask(state, "old", "m", True)
+            begun, settled = await state.asked()
+            assert (begun, settled) == (3, [(2, "m", False), (3, "gone", False)])
+            await state.join("new", begun, {"m"})
+            assert await state.follow("new", begun) == (4, [(4, "m", True)])
+            await state.report("old", 4, "")
+            await state.report("settles", 4, "")
             await asyncio.sleep(0)
-            assert await state.follow("a", 8) == (9, {"m": 9})
-            publishing.cancel()
+            assert not loading.done()
+            await state.report("new", 4, "no memory left")
+            assert await loading == ["no memory left"]
 
     run(test)
 
 
-def test_who_starts_after_a_load_that_failed_begins_with_the_one_before() -> None:
+@pytest.mark.parametrize("before", [(), (True,), (False,), (True, False)])
+def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...]) -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        await publish(state, ("m", True))
-        publishing = asyncio.create_task(state.publish("publishes", "m", True))
-        await asyncio.sleep(0)
-        assert await state.follow("publishes", 1) == (2, {"m": 2})
-        await state.report("publishes", 2, "no such file")
-        assert await publishing == ["no such file"]
-        assert await state.asked() == (2, {"m": 1})
+        state = await joined()
+        await settle(state, *(("m", loaded) for loaded in before))
+        _, good = await state.asked()
+        for _ in range(2):
+            loading = await ask(state, "settles", "m", True)
+            await state.report("settles", state._version, "no such file")
+            assert await loading == ["no such file"]
+            assert await state.asked() == (state._version, good)
 
     run(test)
 
 
-def test_what_was_asked_for_models_that_an_upgrade_has_removed_is_forgotten() -> None:
+def test_a_load_that_failed_somewhere_after_an_unload_is_undone_where_it_went_well(quick: None) -> None:
     async def test() -> None:
-        state = ControlState(lambda: 0)
-        await publish(state, ("m", False), ("gone", False))
-        await state.join("a", 0, {"m", "new"})
-        assert await state.asked() == (2, {"m": False})
+        state = await joined("a", "b")
+        await settle(state, ("m", False))
+        async with following(state, "a", "b", "settles"):
+            loading = await ask(state, "a", "m", True)
+            for name, error in (("a", "no such file"), ("b", ""), ("settles", "")):
+                await state.report(name, 2, error)
+            assert await loading == ["no such file"]
+            assert await state.follow("b", 2) == (3, [(3, "m", False)])
+
+    run(test)
+
+
+def test_who_is_killed_while_the_load_that_it_asked_for_runs_is_not_waited_for(quick: None) -> None:
+    async def test() -> None:
+        state = await joined("killed", "b")
+        loading = await ask(state, "killed", "m", True)
+        async with following(state, "b"):
+            await state.report("b", 1, "")
+            assert await loading == []
+
+    run(test)
+
+
+def test_who_stood_still_comes_back_with_what_it_has_reported(quick: None) -> None:
+    async def test() -> None:
+        state = await joined("a", "b")
+        async with following(state, "b"):
+            loading = await ask(state, "b", "m", True)
+            await state.report("a", 1, "no memory left")
+            await asyncio.sleep(0.2)
+            await state.join("c")  # what is long gone is looked at then
+            async with following(state, "a", "c"):
+                for name in ("b", "c"):
+                    await state.report(name, 1, "")
+                assert await loading == ["no memory left"]
+
+    run(test)
+
+
+def test_an_actor_made_anew_is_reminded_and_numbers_on(quick: None) -> None:
+    async def test() -> None:
+        state = await joined()
+        assert await state.follow("a", 7) is None
+        unload, load = Change(5, "m", False), Change(7, "n", True)
+        assert await state.remind("a", 7, [unload, load], []) == (7, [])
+        assert await state.asked() == (7, [unload, load])
+        assert await state.remind("b", 9, [Change(2, "m", True), unload, Change(9, "o", False)], []) == (9, [load])
+        assert await state.follow("a", 7) == (9, [(9, "o", False)])
+        async with following(state, "b"):
+            unloading = await ask(state, "a", "n", False)
+            assert await state.follow("a", 9) == (10, [(10, "n", False)])
+            for name in ("a", "b"):
+                await state.report(name, 10, "")
+            assert await unloading == []
+
+    run(test)
+
+
+def test_a_change_under_way_as_the_actor_is_lost_ends_as_those_say_that_apply_it(quick: None) -> None:
+    async def test() -> None:
+        for error, left in (("", [(7, "m", True)]), ("no such file", [(6, "m", True)])):
+            state = await joined()
+            await state.remind("a", 7, [Change(6, "m", True)], [Change(7, "m", True)])
+            await state.remind("b", 7, [Change(6, "m", True)], [Change(7, "m", True)])
+            assert await state.remind("done", 7, [Change(7, "m", True)], []) == (7, [])
+            assert await state.asked() == (6, [(6, "m", True)])
+            await state.report("a", 7, "")
+            await state.report("b", 7, error)
+            assert await state.asked() == (7, left)
+            assert await state.remind("late", 7, [Change(6, "m", True)], [Change(7, "m", True)])
+            assert (await state.asked())[0] == (7 if not error else 6)
+
+    run(test)
+
+
+def test_what_is_published_where_nobody_is_known_waits_for_the_ingresses_that_were_there(quick: None) -> None:
+    async def test() -> None:
+        state = await joined()
+        loading = await ask(state, "a", "m", True)
+        for name in ("a", "b"):
+            assert await state.remind(name, 500, [Change(500, "m", True)], []) == (500, [])
+        call = asyncio.create_task(state.follow("b", 500))
+        async with following(state, "a"):
+            assert await call == (501, [(501, "m", True)])
+            await state.report("a", 501, "")
+            assert not loading.done()
+            await state.report("b", 501, "no memory left")
+            assert await loading == ["no memory left"]
 
     run(test)
 
@@ -260,4 +266,53 @@ def test_it_ends_once_though_several_ask_for_that_and_not_while_an_ingress_that_
         await state.asked()
         assert not await state.unfollowed()
 
+    run(test)
+
+
+class LocalActor:
+    """The state as its actor's handle shows it, `died` in place of a call that Ray fails."""
+
+    def __init__(self, state: ControlState) -> None:
+        self.state, self.died = state, False
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=partial(self._call, method))
+
+    def _call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._answer(method, arguments))
+
+    async def _answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if self.died:
+            raise RayActorError
+        return await getattr(self.state, method)(*arguments)
+
+
+def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def apply(model: str, loaded: bool) -> None:
+        if bad:
+            raise BackendFailed("no such file")
+
+    async def test() -> None:
+        nonlocal bad
+        actor = LocalActor(ControlState(lambda: 0))
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        await ingress.asked()
+        await ingress.follow(apply, {"m", "n"})
+        await ingress.publish("m", True)
+        bad = True
+        for model in "mn":
+            with pytest.raises(BackendFailed, match="no such file"):
+                await ingress.publish(model, True)
+        assert (ingress.load_of("m"), ingress.load_of("n")) == (1, 0)
+        lost, actor = actor, LocalActor(ControlState(lambda: 0))
+        lost.died = True
+        bad = False
+        await ingress.publish("n", False)  # ends once it was reminded
+        assert await actor.state.asked() == (4, [(1, "m", True), (4, "n", False)])
+        await ingress.close()
+
+    bad = False
     run(test)

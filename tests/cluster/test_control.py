@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from gateway.cluster import control
-from gateway.cluster.control import ModelChange, ControlState, SharedControl
+from gateway.cluster.control import ControlState, ModelChange, SharedControl
 from gateway.errors import BackendFailed
 
 pytestmark = pytest.mark.ray

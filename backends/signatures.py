@@ -82,7 +82,7 @@ class Signature:
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
     of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any. What
     it says of ANY_OUTPUT is of those that it does not name.
-    in_sequence: the return type is `Sequence[…]`, so that a tuple is one output, as a list is.
+    in_sequence: the return type is `Sequence[float]` or its like, so that a tuple is one output, as a list is.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """

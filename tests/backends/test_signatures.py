@@ -170,6 +170,36 @@ def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
         assert (signature.of_lists, signature.outputs) == ({ANY_OUTPUT: Hint("FP64", (-1,), float)}, None)
 
 
+@pytest.mark.parametrize(
+    ("hint", "outputs"),
+    [
+        (Sequence[float], 1),
+        (Sequence[np.float32], 1),
+        (Sequence[np.ndarray], 2),
+        (Sequence[npt.NDArray[np.float32]], 2),
+        (Sequence[list[float]], 2),
+        (Sequence[Any], 2),
+        (Sequence[float | str], 2),
+        (Sequence, 2),
+    ],
+)
+def test_a_tuple_is_one_output_as_a_sequence_of_single_values_alone(hint: Any, outputs: int) -> None:
+    def predict(x: Rows) -> Any:
+        return x[:, 0].tolist(), x[:, 1].tolist()
+
+    predict.__annotations__["return"] = hint
+    assert len(call_by_name(predict, signature_of(predict, method=False), {"x": X}, None)) == outputs
+
+
+@pytest.mark.parametrize("hint", [dict[str, Annotated[np.ndarray, "RGB"]], list[Annotated[float, "USD"]]])
+def test_other_text_about_what_is_in_a_list_or_a_dict_says_nothing(hint: Any) -> None:
+    def predict(x: Rows) -> Any: ...
+
+    predict.__annotations__["return"] = hint
+    signature = signature_of(predict, method=False)
+    assert (signature.of_lists, signature.outputs) == ({}, None)
+
+
 def test_a_method_without_types_gets_a_dict() -> None:
     class Model:
         def predict(self, x):  # type: ignore[no-untyped-def]

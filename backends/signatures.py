@@ -19,7 +19,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, fields_of, normalised
+from backends.datatypes import NUMPY, as_array, as_objects, fields_of, normalised
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -192,7 +192,7 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
     """
     dtype = NUMPY[declared.datatype]
     if dtype.hasobject:
-        texts = np.asarray(values, dtype)
+        texts = as_objects(values)
         if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts

@@ -271,6 +271,19 @@ def test_texts_in_lists_stay_what_they_are(given: list[Any]) -> None:
         assert outputs["output"].tolist() == given
 
 
+@pytest.mark.parametrize("declared", [None, specs(TensorSpec("output", "BYTES", (-1,)))])
+def test_a_text_in_an_array_without_dimensions_is_a_text(declared: Any) -> None:
+    def whole(x: Rows) -> Any:
+        return [np.char.upper("a"), np.array(b"b"), "c"]
+
+    def by_row(a: float) -> Any:
+        return np.char.upper("a")
+
+    assert call_by_name(whole, signature_of(whole, method=False), {"x": X}, declared)["output"].tolist() == ["A", b"b", "c"]
+    rows = {"a": np.array([1.0, 2])}
+    assert call_by_name(by_row, signature_of(by_row, method=False), rows, declared)["output"].tolist() == ["A", "A"]
+
+
 @pytest.mark.parametrize("function", [by_field, by_untyped_field])
 @pytest.mark.parametrize(
     ("declared", "given"),

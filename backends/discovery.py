@@ -407,14 +407,17 @@ def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
 
 
 def _as_requested(example: Mapping[str, object]) -> Tensors:
-    """Its arrays with texts in UTF-8, as requests bring them."""
+    """Its arrays with texts in UTF-8, as requests bring them, and numbers beside texts as such."""
     arrays = normalised(example)
     for name, array in arrays.items():
         if array.dtype.hasobject:
             arrays[name] = array.copy()
-            for index, text in np.ndenumerate(array):
-                if isinstance(text, str):
-                    arrays[name][index] = text.encode()
+            of_texts = any(isinstance(each, str | bytes) for each in array.flat)
+            for index, each in np.ndenumerate(array):
+                if isinstance(each, str):
+                    arrays[name][index] = each.encode()
+                elif of_texts and np.isscalar(each) and not isinstance(each, bytes):
+                    arrays[name][index] = str(each).encode()
     return arrays
 
 

@@ -712,6 +712,11 @@ def test_text_in_an_example_is_bytes() -> None:
         assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
 
 
+def test_numbers_beside_texts_in_an_example_are_texts() -> None:
+    found = from_example(run_of(lambda x: x), {"x": [["red", 3, True], [b"blue", 1.5, np.float32(2)]]})
+    assert found.inputs == (TensorSpec("x", "BYTES", (-1, 3)),)
+
+
 def test_what_no_datatype_can_carry_is_named() -> None:
     with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
         from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})

@@ -107,7 +107,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     from backends.company import MOST_ROWS
-    from backends.discovery import from_example, from_ones, from_shapes, with_inputs
+    from backends.discovery import as_requested, from_example, from_ones, from_shapes
 
     code = load_code(model)
     signature = called_as(model, code)
@@ -151,8 +151,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         if given is not None:
             if signature.style == "rows":
                 given = {name: np.atleast_1d(value) for name, value in given.items()}
-            found = from_example(run, given, of_lists=signature.of_lists)
-            found = with_inputs(found, inputs, run, given, signature.of_lists) if inputs else found
+            given = as_requested(given)
+            found = from_example(run, given, of_lists=signature.of_lists, stated=inputs)
         else:
             assert inputs is not None  # as just seen
             one_row = signature.in_parts and signature.style == "rows"

@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import from_example, from_ones, from_shapes, with_inputs
+from backends.discovery import from_example, from_ones, from_shapes
 from backends.signatures import Hint
 from backends.trial_rows import drawn_rows, rows_like, rows_of
 
@@ -797,9 +797,41 @@ def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any,
     ],
 )
 def test_sizes_that_change_with_those_of_stated_inputs_are_open(function: Any, shape: tuple[int, ...]) -> None:
-    run, example, inputs = run_of(function), {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
-    found = with_inputs(from_example(run, example), inputs, run, example, None)
+    example, inputs = {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
+    found = from_example(run_of(function), example, stated=inputs)
     assert (found.inputs, found.outputs[0].shape) == (inputs, shape)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "column_s", "cpu", "column_bytes", "shape", "largest"),
+    [
+        (0.0, 0.01, 1.0, 0, (-1, -1), (1, 8)),  # its rows are known to be open
+        (0.0, 0.3, 1.0, 0, (-1, 4), (1, 4)),
+        (0.0, 0.4, 0.0, 0, (-1, -1), (1, 8)),  # it waits for others
+        (0.0, 0.7, 0.0, 0, (-1, 4), (1, 4)),
+        (0.0, 0.1, 1.0, 80 << 20, (-1, 4), (1, 4)),
+        (3.0, 0.1, 1.0, 0, (-1, -1), (1, 8)),  # what it needs is loaded at first
+    ],
+)
+def test_an_example_is_run_in_a_larger_size_only_where_that_takes_little(
+    first_s: float, column_s: float, cpu: float, column_bytes: int, shape: tuple[int, ...], largest: tuple[int, ...]
+) -> None:
+    spent_s, most_bytes, seen = first_s, 0, []
+
+    def run(arrays: Tensors) -> Tensors:
+        nonlocal spent_s, most_bytes
+        seen.append(arrays["x"].shape)
+        spent_s += column_s * arrays["x"].size
+        most_bytes = max(most_bytes, column_bytes * arrays["x"].size)
+        return {"y": arrays["x"] * 2}
+
+    clock = iter([0.0])
+    found = from_example(
+        run, {"x": np.ones((1, 4))}, stated=(spec("x", -1, -1),),
+        spent=lambda: (now := next(clock, spent_s), now * cpu, most_bytes),
+    )  # fmt: skip
+    assert (found.outputs[0].shape, max(seen, key=lambda each: each[1])) == (shape, largest)
+    assert any(note.startswith("sizes are those of the example") for note in found.notes)
 
 
 def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:

@@ -136,6 +136,12 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
 
     def run(arrays: Tensors) -> Tensors:
+        try:
+            return run_once(arrays)
+        except SystemExit as exc:  # it may end with sys.exit()
+            raise ExecutionFailed(words_of(exc, traced=True)) from exc
+
+    def run_once(arrays: Tensors) -> Tensors:
         arrays = {name: array.copy() for name, array in arrays.items()}  # which are needed again
         if not signature.in_parts:
             return session.run(arrays, {})

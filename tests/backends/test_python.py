@@ -1,6 +1,7 @@
 """What the python backend does beyond the contract."""
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -333,9 +334,22 @@ def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs()
     assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
 
 
+def test_a_model_that_ends_the_program_on_other_sizes_is_read_with_those_of_its_example() -> None:
+    found = backends.read("python", f"{__file__}:ends_on_others", example={"x": np.ones((1, 8))})
+    assert (found.max_rows, found.outputs[0].shape) == (32, (-1, 8))
+    with pytest.raises(LoadFailed, match=r"SystemExit: too long"):
+        backends.read("python", f"{__file__}:ends_on_others", example={"x": np.ones((1, 9))})
+
+
 def test_an_example_may_hold_texts_of_both_types() -> None:
     found = backends.read("python", f"{__file__}:found_in", example={"text": ["ä@b", "ü@c".encode()]})
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["BYTES", "BYTES"]
+
+
+def ends_on_others(x: Annotated[npt.NDArray[np.float32], (-1, -1)]):  # type: ignore[no-untyped-def]
+    if x.shape[1] != 8:
+        sys.exit("too long")
+    return x * 2
 
 
 def running(x: Annotated[npt.NDArray[np.float32], (-1,)]):  # type: ignore[no-untyped-def]  # as a user may write it

@@ -215,7 +215,8 @@ def _signed(rows: np.ndarray) -> np.ndarray:
 def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     """Whether floats are no further apart than this share of those that differ at all, and all else is equal.
 
-    Numbers count by their value: a list of Python's is of integers where all are whole.
+    Numbers count by their value: a list of Python's is of integers where all are whole. A fraction is near
+    one only as far as rounding goes.
     What is equal says nothing of the rest, as a mask's -1e9 beside scores: it counts for the rounding of small numbers only.
     Of what each batch quantises by its own range only floats can be told: a label may be another.
     """
@@ -224,6 +225,7 @@ def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     if not (of_floats(one) or of_floats(two)):
         alike = share == _OTHER_RANGE or bool(np.array_equal(one, two))
         return alike or (share == _OTHER_SIZE and one.dtype.kind == "O" and _near_in_texts(one, two))
+    whole = of_floats(one) != of_floats(two)
     of_rounding = share if one.itemsize == 2 else share / 1000
     one, two = one.astype(float), two.astype(float)
     apart = ~((one == two) | (np.isnan(one) & np.isnan(two)))
@@ -235,7 +237,7 @@ def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     largest = np.max(np.abs(one), where=np.isfinite(one), initial=0)
     # Batches of one size give most numbers alike, bit by bit. So there the smaller of those that differ are the measure.
     usual = np.quantile(sizes, 0.25) if share == _SAME_SIZE else sizes.max()
-    allowed = share * np.maximum(sizes, usual) + of_rounding * min(largest, _MOST_ROUNDED)
+    allowed = (0 if whole else share) * np.maximum(sizes, usual) + of_rounding * min(largest, _MOST_ROUNDED)
     return bool((np.abs(one[apart] - two[apart]) <= allowed).all())
 
 

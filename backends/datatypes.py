@@ -56,9 +56,19 @@ def as_array(value: object) -> np.ndarray:
     try:
         array = np.asarray(value)
     except UnicodeDecodeError:  # of bytes beside str
-        return np.asarray(value, object)
+        return as_objects(value)
     # In its own text numpy drops zeros at the end of an element, and makes texts of numbers beside them.
-    return np.asarray(value, object) if array.dtype.kind in "SU" else array
+    return as_objects(value) if array.dtype.kind in "SU" else array
+
+
+def as_objects(value: object) -> np.ndarray:
+    """An object array of lists, in which an array without dimensions, as `np.char.upper` makes of one text, is its element."""
+    array = np.asarray(value, object)
+    if np.ndarray in set(map(type, array.ravel().tolist())):
+        for index, each in np.ndenumerate(array):
+            if isinstance(each, np.ndarray) and not each.ndim:
+                array[index] = each.item()
+    return array
 
 
 def fields_of(results: object) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ model. Where one row takes too long to be tried, a note tells that its rows are 
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -109,6 +110,7 @@ def from_example(
     example: Tensors,
     *,
     of_lists: Mapping[str, Hint] | None = None,
+    stated: tuple[TensorSpec, ...] | None = None,
     sizes_of: str = "of the example",
     network: bool = False,
     quantises: Callable[[], bool] = lambda: False,
@@ -116,35 +118,47 @@ def from_example(
 ) -> Found:
     """Of a model that can be run: its tensors as in the example, and whether their first dimension is rows.
 
-    of_lists: as of `from_ones`. sizes_of: whose sizes the example has, for a note. network: whether it may be in train mode.
-    quantises: as of `from_shapes`.
+    of_lists: as of `from_ones`. stated: the inputs, where they are known: outputs have the sizes open that change with theirs,
+    as far as that can be tried in little time. sizes_of: whose sizes the example has, for a note. network: whether it may be in
+    train mode. quantises: as of `from_shapes`.
     Raises: what `run` raises for the example; LoadFailed, for an array that has no datatype of the protocol.
     """
-    given = _as_requested(example)
-    before = spent()
-    once = normalised(run(given))
-    inputs, outputs = _specs(given), _seen(once, "the example", of_lists)
-    firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
-    sizes = _sizes_are_those(sizes_of)
-    if nothing := [tensor.name for tensor in outputs if -1 in tensor.shape]:
-        note = _told_of_nothing(outputs, nothing, "the example")
-        if len(firsts) == 1:
-            inputs, outputs = _open(inputs), _open(outputs)
-        return Found(inputs, outputs, 0, (note, sizes))
-    if len(firsts) > 1 or not (rows := max(firsts)):
-        note = "its outputs have no row for each row of the example, so each request runs alone"
-        return Found(inputs, outputs, 0, (note, sizes))
+    given = as_requested(example)
 
     def again(arrays: Tensors) -> Tensors:
         return normalised(run(arrays))
 
+    def found(inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], max_rows: int, *notes: str) -> Found:
+        shown = Found(inputs, outputs, max_rows, notes)
+        if stated is None:
+            return shown
+        seconds, _ = since(before, after)
+        return _with_stated(shown, stated, again, given, of_lists, (seconds, after[0] - before[0], grown))
+
+    before = spent()
+    once = again(given)
     after = spent()
-    if _takes_long(before, after, rows) and after[0] - before[0] <= _MOST_CLOCK_S:
-        tried(again, given, list(range(rows)))  # the first run may have imported and loaded what it needs
+    _, grown = since(before, after)
+    inputs, outputs = _specs(given), _seen(once, "the example", of_lists)
+    firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in (*inputs, *outputs)}
+    rows = max(firsts) if len(firsts) == 1 and min(firsts) > 0 else 0
+    sizes = _sizes_are_those(sizes_of)
+    tried_again = rows if stated is None else 1
+    if tried_again and _takes_long(before, after, tried_again) and after[0] - before[0] <= _MOST_CLOCK_S:
+        with suppress(BackendError):
+            again(given)  # the first run may have imported and loaded what it needs
         before, after = after, spent()
+    if nothing := [tensor.name for tensor in outputs if -1 in tensor.shape]:
+        note = _told_of_nothing(outputs, nothing, "the example")
+        if len(firsts) == 1:
+            inputs, outputs = _open(inputs), _open(outputs)
+        return found(inputs, outputs, 0, note, sizes)
+    if not rows:
+        note = "its outputs have no row for each row of the example, so each request runs alone"
+        return found(inputs, outputs, 0, note, sizes)
     if _takes_long(before, after, rows):
         note = untried(f"as one takes {(after[0] - before[0]) / rows:.1f} s")
-        return Found(_open(inputs), _open(outputs), MOST_ROWS, (note, sizes))
+        return found(_open(inputs), _open(outputs), MOST_ROWS, note, sizes)
     trial = again if has_nan(once) else without_nan(again)
     varied: set[str] = set()
     why = _told_of_example(trial, given, quantises, spent, varied)
@@ -155,31 +169,38 @@ def from_example(
         only_rows = all(len(tensor.shape) == 1 for tensor in (*inputs, *outputs))
         same = ", ".join(repr(name) for name, array in given.items() if name not in varied and not differ(array))
         of_same = f"all rows tried have the same {same}: if that of one row changes the answer to another, set max_rows: 0"
-        notes = tuple(filter(None, (why.way, of_same if same else "", "" if only_rows else sizes)))
-        return Found(_open(inputs), _open(outputs), MOST_ROWS, notes)
+        notes = filter(None, (why.way, of_same if same else "", "" if only_rows else sizes))
+        return found(_open(inputs), _open(outputs), MOST_ROWS, *notes)
     if rows == 1:
-        return Found(_open(inputs), _open(outputs), 1, (_note(why, "so every row runs alone", network=network), sizes))
-    return Found(inputs, outputs, 0, (_note(why, network=network), sizes))
+        return found(_open(inputs), _open(outputs), 1, _note(why, "so every row runs alone", network=network), sizes)
+    return found(inputs, outputs, 0, _note(why, network=network), sizes)
 
 
-def with_inputs(
-    found: Found, inputs: tuple[TensorSpec, ...], run: Run, example: Tensors, of_lists: Mapping[str, Hint] | None
+def _with_stated(
+    found: Found,
+    stated: tuple[TensorSpec, ...],
+    run: Run,
+    example: Tensors,
+    of_lists: Mapping[str, Hint] | None,
+    took: tuple[float, float, int],
 ) -> Found:
     """What an example has shown, with the inputs as they are stated: outputs have the sizes open that change with open ones.
 
-    Seen by running the example twice as large; with only its rows twice, where that fails.
+    Seen by running the example twice as large, without more rows where these are open; with only its rows twice, where that
+    fails. took: by one run of it, in seconds, by the clock alone and in bytes: neither is tried where it would take long.
     """
-    if found.max_rows and not any(-1 in tensor.shape[1:] for tensor in inputs):
-        return replace(found, inputs=inputs)
-    given = _as_requested(example)
+    seconds, by_clock, grown = took
     for last in (None, 1):
-        larger = {tensor.name: _twice(given[tensor.name], tensor.shape[:last]) for tensor in inputs if tensor.name in given}
-        try:
-            seen = _seen(normalised(run(larger)), "the example", of_lists)
-            return replace(found, inputs=inputs, outputs=_common(found.outputs, seen))
-        except BackendError:  # it does not take these
+        shapes = {each.name: (0, *each.shape[1:last]) if found.max_rows else each.shape[:last] for each in stated}
+        larger = {name: _twice(example[name], shape) for name, shape in shapes.items() if name in example}
+        growth = max((array.size / max(1, example[name].size) for name, array in larger.items()), default=1)
+        takes_long = seconds * growth > _MOST_S or by_clock * growth > _MOST_CLOCK_S or grown * growth > _MOST_GROWN_BYTES
+        if growth <= 1 or takes_long:
             continue
-    return replace(found, inputs=inputs)
+        with suppress(BackendError):  # it does not take these
+            seen = _seen(run(larger), "the example", of_lists)
+            return replace(found, inputs=stated, outputs=_common(found.outputs, seen))
+    return replace(found, inputs=stated)
 
 
 def _twice(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -406,15 +427,18 @@ def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
     return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
 
 
-def _as_requested(example: Mapping[str, object]) -> Tensors:
-    """Its arrays with texts in UTF-8, as requests bring them."""
+def as_requested(example: Mapping[str, object]) -> Tensors:
+    """Its arrays with texts in UTF-8, as requests bring them, and numbers beside texts as such."""
     arrays = normalised(example)
     for name, array in arrays.items():
         if array.dtype.hasobject:
             arrays[name] = array.copy()
-            for index, text in np.ndenumerate(array):
-                if isinstance(text, str):
-                    arrays[name][index] = text.encode()
+            of_texts = any(isinstance(each, str | bytes) for each in array.flat)
+            for index, each in np.ndenumerate(array):
+                if isinstance(each, str):
+                    arrays[name][index] = each.encode()
+                elif of_texts and np.isscalar(each) and not isinstance(each, bytes):
+                    arrays[name][index] = str(each).encode()
     return arrays
 
 

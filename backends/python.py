@@ -46,7 +46,7 @@ from backends.base import (
     words_of,
     writeable,
 )
-from backends.datatypes import NUMPY, normalised
+from backends.datatypes import NUMPY, normalised, of_floats
 from backends.early_failure import EarlyFailure
 from backends.signatures import (
     ANY_OUTPUT,
@@ -107,7 +107,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     from backends.company import MOST_ROWS
-    from backends.discovery import from_example, from_ones, from_shapes, with_inputs
+    from backends.discovery import as_requested, from_example, from_ones, from_shapes
 
     code = load_code(model)
     signature = called_as(model, code)
@@ -134,8 +134,17 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         )
     unknown = ModelSpec("python", (), (), 0)
     session = PythonModel(model, unknown, code, dict(class_options), signature).open_session(0)
+    fractions: set[str] = set()  # outputs that had some in a run
 
     def run(arrays: Tensors) -> Tensors:
+        try:
+            outputs = run_once(arrays)
+        except SystemExit as exc:  # it may end with sys.exit()
+            raise ExecutionFailed(words_of(exc, traced=True)) from exc
+        fractions.update(name for name, array in outputs.items() if getattr(array, "dtype", None) == np.float64)
+        return outputs
+
+    def run_once(arrays: Tensors) -> Tensors:
         arrays = {name: array.copy() for name, array in arrays.items()}  # which are needed again
         if not signature.in_parts:
             return session.run(arrays, {})
@@ -151,8 +160,15 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
         if given is not None:
             if signature.style == "rows":
                 given = {name: np.atleast_1d(value) for name, value in given.items()}
-            found = from_example(run, given, of_lists=signature.of_lists)
-            found = with_inputs(found, inputs, run, given, signature.of_lists) if inputs else found
+            given = as_requested(given)
+            found = from_example(run, given, of_lists=signature.of_lists, stated=inputs)
+            whole = [tensor for tensor in found.outputs if tensor.datatype == "INT64" and tensor.name in fractions]
+            if whole and signature.style != "dict":
+                # A list is of the floats that are declared, also where all are whole; an array is of what it says.
+                floats = {tensor.name: replace(tensor, datatype="FP64") for tensor in whole}
+                session.declare({**{tensor.name: tensor for tensor in found.outputs}, **floats})
+                floats = {name: floats[name] for name, array in run(given).items() if name in floats and of_floats(array)}
+                found = replace(found, outputs=tuple(floats.get(tensor.name, tensor) for tensor in found.outputs))
         else:
             assert inputs is not None  # as just seen
             one_row = signature.in_parts and signature.style == "rows"
@@ -387,6 +403,9 @@ class PythonSession:
     def _asked(self, predict: Callable[..., Any], inputs: Tensors, parameters: Mapping[str, object]) -> Any:
         """What a `predict` of style `dict` gives."""
         return predict(inputs) if self._parameters_of is None else predict(inputs, self._parameters_of(parameters))
+
+    def declare(self, outputs: Mapping[str, TensorSpec]) -> None:
+        self._outputs = outputs
 
     def _kept(self, outputs: Tensors) -> Tensors:
         if self._outputs is None:

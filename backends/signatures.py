@@ -19,7 +19,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, fields_of, normalised
+from backends.datatypes import NUMPY, as_array, as_objects, fields_of, normalised
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -82,7 +82,7 @@ class Signature:
     keys: of a return type that is a TypedDict, and whether each is required; empty: it is none.
     of_lists: what the return type says of outputs such as lists, maybe empty or of whole numbers; None as a shape: any. What
     it says of ANY_OUTPUT is of those that it does not name.
-    in_sequence: the return type is `Sequence[…]`, so that a tuple is one output, as a list is.
+    in_sequence: the return type is `Sequence[float]` or its like, so that a tuple is one output, as a list is.
     defaults: the names of parameters that have one, which are no inputs; none where it reads those of the request.
     untold: why its type hints do not say what its inputs are, where it has some.
     """
@@ -192,7 +192,7 @@ def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
     """
     dtype = NUMPY[declared.datatype]
     if dtype.hasobject:
-        texts = np.asarray(values, dtype)
+        texts = as_objects(values)
         if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
             raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
         return texts

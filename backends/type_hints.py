@@ -105,7 +105,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     style: Literal["rows", "names"] = "rows" if scalars else "names"
     return Signature(
         style, inputs, outputs, in_parts, any_inputs, keys=keys, of_lists=_of_lists(said, of_rows=bool(scalars)),
-        in_sequence=(get_origin(given) or given) is Sequence, defaults=defaults, untold=untold,
+        in_sequence=_is_sequence_of_values(given), defaults=defaults, untold=untold,
     )  # fmt: skip
 
 
@@ -151,9 +151,11 @@ def _by_output(hint: Any) -> dict[str, Any]:
 
 def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
     """outputs: of `_by_output`. None, where it leaves one open."""
+    if ANY_OUTPUT in outputs:
+        return None
     found = {name: hint_of(own) for name, own in outputs.items()}
     known = {name: own for name, own in found.items() if own is not None}
-    return known if len(known) == len(found) and ANY_OUTPUT not in found else None
+    return known if len(known) == len(found) else None
 
 
 def _of_lists(outputs: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
@@ -168,8 +170,19 @@ def _of_list(hint: Any) -> Hint | None:
     if isinstance(origin, type) and issubclass(origin, Sequence) and len(own) == 1:
         element = _of_list(own.pop())
         return element and replace(element, shape=None if element.shape is None else (-1, *element.shape))
-    found = hint_of(hint)
+    try:
+        found = hint_of(hint)
+    except LoadFailed:  # other text, as a unit is, of what is in a list or a dict
+        return None
     return found if found is None or found.scalar is None else replace(found, shape=())
+
+
+def _is_sequence_of_values(hint: Any) -> bool:
+    """Whether it is `Sequence[float]` or its like: of arrays, lists or anything, what a tuple holds are several outputs."""
+    if get_origin(hint) is not Sequence:
+        return False
+    element = _of_list(get_args(hint)[0])
+    return element is not None and element.scalar is not None and element.shape == ()
 
 
 def _keys(hint: Any) -> dict[str, bool]:

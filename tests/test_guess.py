@@ -334,6 +334,10 @@ def test_an_example_is_a_request_or_arrays(code: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "request.npz", x=np.ones((2, 3), np.float32))
     served = model(f"{code}:Unsaid", example=tmp_path / "request.npz")
     assert (served["inputs"], served["outputs"]) == ([tensor("x", "FP32", -1, 3)], [tensor("x", "FP32", -1, 3)])
+    request.write_text('{"x": [["red", 3, 0.5]]}')
+    assert model(f"{code}:Unsaid", example=request)["inputs"] == [tensor("x", "BYTES", -1, 3)]
+    request.write_text('{"x": [["red", null]]}')
+    assert "x: neither numbers nor text" in fault(f"{code}:Unsaid", example=request)
     request.write_text('{"inputs": [{"name": "x", "datatype": "F32", "shape": [1], "data": [1]}]}')
     assert "request.json: no example (ValueError: datatype 'F32' is none of BOOL" in fault(f"{code}:Unsaid", example=request)
 

@@ -155,7 +155,8 @@ def read_example(path: Path) -> Mapping[str, object]:
 
 
 def _is_text(array: np.ndarray) -> bool:
-    return all(isinstance(element, str) for element in array.flat)
+    """Whether it is of texts, beside which numbers are texts too."""
+    return all(np.isscalar(element) for element in array.flat) and any(isinstance(element, str) for element in array.flat)
 
 
 def _array(tensor: dict[str, Any]) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import ExecutionFailed, LoadFailed, Tensors, TensorSpec
 from backends.datatypes import NUMPY
-from backends.discovery import from_example, from_ones, from_shapes, with_inputs
+from backends.discovery import from_example, from_ones, from_shapes
 from backends.signatures import Hint
 from backends.trial_rows import drawn_rows, rows_like, rows_of
 
@@ -521,6 +521,10 @@ def of_file(x: np.ndarray) -> np.ndarray:
     return np.array([text[0] for text in x])
 
 
+def whole_where_it_can_be(x: np.ndarray) -> list[float]:
+    return [int(value) if value % 1 == 0 else value for value in x.tolist()]
+
+
 def shares(x: np.ndarray) -> list[float]:
     """Whole numbers of Python's where all are."""
     return [a / (a + b) if a < b else 0 for a, b in x.tolist()]
@@ -539,6 +543,12 @@ FILE = np.array([b"\xff\xd8\xffJFIF."], object)
         (lambda x: np.array(["good"] * len(x)), np.array(["one two three"]), 32, ""),  # a label
         (of_json, np.array(['{"age": 31, "income": 1000, "at": 1.5}']), 32, ""),
         (shares, np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 32, ""),
+        (
+            lambda x: whole_where_it_can_be(x[:, 0] + 0.45 * (len(x) > 1)),
+            np.array([[200.0], [400], [600]]),
+            0,
+            CHANGED.partition(",")[0],
+        ),
         (lambda x: shares(x - x.mean(0)), np.array([[2, 1], [1, 3], [0, 4], [5, 2]], np.float32), 0, CHANGED.partition(",")[0]),
         (lambda x: of_json(x) - of_json(x).mean(), np.array([b'{"age": 31}'], object), 1, CHANGED),
         (of_file, FILE, 1, UNSEEN),
@@ -702,6 +712,11 @@ def test_text_in_an_example_is_bytes() -> None:
         assert (found.inputs[0].datatype, found.outputs[0].datatype) == ("BYTES", "BYTES")
 
 
+def test_numbers_beside_texts_in_an_example_are_texts() -> None:
+    found = from_example(run_of(lambda x: x), {"x": [["red", 3, True], [b"blue", 1.5, np.float32(2)]]})
+    assert found.inputs == (TensorSpec("x", "BYTES", (-1, 3)),)
+
+
 def test_what_no_datatype_can_carry_is_named() -> None:
     with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
         from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})
@@ -782,9 +797,41 @@ def test_an_output_that_is_empty_on_ones_has_any_size(function: Any, hints: Any,
     ],
 )
 def test_sizes_that_change_with_those_of_stated_inputs_are_open(function: Any, shape: tuple[int, ...]) -> None:
-    run, example, inputs = run_of(function), {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
-    found = with_inputs(from_example(run, example), inputs, run, example, None)
+    example, inputs = {"x": np.array([[1.0, 2], [3, 4], [9, 1]])}, (spec("x", -1, -1),)
+    found = from_example(run_of(function), example, stated=inputs)
     assert (found.inputs, found.outputs[0].shape) == (inputs, shape)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "column_s", "cpu", "column_bytes", "shape", "largest"),
+    [
+        (0.0, 0.01, 1.0, 0, (-1, -1), (1, 8)),  # its rows are known to be open
+        (0.0, 0.3, 1.0, 0, (-1, 4), (1, 4)),
+        (0.0, 0.4, 0.0, 0, (-1, -1), (1, 8)),  # it waits for others
+        (0.0, 0.7, 0.0, 0, (-1, 4), (1, 4)),
+        (0.0, 0.1, 1.0, 80 << 20, (-1, 4), (1, 4)),
+        (3.0, 0.1, 1.0, 0, (-1, -1), (1, 8)),  # what it needs is loaded at first
+    ],
+)
+def test_an_example_is_run_in_a_larger_size_only_where_that_takes_little(
+    first_s: float, column_s: float, cpu: float, column_bytes: int, shape: tuple[int, ...], largest: tuple[int, ...]
+) -> None:
+    spent_s, most_bytes, seen = first_s, 0, []
+
+    def run(arrays: Tensors) -> Tensors:
+        nonlocal spent_s, most_bytes
+        seen.append(arrays["x"].shape)
+        spent_s += column_s * arrays["x"].size
+        most_bytes = max(most_bytes, column_bytes * arrays["x"].size)
+        return {"y": arrays["x"] * 2}
+
+    clock = iter([0.0])
+    found = from_example(
+        run, {"x": np.ones((1, 4))}, stated=(spec("x", -1, -1),),
+        spent=lambda: (now := next(clock, spent_s), now * cpu, most_bytes),
+    )  # fmt: skip
+    assert (found.outputs[0].shape, max(seen, key=lambda each: each[1])) == (shape, largest)
+    assert any(note.startswith("sizes are those of the example") for note in found.notes)
 
 
 def test_an_output_that_is_empty_on_the_example_has_any_size() -> None:

@@ -1,6 +1,7 @@
 """What the python backend does beyond the contract."""
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -333,9 +334,41 @@ def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs()
     assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
 
 
+@pytest.mark.parametrize(("name", "datatype"), [("summed", "FP64"), ("summed_array", "INT64"), ("summed_of_row", "FP64")])
+def test_a_list_is_of_fractions_where_other_rows_than_the_examples_show_some(name: str, datatype: str) -> None:
+    example = {name: np.array([2.0, 6, 10]) for name in ("x", "y")}
+    found = backends.read("python", f"{__file__}:{name}", example=example)
+    assert (found.max_rows, found.outputs[0].datatype) == (32, datatype)
+
+
+def test_a_model_that_ends_the_program_on_other_sizes_is_read_with_those_of_its_example() -> None:
+    found = backends.read("python", f"{__file__}:ends_on_others", example={"x": np.ones((1, 8))})
+    assert (found.max_rows, found.outputs[0].shape) == (32, (-1, 8))
+    with pytest.raises(LoadFailed, match=r"SystemExit: too long"):
+        backends.read("python", f"{__file__}:ends_on_others", example={"x": np.ones((1, 9))})
+
+
 def test_an_example_may_hold_texts_of_both_types() -> None:
     found = backends.read("python", f"{__file__}:found_in", example={"text": ["ä@b", "ü@c".encode()]})
     assert [tensor.datatype for tensor in (*found.inputs, *found.outputs)] == ["BYTES", "BYTES"]
+
+
+def summed(x, y):  # type: ignore[no-untyped-def]
+    return [int(value) if value % 1 == 0 else value for value in (x + y).tolist()]
+
+
+def summed_array(x, y):  # type: ignore[no-untyped-def]
+    return np.array(summed(x, y))
+
+
+def summed_of_row(x: float, y: float):  # type: ignore[no-untyped-def]
+    return summed(np.array([x]), np.array([y]))[0]
+
+
+def ends_on_others(x: Annotated[npt.NDArray[np.float32], (-1, -1)]):  # type: ignore[no-untyped-def]
+    if x.shape[1] != 8:
+        sys.exit("too long")
+    return x * 2
 
 
 def running(x: Annotated[npt.NDArray[np.float32], (-1,)]):  # type: ignore[no-untyped-def]  # as a user may write it

@@ -170,6 +170,36 @@ def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
         assert (signature.of_lists, signature.outputs) == ({ANY_OUTPUT: Hint("FP64", (-1,), float)}, None)
 
 
+@pytest.mark.parametrize(
+    ("hint", "outputs"),
+    [
+        (Sequence[float], 1),
+        (Sequence[np.float32], 1),
+        (Sequence[np.ndarray], 2),
+        (Sequence[npt.NDArray[np.float32]], 2),
+        (Sequence[list[float]], 2),
+        (Sequence[Any], 2),
+        (Sequence[float | str], 2),
+        (Sequence, 2),
+    ],
+)
+def test_a_tuple_is_one_output_as_a_sequence_of_single_values_alone(hint: Any, outputs: int) -> None:
+    def predict(x: Rows) -> Any:
+        return x[:, 0].tolist(), x[:, 1].tolist()
+
+    predict.__annotations__["return"] = hint
+    assert len(call_by_name(predict, signature_of(predict, method=False), {"x": X}, None)) == outputs
+
+
+@pytest.mark.parametrize("hint", [dict[str, Annotated[np.ndarray, "RGB"]], list[Annotated[float, "USD"]]])
+def test_other_text_about_what_is_in_a_list_or_a_dict_says_nothing(hint: Any) -> None:
+    def predict(x: Rows) -> Any: ...
+
+    predict.__annotations__["return"] = hint
+    signature = signature_of(predict, method=False)
+    assert (signature.of_lists, signature.outputs) == ({}, None)
+
+
 def test_a_method_without_types_gets_a_dict() -> None:
     class Model:
         def predict(self, x):  # type: ignore[no-untyped-def]
@@ -239,6 +269,19 @@ def test_texts_in_lists_stay_what_they_are(given: list[Any]) -> None:
     (part,) = stream_by_name(in_parts, signature_of(in_parts, method=False), {"x": X}, None)
     for outputs in (call_by_name(whole, signature_of(whole, method=False), {"x": X}, None), part):
         assert outputs["output"].tolist() == given
+
+
+@pytest.mark.parametrize("declared", [None, specs(TensorSpec("output", "BYTES", (-1,)))])
+def test_a_text_in_an_array_without_dimensions_is_a_text(declared: Any) -> None:
+    def whole(x: Rows) -> Any:
+        return [np.char.upper("a"), np.array(b"b"), "c"]
+
+    def by_row(a: float) -> Any:
+        return np.char.upper("a")
+
+    assert call_by_name(whole, signature_of(whole, method=False), {"x": X}, declared)["output"].tolist() == ["A", b"b", "c"]
+    rows = {"a": np.array([1.0, 2])}
+    assert call_by_name(by_row, signature_of(by_row, method=False), rows, declared)["output"].tolist() == ["A", "A"]
 
 
 @pytest.mark.parametrize("function", [by_field, by_untyped_field])

@@ -21,6 +21,7 @@ from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import check_size, range_of, values_of
 from loadtest.load.payloads import check_joined, distinct, read_requests
+from loadtest.measuring.asked import check_limits
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
 from loadtest.question.preflight import Refusals
@@ -303,11 +304,17 @@ def _slo(value: object, source: str, faults: list[str]) -> tuple[SloSpec | None,
         whole = ",".join(map(str, parts))
     before = len(faults)
     for part in parts:  # each alone, so that all faults are told
-        collect(faults, source, partial(SloSpec.from_yaml, part))
-    slo = collect(faults, source, partial(SloSpec.from_yaml, whole)) if len(faults) == before else None
+        collect(faults, source, partial(_objectives, part))
+    slo = collect(faults, source, partial(_objectives, whole)) if len(faults) == before else None
     if slo is not None and slo.tightest_ms is None:
         faults.append(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
     return slo, min_agreement
+
+
+def _objectives(value: object) -> SloSpec:
+    slo = SloSpec.from_yaml(value)
+    check_limits(slo)
+    return slo
 
 
 def _agreement_test(

@@ -77,7 +77,7 @@ class SearchSpec:
     """A checked spec. warnings: what is odd about it but not wrong. refused: candidates that were among its own.
 
     min_agreement: what a candidate's answers must reach; None: they may be anything. agreement_test: None, if none is needed.
-    pad: as in LoadSpec: how requests of different lengths are joined.
+    pad: as in LoadSpec: how requests of different lengths are joined. reads: files and folders that it names, by its keys.
     """
 
     source: str
@@ -95,6 +95,7 @@ class SearchSpec:
     agreement_test: AgreementTest | None = None
     pad: tuple[str, ...] = ()
     refused: tuple[RefusedCandidate, ...] = ()
+    reads: tuple[tuple[str, str], ...] = ()
 
 
 def without(spec: SearchSpec, refusals: Refusals) -> SearchSpec:
@@ -199,8 +200,19 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         warnings=(*oddities(file, candidates, catalogue, tuple(doors)), *doubts),
         min_agreement=min_agreement,
         agreement_test=agreement_test,
+        reads=tuple(_reads(file, doors)),
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
+
+
+def _reads(file: SpecFile, doors: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if file.gateway is not None:
+        yield "gateway", file.gateway
+    yield from (("gateway", path) for part in doors.values() for path in part.values() if str(path).startswith("/"))
+    yield from (("payload.files", path) for path in file.payload.files)
+    yield from (("agreement.requests", path) for path in file.agreement.requests)
+    if isinstance(file.launcher, Ec2Launcher):
+        yield from (("launcher.wheel", file.launcher.wheel), ("launcher.locks", file.launcher.locks))
 
 
 def _of_payload(payload: PayloadSpec, inputs: Sequence[dict[str, Any]]) -> list[str]:

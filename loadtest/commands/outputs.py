@@ -48,7 +48,7 @@ def check_outputs(args: argparse.Namespace, *options: str, reads: Named = (), wr
             _take(taken, option, _PRINTED)
             continue
         if os.path.realpath(path).endswith(SUFFIX):
-            raise UsageError(f"{option} {path}: FILE{SUFFIX} is where a run that writes FILE keeps it: name another file")
+            raise UsageError(f"{option} {path}: a run that writes FILE keeps a FILE{SUFFIX}: name another file")
         try:
             _open(path)
         except OSError as exc:

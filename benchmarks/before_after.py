@@ -35,7 +35,7 @@ import yaml
 from scipy.stats import t as student
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from gateway.access.rules import digest_of
 from gateway.config import located
 from gateway.wire.http2_client import ClientConnection
@@ -269,7 +269,7 @@ class Gateway:
             raise RuntimeError(f"the gateway of {checkout} did not start")
         self.ask = Client(protocol, ready[1], int(ready[2]), locks, connections).ask
 
-    def cpu_s(self) -> float:
+    def cpu_s(self) -> dict[psutil.Process, float]:
         """So far, with its children."""
         processes = [psutil.Process(self._server.pid), *psutil.Process(self._server.pid).children(recursive=True)]
         return cpu_s(processes)
@@ -311,12 +311,12 @@ def main() -> None:
                 gateways[name] = Gateway(*how[name], arguments.protocol, arguments.connections)
                 running.callback(gateways[name].stop)
                 gateways[name].ask(arguments.requests // 100)
-            before_s = {name: gateway.cpu_s() for name, gateway in gateways.items()}
+            before = {name: gateway.cpu_s() for name, gateway in gateways.items()}
             for _ in range(_SLICES):
                 for gateway in gateways.values():
                     gateway.ask(arguments.requests // _SLICES)
             cost = {
-                name: (gateway.cpu_s() - before_s[name]) / (arguments.requests // _SLICES * _SLICES) * 1e6
+                name: cpu_between(before[name], gateway.cpu_s()) / (arguments.requests // _SLICES * _SLICES) * 1e6
                 for name, gateway in gateways.items()
             }
         ratios.append(cost["after"] / cost["before"])

@@ -36,7 +36,7 @@ import uvloop
 
 from benchmarks.gpu_servers import TRITON, Server, answer, body, cosine, gateway, last_words, triton
 from benchmarks.lengths import LENGTHS
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, SloSpec
 
@@ -114,7 +114,7 @@ def loaded(server: Server, setting: Setting, number: int, *, users: int = 0, rat
     opened = replace(spec, rate_rps=rate, slo=SloSpec.parse(f"p99<{setting.slo_ms:g}ms"), timeout_s=2.0)
     before = cpu_s(family(server))
     result = uvloop.run(measure(closed if users else opened))
-    return figure(server.name, number, users or rate, result, cpu_s(family(server)) - before)
+    return figure(server.name, number, users or rate, result, cpu_between(before, cpu_s(family(server))))
 
 
 def figure(name: str, number: int, load: float, result: RunResult, spent_s: float) -> Figure:

@@ -24,7 +24,7 @@ import psutil
 import uvloop
 from tritonclient.grpc import service_pb2 as pb
 
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from gateway.config import Limits
 from gateway.edges.grpc_call import GrpcCall, OneMessage
 from gateway.edges.http2 import Http2Connection
@@ -88,7 +88,7 @@ def measure(name: str, connections: int, seconds: int, directory: Path) -> tuple
         processes = [psutil.Process(server.pid)]
         before = cpu_s(processes)
         micros = _load(port, connections, seconds, directory)
-        used = cpu_s(processes) - before
+        used = cpu_between(before, cpu_s(processes))
         p50, p99 = np.percentile(micros, (50, 99)) / 1e3
         return len(micros) / seconds, float(p50), float(p99), used / len(micros) * 1e6
     finally:

@@ -107,7 +107,7 @@ class Round:
 def measure(name: str, python: str, connections: int, seconds: int, script: Path, cores: list[int]) -> Round:
     import psutil
 
-    from benchmarks.processor_time import cpu_s
+    from benchmarks.processor_time import cpu_between, cpu_s
 
     port = free_port()
     here = Path(__file__).resolve()
@@ -119,13 +119,13 @@ def measure(name: str, python: str, connections: int, seconds: int, script: Path
     try:
         wait_for(port, server)
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-        began_s = cpu_s(processes)
+        before = cpu_s(processes)
         output = subprocess.run(
             ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script), f"http://127.0.0.1:{port}/x"],
             check=True, capture_output=True, text=True, timeout=seconds + 30,
             preexec_fn=lambda: os.sched_setaffinity(0, cores[1:] or cores),
         ).stdout  # fmt: skip
-        used_s = cpu_s(processes) - began_s
+        used_s = cpu_between(before, cpu_s(processes))
     finally:
         server.terminate()
         server.wait(30)

@@ -44,7 +44,7 @@ import yaml
 from tritonclient.grpc import service_pb2 as pb
 
 from benchmarks.ports import free_port
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from gateway.config import located
 from tests.triton_server import triton_server, write_model
 
@@ -236,7 +236,7 @@ def drive(server: Server, protocol: str, connections: int, seconds: int, directo
     rps, p50, p99, errors, requests = (_h2load if protocol == "grpc" else _wrk)(
         server, body, headers, connections, seconds, directory
     )
-    used = cpu_s(server.processes) - before
+    used = cpu_between(before, cpu_s(server.processes))
     return Figure(server.name, protocol, connections, rps, p50, p99, errors, used / max(requests, 1) * 1e6)
 
 

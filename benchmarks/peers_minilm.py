@@ -37,7 +37,7 @@ import backends
 from benchmarks.lengths import LENGTHS
 from benchmarks.minilm_servers import BATCHES, MODEL, SLO_MS, Setting, ask, body, path, serving, tokens
 from benchmarks.overhead import Server
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec, RunResult, SloSpec
 
@@ -182,9 +182,9 @@ class Measuring:
                             else replace(spec, rate_rps=load * before, slo=SLO)
                         )
                         go_on(server)
-                        spent_s = cpu_s(server.processes)
+                        began = cpu_s(server.processes)
                         result = uvloop.run(measure(asked))
-                        spent_s = cpu_s(server.processes) - spent_s
+                        spent_s = cpu_between(began, cpu_s(server.processes))
                         self._drained(server)
                         stop(server)
                         found.append(filled(Run(number, "turns", name, load, self._rows(name), 0.0, before), result, spent_s))
@@ -245,7 +245,7 @@ class Measuring:
             first = self._speed_beside(server)
             before = cpu_s(server.processes)
             result = uvloop.run(measure(spec, until_decided=until_decided, or_lost=until_decided))
-            spent_s = cpu_s(server.processes) - before
+            spent_s = cpu_between(before, cpu_s(server.processes))
             self._drained(server)
             last = self._speed_beside(server)
             if result.valid and steady(first, last):

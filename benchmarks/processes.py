@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.many_models import BODY, GIVE_UP_S, ROOT, ask
 from benchmarks.ports import free_port
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from gateway.edges.recycling import surplus
 
 TENSORS = """inputs: [{name: INPUT0, datatype: FP32, shape: [-1, 16]}]
@@ -91,7 +91,7 @@ def measured(
         counted = cpu_s(ingresses), cpu_s(elsewhere)
         client = psutil.Process().cpu_times()
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        spent = cpu_s(ingresses) - counted[0], cpu_s(elsewhere) - counted[1]
+        spent = cpu_between(counted[0], cpu_s(ingresses)), cpu_between(counted[1], cpu_s(elsewhere))
         mine = psutil.Process().cpu_times()
     requests = int(re.findall(r"(\d+) requests in", out)[0])
     of_client = mine.children_user + mine.children_system - client.children_user - client.children_system

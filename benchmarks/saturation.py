@@ -36,7 +36,7 @@ from benchmarks.minilm_servers import NAMES, Setting, reference, serving
 from benchmarks.overhead import Server
 from benchmarks.peers import absent
 from benchmarks.peers_minilm import Sessions, go_on, payload_of, spec_of, stop, warm
-from benchmarks.processor_time import cpu_s
+from benchmarks.processor_time import cpu_between, cpu_s
 from loadtest.measuring.generator import measure
 from loadtest.results import LoadSpec
 
@@ -122,7 +122,7 @@ def measured(server: Server, spec: LoadSpec, null: LoadSpec, bare: "subprocess.P
     go_on(server)
     before = cpu_s(server.processes)
     result = uvloop.run(measure(replace(spec, pattern=f"users:count={USERS}", timeout_s=20.0)))
-    spent_s = cpu_s(server.processes) - before
+    spent_s = cpu_between(before, cpu_s(server.processes))
     stop(server)
     rate = result.succeeded_rps
     found = Round((rate, 1e3 * spent_s / (result.succeeded + result.warmup_requests)))

@@ -52,7 +52,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.reports.consoles import results
     from loadtest.verdict.comparison import cells, compare, junit, markdown
 
-    printed = check_outputs(args, "json", "markdown", "junit", others=(("BASE", args.base), ("NEW", args.new)))
+    printed = check_outputs(args, "json", "markdown", "junit", reads=(("BASE", args.base), ("NEW", args.new)))
     for option, share in (("--tolerance", args.tolerance), ("--share-tolerance", args.share_tolerance)):
         if not 0 <= share < math.inf:
             raise UsageError(f"{option} {share:g}: expected a number of at least 0")

@@ -83,7 +83,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.commands.plan import show as show_plan
     from loadtest.lab.launchers import launcher_of
     from loadtest.question.spec import without
-    from loadtest.question.subject import subject_of
+    from loadtest.question.subject import named, subject_of
     from loadtest.reports import openmetrics
     from loadtest.reports.consoles import meanwhile, results
     from loadtest.reports.forms import FILES, show, write_all
@@ -91,11 +91,12 @@ def _recommend(arguments: argparse.Namespace) -> int:
     from loadtest.wording import usd
 
     folder = arguments.out or Path("loadtest-results") / arguments.spec.stem
-    ours = (("--out", folder / name) for name in (JOURNAL, *FILES.values()))
-    others = (("SPEC", arguments.spec), ("--instances", arguments.instances), *ours)
-    printed = check_outputs(arguments, "json", "openmetrics", others=others)
     shown = credentials(arguments)
     spec, catalogue = _read(arguments, shown)
+    reads = (("SPEC", arguments.spec), ("--instances", arguments.instances), *spec.reads)
+    models = (("candidates", path) for path in named(spec))
+    ours = (("--out", folder / name) for name in (JOURNAL, *FILES.values()))
+    printed = check_outputs(arguments, "json", "openmetrics", reads=(*reads, *models), writes=ours)
     console = results(hidden=arguments.quiet or printed)
     launcher = launcher_of(spec, catalogue, shown)
     spec = without(spec, launcher.preflight(spec.candidates))

@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> ExitCode:
     from loadtest.results import to_json
     from loadtest.verdict.analysis import Ended, summarise
 
-    printed = check_outputs(args, "json", "log", others=(("FILE.live", args.file),))
+    printed = check_outputs(args, "json", "log", reads=(("FILE.live", args.file),))
     description, log = live_log.read(args.file)
     spec = description.spec
     times = np.array(log.intended)  # all of an open loop's, which were laid out ahead

@@ -37,7 +37,7 @@ def _execute(arguments: argparse.Namespace) -> int:
     from loadtest.reports.forms import render, show
     from loadtest.reports.recommendation import read
 
-    check_outputs(arguments, "out", others=(("FILE", arguments.file),))
+    check_outputs(arguments, "out", reads=(("FILE", arguments.file),))
     shown = arguments.format == "text" and arguments.out is None
     if _is_run(arguments.file):
         if shown:
@@ -53,6 +53,7 @@ def _execute(arguments: argparse.Namespace) -> int:
             from loadtest.reports import openmetrics
 
             folder = arguments.file.absolute().parent
+            check_outputs(arguments, "out", reads=(("runs", folder / "runs"),))
             if not (runs := openmetrics.kept(folder, found)):
                 raise UsageError(f"--format openmetrics: no runs in {folder / 'runs'}, where a search keeps them")
             return _give(openmetrics.render(runs), arguments.out)

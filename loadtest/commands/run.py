@@ -168,10 +168,13 @@ def _header(text: str) -> tuple[str, str]:
 def execute(args: argparse.Namespace) -> int:
     import uvloop
 
+    from loadtest.load.patterns import traces
+
     spec = _asked(args)
     live = _live_file(args)
-    others = (("FILE.live", live), ("--spec", args.spec), *(("--payload", path) for path in spec.payloads))
-    printed = check_outputs(args, "json", "csv", "openmetrics", "log", others=others)
+    reads = [("--spec", args.spec), *(("--payload", path) for path in spec.payloads)]
+    reads += (("--pattern", trace.get("file")) for trace in traces(spec.pattern))
+    printed = check_outputs(args, "json", "csv", "openmetrics", "log", reads=reads, writes=(("FILE.live", live),))
     writes: list[Callable[[], None]] = []
 
     def keep_log(log: "RequestLog", used: "np.ndarray") -> None:

@@ -6,7 +6,6 @@ go on.
 """
 
 import contextlib
-import fcntl
 import hashlib
 from dataclasses import replace
 from io import FileIO
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 
 from loadtest.errors import UsageError
+from loadtest.load.live_log import try_lock
 from loadtest.search.events import Agreed, Entry, Measured, Paid, Predicted, Profiled, Question, TakenBack
 
 KINDS: Final[dict[str, type[Entry]]] = {
@@ -53,10 +53,8 @@ class Journal:
 
     def _begin(self, question: Question, *, fresh: bool, resume: bool) -> tuple[Entry, ...]:
         path = self._path
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{path}: another search writes here: wait for its end, or name another folder by --out") from None
+        if not try_lock(self._file.fileno()):
+            raise UsageError(f"{path}: another search writes here: wait for its end, or name another folder by --out")
         self._file.seek(0)
         lines = [] if fresh else self._file.readall().splitlines(keepends=True)
         head = msgspec.json.encode({"question": fingerprint(question)}) + b"\n"

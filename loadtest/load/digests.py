@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from loadtest.errors import UsageError
-from loadtest.load.patterns import parse, read_trace
+from loadtest.load.patterns import read_trace, traces
 from loadtest.load.payload_limits import shape_of
 from loadtest.load.payloads import paths_of
 from loadtest.results import LoadSpec
@@ -24,18 +24,16 @@ _NO_SECRETS: Final = frozenset({
 def digests_of(spec: LoadSpec, inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """As in `RunResult`. inputs: of the model's metadata, where requests are made of them. Raises: UsageError."""
     payloads = paths_of(spec.payloads) if spec.payloads else []
-    phases = parse(spec.pattern, rate_rps=1.0, duration_s=1.0)
-    traced = [phase.options for phase in phases if phase.kind == "trace"]
-    traces = [Path(options["file"]) for options in traced]
+    replayed = traces(spec.pattern)
     headers = sorted((name.lower(), value if name.lower() in _NO_SECRETS else "") for name, value in spec.headers)
     found = {"headers": _digest(headers)}
     if not payloads:
         found["requests"] = _digest([[str(each["name"]), str(each["datatype"]), shape_of(each, -1, -1)] for each in inputs])
-    for kind, files in (("requests", payloads), ("traces", traces)):
+    for kind, files in (("requests", payloads), ("traces", [Path(each["file"]) for each in replayed])):
         if files and all(file.is_file() for file in files):  # a pipe cannot be read again
             found[kind] = _digest([(file.suffix, digest_of_file(file)) for file in files])
     if "traces" in found:
-        found["arrivals"] = _digest([_microseconds(read_trace(each["file"], each.get("column"))) for each in traced])
+        found["arrivals"] = _digest([_microseconds(read_trace(each["file"], each.get("column"))) for each in replayed])
     return found
 
 

@@ -60,9 +60,10 @@ class GrpcClient(Client["_GrpcConnection"]):
             "content-type": "application/grpc",
             "te": "trailers",
             "user-agent": "loadtest",
-            **dict(metadata),
         }
-        self.headers = header_block(*((name.encode(), value.encode()) for name, value in headers.items()))
+        own = headers.keys() - {name for name, _ in metadata}
+        fields = *((name, value) for name, value in headers.items() if name in own), *metadata
+        self.headers = header_block(*((name.encode(), value.encode()) for name, value in fields))
         # A gRPC message on the wire: not compressed, its length, itself.
         self.messages = [b"\0" + len(message).to_bytes(4, "big") + message for message in requests]
         self.no_http2 = f"it speaks no HTTP/2{'' if tls else '; if it speaks TLS, write grpcs://'}"

@@ -5,13 +5,14 @@ document (JSON), its length and the number of requests (8 bytes each, little-end
 the writers end; only a machine that crashes loses the last seconds.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 import msgspec
 
@@ -19,7 +20,8 @@ from loadtest.errors import UsageError
 from loadtest.load.request_log import REQUEST_BYTES, RequestLog
 from loadtest.results import LoadSpec, to_json
 
-SUFFIX = ".live"
+SUFFIX: Final = ".live"
+_NO_LOCKS: Final = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # as of some network's
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,30 @@ def create(path: Path) -> IO[bytes]:
     with ExitStack() as refused:
         try:
             file = refused.enter_context(os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_lock(file.fileno()):
+                raise UsageError(f"{path}: another run writes here: wait for its end, or name another file")
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
                 file.truncate()  # not before: a map of another process would lose its memory
                 refused.pop_all()
                 return file
-        except BlockingIOError:
-            raise UsageError(f"{path}: another run writes here: wait for its end, or name another file") from None
         except OSError as exc:
             raise UsageError(f"{path}: cannot be written: {exc}") from exc
     return create(path)  # a run that has ended meanwhile removed the one that was locked
+
+
+def try_lock(fd: int) -> bool:
+    """Gives whether nobody else has locked the file, which is held until it is closed. Raises: OSError.
+
+    Where its file system has no locks, nobody has.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as exc:
+        if exc.errno not in _NO_LOCKS:
+            raise
+    return True
 
 
 def describe(file: IO[bytes], spec: LoadSpec, *, requests: int, started_at: str, digests: Mapping[str, str]) -> None:

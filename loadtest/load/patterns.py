@@ -314,6 +314,11 @@ def trace_length_s(pattern: str) -> float | None:
     return _length_s(_arrivals(phase))
 
 
+def traces(pattern: str) -> list[Mapping[str, str]]:
+    """What it says of each trace. Raises: UsageError."""
+    return [phase.options for phase in parse(pattern, rate_rps=1.0, duration_s=1.0) if phase.kind == "trace"]
+
+
 def _length_s(times: np.ndarray) -> float:
     return max(_LEAST_S, float(times[-1]) * len(times) / max(1, len(times) - 1))
 

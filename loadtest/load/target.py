@@ -36,7 +36,7 @@ REFUSED: Final = (401, 403, 429)
 REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
 _SCHEMES: Final = {"http": (False, 80), "https": (True, 443), "grpc": (False, 8001), "grpcs": (True, 443)}
-_SENT_AS_THEY_ARE: Final = "!$%&'()*+,/:;=?@[]~"  # of a path and its query, by curl and requests too
+SENT_AS_THEY_ARE: Final = "!$%&'()*+,/:;=?@[]~"  # of a path and its query, by curl and requests too
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Address:
             host = host if host.isascii() else host.encode("idna").decode()
         except ValueError as exc:
             raise UsageError(f"target {spec.target!r}: {exc}") from exc
-        path, query = (quote(part, safe=_SENT_AS_THEY_ARE) for part in (url.path, url.query))
+        path, query = (quote(part, safe=SENT_AS_THEY_ARE) for part in (url.path, url.query))
         if spec.protocol == "invocations":
             path = ("/invocations" if path in ("", "/") else path) + (f"?{query}" if query else "")
         else:
@@ -115,8 +115,12 @@ class Address:
         return made | dict(spec.headers)
 
     def metadata(self, spec: LoadSpec) -> list[tuple[str, str]]:
-        """The same of a gRPC call, as it is sent: what is binary in base64."""
-        return [(name.lower(), value) for name, value in self.headers(spec).items()]
+        """The same of a gRPC call, as it is sent: what is binary in base64, and each of several values for itself."""
+        return [
+            (name, value)
+            for name, text in ((name.lower(), text) for name, text in self.headers(spec).items())
+            for value in (binary_values(text) if name.endswith("-bin") else (text,))
+        ]
 
     def call_metadata(self, spec: LoadSpec) -> list[tuple[str, str | bytes]]:
         """The same for grpcio, which encodes what is binary."""
@@ -143,6 +147,11 @@ class Address:
         """The v2 path of a model."""
         suffix = f"/versions/{quote(version, safe='')}" if version else ""
         return f"{self.path}/v2/models/{quote(model, safe='')}{suffix}"
+
+
+def binary_values(text: str) -> list[str]:
+    """Those of binary metadata, which a comma joins (gRPC over HTTP/2, "Custom-Metadata"); many servers would not part them."""
+    return [value.strip() for value in text.split(",")]
 
 
 def from_base64(text: str) -> bytes:

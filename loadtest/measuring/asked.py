@@ -8,20 +8,21 @@ from typing import Any, Final
 from loadtest.errors import UsageError
 from loadtest.load.patterns import parse, uses_rate
 from loadtest.load.signing import check_signed
-from loadtest.load.target import from_base64
+from loadtest.load.target import binary_values, from_base64
 from loadtest.measuring import connections
-from loadtest.results import LoadSpec
+from loadtest.results import LoadSpec, SloSpec
 
 _FRAMING: Final = ("content-length", "transfer-encoding")
 _TOKEN: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)  # RFC 9110, 5.6.2
 _GRPC_NAME: Final = re.compile(r"[0-9a-z_.-]+")  # gRPC over HTTP/2, "Custom-Metadata"; it is sent in lower case
+_DAY_S: Final = 86_400
 _LENGTH: Final = LoadSpec.__dataclass_fields__["length"].default
 
 
 def check(spec: LoadSpec) -> None:
     """Raises: UsageError, for a number that makes no sense. Asks nobody."""
     bounds = {
-        "duration": (spec.duration_s, 0.1, 86_400),
+        "duration": (spec.duration_s, 0.1, _DAY_S),
         "connections": (1 if spec.connections is None else spec.connections, 1, connections.MOST),
         "processes": (spec.processes, 1, 64),
         "timeout": (spec.timeout_s, 0.001, 3600),
@@ -45,8 +46,17 @@ def check(spec: LoadSpec) -> None:
     repeated = [name for name, count in Counter(name.lower() for name, _ in spec.headers).items() if count > 1]
     if repeated:
         raise UsageError(f"--header {repeated[0]!r}: given more than once: expected once, with all its values")
+    if spec.slo is not None:
+        check_limits(spec.slo)
     if spec.sigv4:
         check_signed(spec)
+
+
+def check_limits(slo: SloSpec) -> None:
+    """Raises: UsageError, for one that no run takes long enough for; a result that is read may have it."""
+    for objective in slo.objectives:
+        if objective.limit_ms > 1e3 * _DAY_S:
+            raise UsageError(f"SLO: {objective}: expected a limit of a day at most")
 
 
 def _check_metadata(name: str, text: str) -> None:
@@ -54,7 +64,8 @@ def _check_metadata(name: str, text: str) -> None:
         raise UsageError(f"--header {name!r}: expected for gRPC a name of letters, digits and _ - .")
     if name.lower().endswith("-bin"):
         try:
-            from_base64(text)
+            for value in binary_values(text):
+                from_base64(value)
         except ValueError:
             raise UsageError(f"--header {name!r}: expected base64, as gRPC takes it for a name that ends with -bin") from None
 

@@ -21,6 +21,7 @@ from gateway.instances.facts import PriceBasis
 from loadtest.errors import UsageError
 from loadtest.load.payload_limits import check_size, range_of, values_of
 from loadtest.load.payloads import check_joined, distinct, read_requests
+from loadtest.measuring.asked import check_limits
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, Expansion, collect, oddities
 from loadtest.question.preflight import Refusals
@@ -76,7 +77,7 @@ class SearchSpec:
     """A checked spec. warnings: what is odd about it but not wrong. refused: candidates that were among its own.
 
     min_agreement: what a candidate's answers must reach; None: they may be anything. agreement_test: None, if none is needed.
-    pad: as in LoadSpec: how requests of different lengths are joined.
+    pad: as in LoadSpec: how requests of different lengths are joined. reads: files and folders that it names, by its keys.
     """
 
     source: str
@@ -94,6 +95,7 @@ class SearchSpec:
     agreement_test: AgreementTest | None = None
     pad: tuple[str, ...] = ()
     refused: tuple[RefusedCandidate, ...] = ()
+    reads: tuple[tuple[str, str], ...] = ()
 
 
 def without(spec: SearchSpec, refusals: Refusals) -> SearchSpec:
@@ -198,8 +200,19 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         warnings=(*oddities(file, candidates, catalogue, tuple(doors)), *doubts),
         min_agreement=min_agreement,
         agreement_test=agreement_test,
+        reads=tuple(_reads(file, doors)),
         pad=tuple(f"{name}={value:g}" for name, value in ((model.get("ragged") or {}).get("pad") or {}).items()),
     )
+
+
+def _reads(file: SpecFile, doors: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if file.gateway is not None:
+        yield "gateway", file.gateway
+    yield from (("gateway", path) for part in doors.values() for path in part.values() if str(path).startswith("/"))
+    yield from (("payload.files", path) for path in file.payload.files)
+    yield from (("agreement.requests", path) for path in file.agreement.requests)
+    if isinstance(file.launcher, Ec2Launcher):
+        yield from (("launcher.wheel", file.launcher.wheel), ("launcher.locks", file.launcher.locks))
 
 
 def _of_payload(payload: PayloadSpec, inputs: Sequence[dict[str, Any]]) -> list[str]:
@@ -303,11 +316,17 @@ def _slo(value: object, source: str, faults: list[str]) -> tuple[SloSpec | None,
         whole = ",".join(map(str, parts))
     before = len(faults)
     for part in parts:  # each alone, so that all faults are told
-        collect(faults, source, partial(SloSpec.from_yaml, part))
-    slo = collect(faults, source, partial(SloSpec.from_yaml, whole)) if len(faults) == before else None
+        collect(faults, source, partial(_objectives, part))
+    slo = collect(faults, source, partial(_objectives, whole)) if len(faults) == before else None
     if slo is not None and slo.tightest_ms is None:
         faults.append(f"{source}: slo: a recommendation needs a latency objective such as p99_ms: 50")
     return slo, min_agreement
+
+
+def _objectives(value: object) -> SloSpec:
+    slo = SloSpec.from_yaml(value)
+    check_limits(slo)
+    return slo
 
 
 def _agreement_test(

@@ -32,13 +32,13 @@ def subject_of(spec: SearchSpec) -> str:
         "pad": spec.pad,
         "launcher": spec.launcher.model_dump(mode="json", exclude=_WHEREABOUTS),
         "candidates": {candidate.name: [candidate.url, candidate.document] for candidate in spec.candidates},
-        "files": {str(path): digest_of_file(path) for path in sorted({*_named(spec)})},
+        "files": {str(path): digest_of_file(path) for path in sorted({*named(spec)})},
         "agreement": [digests_of_files(test.files), test.statistics, test.batched] if test is not None else None,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _named(spec: SearchSpec) -> Iterator[Path]:
+def named(spec: SearchSpec) -> Iterator[Path]:
     """The files that the spec names: candidates' models, the code of some, and that of statistics."""
     if spec.agreement_test is not None:
         yield from (Path(name.rpartition(":")[0]) for name in spec.agreement_test.statistics.values() if ":" in name)

@@ -340,6 +340,7 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
         ({"target": "http://x:99999"}, "99999"),
         ({"rate_rps": 0.0}, "--rate"),
         ({"pattern": "sometimes"}, "sometimes"),
+        ({"slo": SloSpec.parse("p99<86401s")}, r"SLO: p99<8.6401e\+07ms: expected a limit of a day at most"),
         ({"payloads": ("/nowhere/x.json",)}, "/nowhere/x.json"),
         ({"rows": "8-1"}, "--rows"),
         ({"values": ("z=0:1",)}, "no input 'z'"),
@@ -349,7 +350,7 @@ def test_a_result_survives_json_and_hides_header_values() -> None:
         ({"headers": (("content-length", "3"),)}, "--header 'content-length': it says how long a request is"),
         ({"headers": (("Transfer-Encoding", "chunked"),)}, "--header 'Transfer-Encoding': it says how long"),
         ({"protocol": "grpc", "headers": (("x|a", "1"),)}, r"--header 'x\|a': expected for gRPC a name of letters, digits and"),
-        ({"protocol": "grpc", "headers": (("X-Bin", "!!"),)}, "--header 'X-Bin': expected base64, as gRPC takes it"),
+        ({"protocol": "grpc", "headers": (("X-Bin", "aGk=,!!"),)}, "--header 'X-Bin': expected base64, as gRPC takes it"),
         ({"headers": (("X-A", "1"), ("x-a", "2"))}, "--header 'x-a': given more than once: expected once, with all"),
     ],
 )

@@ -1,12 +1,16 @@
-"""The parts of benchmarks/gpu.py that decide and tell: configurations, the search for the highest rate, the table."""
+"""The parts of benchmarks/gpu.py that decide and tell: configurations, the search for the highest rate, the table; and what its
+servers have cost.
+"""
 
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from benchmarks.gpu import CLOSE, MOST_TRIES, NAMES, SHARE, Figure, bracket, next_rate, table
 from benchmarks.gpu_servers import BUCKETS, GATEWAY, TRITON, configuration
+from benchmarks.processor_time import cpu_between
 from gateway.config import load_config
 
 
@@ -44,3 +48,11 @@ def test_the_table_has_medians_and_the_highest_rate_below_one_that_was_missed() 
     kept = {50.0: SHARE, 60.0: 0.5, 70.0: 1.0}
     opened = [Figure("ort", "open", 1, rate, rate, 1.0, 4.0, 0, 9.0, 2.0, share) for rate, share in kept.items()]
     assert table([*closed, *opened]).splitlines()[2:] == ["| ort | 100, 4.0 | 50 |"]
+
+
+def test_the_time_of_a_process_that_ended_meanwhile_is_not_taken_off() -> None:
+    here, parent = psutil.Process(), psutil.Process().parent()
+    assert parent is not None
+    assert cpu_between({here: 1.0}, {here: 3.5, parent: 0.5}) == 3.0
+    with pytest.raises(RuntimeError, match="ended while its processor time was measured"):
+        cpu_between({here: 1.0, parent: 7.0}, {here: 3.5})

@@ -9,13 +9,15 @@ import pytest
 import yaml
 
 from loadtest.cli import main
+from loadtest.commands import outputs
 from loadtest.errors import ExitCode
 from loadtest.measuring.generator_limit import null_server
 from loadtest.reports.recommendation import read, to_json
 from loadtest.results import LoadSpec, read_run
 from loadtest.results import to_json as run_to_json
-from tests.loadtest.examples import changed, example_recommendation
+from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
 from tests.loadtest.made_results import run_result
+from tests.loadtest.test_spec_agreement import requests_file
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
@@ -74,8 +76,13 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     [
         ("run http://x --json new --csv new", "--json and --csv"),
         ("run http://x --json new --log link", "--json and --log"),
-        ("run http://x --json q --log q.live", "FILE.live and --log"),
+        ("run http://x --json q --log q.live", "--log q.live"),  # which may be another run's
         ("run http://x --openmetrics r.json --payload r.json", "--payload and --openmetrics"),
+        ("run http://x --json folder/new --payload folder", "--payload and --json"),
+        ("run http://x --json key.pem --cert r.json --key key.pem", "--key and --json"),
+        ("run http://x --csv r.json --api-key-file r.json", "--api-key-file and --csv"),
+        ("run http://x --pattern constant:rate=1;trace:file=r.json --log r.json", "--pattern and --log"),
+        ("run http://x --pattern constant:rate=1;trace:file=q.live --json q", "--pattern and FILE.live"),
         ("run http://x --json - --log -", "--json and --log"),
         ("compare r.json r.json --markdown new --junit new", "--markdown and --junit"),
         ("compare r.json new --json ./r.json", "BASE and --json"),
@@ -83,19 +90,50 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("recover r.json --json r.json", "FILE.live and --json"),
         ("report r.json --out r.json", "FILE and --out"),
         ("recommend spec.yaml --openmetrics spec.yaml", "SPEC and --openmetrics"),
-        ("recommend spec.yaml --out . --openmetrics report.json", "--out and --openmetrics"),
+        ("recommend spec.yaml --out . --openmetrics report.json", "--openmetrics and --out"),
+        ("recommend spec.yaml --openmetrics own.yaml", "gateway and --openmetrics"),
+        ("recommend spec.yaml --openmetrics keys", "gateway and --openmetrics"),
+        ("recommend spec.yaml --openmetrics r.json --ca r.json", "--ca and --openmetrics"),
+        ("recommend spec.yaml --openmetrics own.py", "candidates and --openmetrics"),
+        ("recommend spec.yaml --openmetrics folder/runs.om", "payload.files and --openmetrics"),
+        ("recommend spec.yaml --out folder", "payload.files and --out"),
+        ("recommend spec.yaml --openmetrics asked.jsonl", "agreement.requests and --openmetrics"),
     ],
 )
 def test_a_file_that_the_command_has_already_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str, two: str
 ) -> None:
-    kept = Path(result(tmp_path)).read_text(), Path(spec(tmp_path)).read_text()
+    backend = {"kind": "python", "model": "own.py:Own"}
+    keys = {"gateway": "own.yaml", "model": "adder", "candidates": [{"instances": ["c7i.large"], "backend": backend}]}
+    asked_of_all = {"payload": {"files": ["folder"]}, "agreement": {"requests": ["asked.jsonl"]}}
+    result(tmp_path), spec(tmp_path, **keys, **asked_of_all)
+    gateway = {"server": {"access": {"keys": "keys"}}, "models": [{**DOCUMENT["model"], "backends": [{"kind": "synthetic"}]}]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(gateway))
+    (tmp_path / "folder").mkdir()
+    for name in ("asked.jsonl", "folder/one.jsonl"):
+        Path(requests_file(tmp_path, 1)).rename(tmp_path / name)
+    for name in ("own.py", "keys", "key.pem"):
+        (tmp_path / name).write_text("")
     (tmp_path / "link").symlink_to("new")
     monkeypatch.chdir(tmp_path)
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+    kept = files()
     assert main(asked.split()) == ExitCode.USAGE
     assert capsys.readouterr().err.startswith(f"loadtest: {two}: ")
-    assert (Path("r.json").read_text(), Path("spec.yaml").read_text()) == kept
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "r.json", "spec.yaml"]
+    assert files() == kept
+
+
+def test_the_file_that_standard_output_goes_to_is_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdout, file = tmp_path / "stdout", result(tmp_path)
+    stdout.symlink_to(file)
+    monkeypatch.setattr(outputs, "_PRINTED", stdout)
+    assert main(["run", "http://x", "--json", file, "--log", "-"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.startswith("loadtest: --json and --log: both are ")
 
 
 def test_a_device_takes_several(tmp_path: Path) -> None:

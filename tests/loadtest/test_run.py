@@ -1,5 +1,6 @@
 """The command line: arguments in, exit code and files out."""
 
+import errno
 import fcntl
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pytest
 import uvloop
 
 from loadtest.cli import main
-from loadtest.errors import ExitCode
+from loadtest.errors import ExitCode, UsageError
 from loadtest.load import live_log
 from loadtest.load.patterns import schedule
 from loadtest.load.request_log import OK, RequestLog
@@ -177,6 +179,16 @@ def test_what_another_run_has_removed_as_it_was_opened_is_made_anew(tmp_path: Pa
     monkeypatch.setattr(fcntl, "flock", late)
     with live_log.create(live) as file:
         assert live.stat().st_ino == os.stat(file.fileno()).st_ino
+
+
+@pytest.mark.parametrize(("number", "kept"), [(errno.ENOLCK, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_file_system_without_locks_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kept: bool) -> None:
+    def flock(*asked: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with nullcontext() if kept else pytest.raises(UsageError, match="cannot be written"):
+        live_log.create(tmp_path / "x.live").close()
 
 
 def test_recover_tells_of_a_file_that_cannot_be_written_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

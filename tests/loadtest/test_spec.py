@@ -108,6 +108,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"candidates\[0\]\.usd_per_hour: 0: .*greater than 0",
     ),
     "slo without number": ({"slo": {"p99_ms": None}}, r"s\.yaml: SLO: p99_ms: expected a number, got None"),
+    "slo beyond a day": ({"slo": {"p99_ms": 1e8}}, r"s\.yaml: SLO: p99<1e\+08ms: expected a limit of a day at most"),
     "slo of another kind": ({"slo": {"p99": 5}}, r"SLO: unknown key 'p99'"),
     "slo without latency": ({"slo": {"max_error_rate": 0.1}}, r"slo: a recommendation needs a latency objective"),
     "not standing for": (

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from gateway.errors import GatewayError
 from gateway.process.credentials import NOTHING_SHOWN, Credentials
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.launcher import StartFailed, Unpaid, Usage
+from loadtest.load.target import SENT_AS_THEY_ARE
 from loadtest.prices.catalogue import Catalogue
 from loadtest.question.candidates import CandidateSetup, priced
 from loadtest.question.preflight import Refusals
@@ -97,7 +99,9 @@ def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise TargetError(f"{url}: expected an address that begins with http:// or https://")
     try:
-        with shown.opened(url, timeout_s=TIMEOUT_S) as answer:
+        scheme, place, path, *rest = urlsplit(url)
+        asked = urlunsplit((scheme, place, quote(path, safe=SENT_AS_THEY_ARE), *rest))  # as by `Address.of`
+        with shown.opened(asked, timeout_s=TIMEOUT_S) as answer:
             body = answer.read()
         found = json.loads(body) if body else {}
     except urllib.error.HTTPError as exc:

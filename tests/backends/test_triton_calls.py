@@ -627,7 +627,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"config": model_config_pb2.ModelConfig(max_batch_size=2)}, "it takes 2 rows at most, and took 8"),
     "no rows": ({"config": model_config_pb2.ModelConfig(), "inputs": {"X": [2]}}, "has max_batch_size 0 and a tensor without"),
     "rows that nobody stated": ({"config": model_config_pb2.ModelConfig()}, "it has no batch dimension any more"),
-    "a size of an output": ({"shapes": {"Y": [-1, -1]}}, "output 'Y' is FP32 [-1, -1], and was FP32 [-1, 2]"),
+    "a size of an output": ({"shapes": {"Y": [-1, 3]}}, "output 'Y' is FP32 [-1, 3], and was FP32 [-1, 2]"),
     "parts": ({"decoupled": True}, "it answers in parts now, and did not"),
 }
 
@@ -668,10 +668,13 @@ def test_an_answer_that_is_not_as_declared_tells_of_a_model_that_was_changed(dou
     session.close()
 
 
-def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(double: Double) -> None:
-    double.shapes = {"Y": [-1, -1]}
+@pytest.mark.parametrize(("was", "now"), [(-1, 2), (2, -1)])
+def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(
+    double: Double, was: int, now: int
+) -> None:
+    double.shapes = {"Y": [-1, was]}
     model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
-    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
+    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, now], "SCORE": [-1, 1]}
     optional = [{"name": name, "optional": True} for name in double.inputs]
     double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=optional)
     session = model.open_session(0)

@@ -511,6 +511,17 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     model.close()
     assert f"triton 127.0.0.1:{double.port}: regions {second} of shared memory stay registered there" in caplog.text
     assert first not in caplog.text
+    caplog.clear()
+    model = sharing_model(double)  # loaded again by the same process
+    lose()
+    now_s = 183.0
+    lose()
+    assert second not in double.regions
+    (lock,) = map(lock_of, double.regions)
+    double.regions.clear()  # as the server was started again
+    model.close()
+    assert "stay registered" not in caplog.text
+    assert not lock.exists()
 
 
 def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_its_calls_have_ended(
@@ -521,13 +532,20 @@ def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_it
     gone, alive, unknown, anothers = (f"{kind}-1-{secrets.token_hex(6)}" for kind in (*["gateway"] * 3, "client"))
     double.regions = {name: mmap.mmap(-1, 1) for name in (gone, alive, unknown, anothers)}
     double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
-    for name in (gone, anothers):
-        lock_of(name).touch()
+    url = f"127.0.0.1:{double.port}"
+    forgotten, elsewhere, made = (f"gateway-1-{secrets.token_hex(6)}" for _ in range(3))  # which the server does not list
+    for name in (gone, anothers, forgotten):
+        lock_of(name).write_text(url)
+    lock_of(elsewhere).write_text("elsewhere:8001")
+    lock_of(made).touch()
     with lock_of(alive).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(url)
+        lock.flush()
         session = sharing(double)
         session.run({"X": X}, {})
         (own,) = {*double.regions} - {gone, alive, unknown, anothers}
+        assert not lock_of(forgotten).exists()
         now_s = 59.0
         session.run({"X": X}, {})
         assert gone in double.regions
@@ -535,7 +553,14 @@ def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_it
         session.run({"X": X}, {})
         assert {*double.regions} == {alive, unknown, anothers, own}
         assert not lock_of(gone).exists()
-        session.close()
+    now_s = 122.0
+    double.answer = {name: np.repeat(array, 2, 0) for name, array in double.answer.items()}
+    session.run({"X": np.repeat(X, 2, 0)}, {})  # takes a larger region: looks again
+    now_s = 183.0
+    session.close()
+    assert {*double.regions} == {unknown, anothers}
+    for name in (elsewhere, made):
+        lock_of(name).unlink()
     assert not lock_of(own).exists()
 
 

@@ -101,7 +101,7 @@ def load(
     max_rows = declared.max_rows
     if 0 < most < max_rows:
         exported = f"{Path(model).absolute()}: exported for {most} rows at most"
-        if declared.rows_stated:
+        if most < declared.rows_wanted:
             raise SpecMismatch(f"{exported}, and max_rows is {max_rows}: set max_rows: {most}, or export it for more")
         log.info("%s, which max_rows is then", exported)
         max_rows = most

@@ -35,7 +35,7 @@ _RETRY_S: Final = 0.5
 log = logging.getLogger(__name__)
 
 
-class Change(NamedTuple):
+class ModelChange(NamedTuple):
     """A load or an unload that a client has asked for. number: it grows with every change, also over restarts."""
 
     number: int
@@ -69,7 +69,7 @@ class _Follower:
 class _Asked:
     """A change, and the errors that it met where it was applied; None: it is under way."""
 
-    change: Change
+    change: ModelChange
     errors: list[str] | None = None
 
 
@@ -91,7 +91,7 @@ class ControlState:
         self._ends = False
         self._changed = asyncio.Event()
 
-    async def asked(self) -> tuple[int, list[Change]]:
+    async def asked(self) -> tuple[int, list[ModelChange]]:
         """What an ingress replica begins with: a number, and what is settled. `follow` gives what is under way: it may fail."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         open_ = [asked.change.number for asked in self._asked if asked.errors is None]
@@ -117,7 +117,7 @@ class ControlState:
             self._seen(ingress).begun = begun
             self._settle()
 
-    async def follow(self, ingress: str, seen: int) -> tuple[int, list[Change]] | None:
+    async def follow(self, ingress: str, seen: int) -> tuple[int, list[ModelChange]] | None:
         """Wait for changes past `seen`, or a while; then the number of the last, and those. None: it is to remind first."""
         follower = self._followers.get(ingress)
         if follower is None:
@@ -143,8 +143,8 @@ class ControlState:
         return True
 
     async def remind(
-        self, ingress: str, seen: int, settled: Collection[Change], applying: Collection[Change]
-    ) -> tuple[int, list[Change]]:
+        self, ingress: str, seen: int, settled: Collection[ModelChange], applying: Collection[ModelChange]
+    ) -> tuple[int, list[ModelChange]]:
         """Know again, as this actor was made anew, what clients have asked for, as far as one that follows has it.
 
         seen: as `follow` gave it. settled: the last change of each model that it has applied. Returns as `follow`, what it does
@@ -192,7 +192,7 @@ class ControlState:
 
     def _ask(self, model: str, loaded: bool) -> _Asked:
         self._version = max(self._version + 1, self._now_ms())
-        asked = _Asked(Change(self._version, model, loaded))
+        asked = _Asked(ModelChange(self._version, model, loaded))
         self._asked.append(asked)
         self._tell()
         return asked
@@ -301,8 +301,8 @@ class SharedControl:
         self._runtime_env = runtime_env
         self._ingress = uuid.uuid4().hex
         self._seen = 0  # the number of the last change that is known here
-        self._settled: dict[str, Change] = {}  # the last of each model that was applied, and did not fail if it was a load
-        self._applying: list[Change] = []  # in order
+        self._settled: dict[str, ModelChange] = {}  # the last of each model that was applied, and did not fail if it was a load
+        self._applying: list[ModelChange] = []  # in order
         self._comes = asyncio.Event()
         self._models: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
@@ -391,7 +391,7 @@ class SharedControl:
                 del self._applying[0]
                 await self._report(change.number, error)
 
-    async def _error(self, change: Change, apply: Callable[[str, bool], Awaitable[None]]) -> str:
+    async def _error(self, change: ModelChange, apply: Callable[[str, bool], Awaitable[None]]) -> str:
         try:
             await apply(change.model, change.loaded)
         except GatewayError as exc:

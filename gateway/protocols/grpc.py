@@ -304,7 +304,7 @@ def parts_of(data: Buffer) -> Parts:
             raise _no_message()
         fields += 1
         if fields > _MOST_FIELDS:
-            raise InvalidArgument(f"more than {_MOST_FIELDS} parameters, inputs, outputs and raw contents in one request")
+            raise InvalidArgument(f"more than {_MOST_FIELDS} parameters, inputs, outputs and other fields in one request")
         if depth or kind != _DELIMITED:  # no field that we know: what it is, and whether it is whole, the parser sees
             head.append(view[begin:at])
             head_bytes += at - begin

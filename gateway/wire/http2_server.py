@@ -353,7 +353,8 @@ class ServerConnection(BoundedHttp2Connection):
         if number % 2 == 0:
             raise Broken(PROTOCOL_ERROR, f"stream {number} is not a client's")
         if number <= self._last_stream:
-            if any(name.startswith(b":") for name in headers or ()):  # 5.1.1: a request, which trailers are not (8.1)
+            # 5.1.1: a request, which trailers are not (8.1); None: too large to tell
+            if headers is None or any(name.startswith(b":") for name in headers):
                 raise Broken(PROTOCOL_ERROR, f"a request in stream {number}, expected one above {self._last_stream}")
             return  # trailers of a stream that we have answered or reset
         if self._draining:

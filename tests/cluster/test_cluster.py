@@ -173,14 +173,13 @@ def test_what_clients_have_loaded_stays_so_through_the_loss_of_who_keeps_that_an
     keeper = ray.get_actor("gateway:gateway", namespace="serve")
     ray.kill(keeper)
 
-    def kept() -> dict[str, bool]:
+    def kept() -> list[str]:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             actor: Any = ray.get_actor("gateway:gateway", namespace="serve")
-            asked: dict[str, bool] = ray.get(actor.asked.remote())[1]
-            return asked
-        return {}
+            return [change.model for change in ray.get(actor.asked.remote())[1] if change.loaded]
+        return []
 
-    until(lambda: kept().get("later"), within_s=20)  # what tests before have asked for is kept too
+    until(lambda: "later" in kept(), within_s=20)  # what tests before have asked for is kept too
     later["max_rows"] = 8
     gateway.upgrade(parse_config(document, source="test"))
     until(lambda: gateway.settled("ingress", 2) and not set(before) & set(gateway.pids("ingress")), within_s=30)

@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from gateway.cluster import control
-from gateway.cluster.control import Change, ControlState, SharedControl
+from gateway.cluster.control import ControlState, ModelChange, SharedControl
 from gateway.errors import BackendFailed
 
 pytestmark = pytest.mark.ray
@@ -205,10 +205,10 @@ def test_an_actor_made_anew_is_reminded_and_numbers_on(quick: None) -> None:
     async def test() -> None:
         state = await joined()
         assert await state.follow("a", 7) is None
-        unload, load = Change(5, "m", False), Change(7, "n", True)
+        unload, load = ModelChange(5, "m", False), ModelChange(7, "n", True)
         assert await state.remind("a", 7, [unload, load], []) == (7, [])
         assert await state.asked() == (7, [unload, load])
-        assert await state.remind("b", 9, [Change(2, "m", True), unload, Change(9, "o", False)], []) == (9, [load])
+        assert await state.remind("b", 9, [ModelChange(2, "m", True), unload, ModelChange(9, "o", False)], []) == (9, [load])
         assert await state.follow("a", 7) == (9, [(9, "o", False)])
         async with following(state, "b"):
             unloading = await ask(state, "a", "n", False)
@@ -224,14 +224,14 @@ def test_a_change_under_way_as_the_actor_is_lost_ends_as_those_say_that_apply_it
     async def test() -> None:
         for error, left in (("", [(7, "m", True)]), ("no such file", [(6, "m", True)])):
             state = await joined()
-            await state.remind("a", 7, [Change(6, "m", True)], [Change(7, "m", True)])
-            await state.remind("b", 7, [Change(6, "m", True)], [Change(7, "m", True)])
-            assert await state.remind("done", 7, [Change(7, "m", True)], []) == (7, [])
+            await state.remind("a", 7, [ModelChange(6, "m", True)], [ModelChange(7, "m", True)])
+            await state.remind("b", 7, [ModelChange(6, "m", True)], [ModelChange(7, "m", True)])
+            assert await state.remind("done", 7, [ModelChange(7, "m", True)], []) == (7, [])
             assert await state.asked() == (6, [(6, "m", True)])
             await state.report("a", 7, "")
             await state.report("b", 7, error)
             assert await state.asked() == (7, left)
-            assert await state.remind("late", 7, [Change(6, "m", True)], [Change(7, "m", True)])
+            assert await state.remind("late", 7, [ModelChange(6, "m", True)], [ModelChange(7, "m", True)])
             assert (await state.asked())[0] == (7 if not error else 6)
 
     run(test)
@@ -242,7 +242,7 @@ def test_what_is_published_where_nobody_is_known_waits_for_the_ingresses_that_we
         state = await joined()
         loading = await ask(state, "a", "m", True)
         for name in ("a", "b"):
-            assert await state.remind(name, 500, [Change(500, "m", True)], []) == (500, [])
+            assert await state.remind(name, 500, [ModelChange(500, "m", True)], []) == (500, [])
         call = asyncio.create_task(state.follow("b", 500))
         async with following(state, "a"):
             assert await call == (501, [(501, "m", True)])

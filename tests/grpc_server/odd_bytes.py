@@ -94,11 +94,12 @@ def block(data: bytes) -> bytes:
     return frame(HEADERS, END_HEADERS, 1, data + header_block(*FIELDS)) + BODY
 
 
-def pieces(data: bytes, count: int) -> bytes:
+def pieces(data: bytes, count: int, stream: int = 1) -> bytes:
     size = -(-len(data) // count)
     first, *parts = [data[at : at + size] for at in range(0, len(data), size)]
     ends = [0] * (len(parts) - 1) + [END_HEADERS]
-    return frame(HEADERS, 0, 1, first) + b"".join(map(frame, [CONTINUATION] * len(parts), ends, [1] * len(parts), parts))
+    others = map(frame, [CONTINUATION] * len(parts), ends, [stream] * len(parts), parts)
+    return frame(HEADERS, 0, stream, first) + b"".join(others)
 
 
 def cases() -> Iterable[tuple[str, bytes]]:
@@ -263,6 +264,7 @@ def cases() -> Iterable[tuple[str, bytes]]:
     yield "a stream of an even number", call(stream=2)
     yield "a stream of number 0", call(stream=0)
     yield "stream numbers that go down", call(stream=5) + call(stream=3)
+    yield "a large one in a stream below", call(stream=5) + pieces(header_block(*more(b"x", b"y" * 80_000)), 8, stream=3)
     yield "a stream number twice", call() + call()
     yield "HEADERS twice", head() + head() + BODY
     yield "CONTINUATION of nothing", frame(CONTINUATION, END_HEADERS, 1, plain)
@@ -423,6 +425,7 @@ OTHERWISE: Final = {
         "a stream of an even number",
         "a stream of number 0",
         "stream numbers that go down",
+        "a large one in a stream below",
         "a stream number twice",
         "HEADERS twice",
         "CONTINUATION of nothing",

@@ -172,6 +172,7 @@ class ModelSpec:
     only_computes: bool = False
     requests_apart: bool = False
     rows_stated: bool = True  # of a declared one: max_rows is the operator's, and not only the default
+    rows_wanted: int = field(default=0, repr=False)  # likewise: in a batch, by who has set max_rows; no answer depends on it
     input_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     output_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False, compare=False)
     varying_inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)  # of other shapes per row, or left out
@@ -473,8 +474,7 @@ def narrowed(found: tuple[TensorSpec, ...], declared: tuple[TensorSpec, ...], wh
         if missing:
             raise SpecMismatch(f"{what}: the model also needs {missing}, which the configuration does not list")
     for tensor in declared:
-        artifact = by_name.get(tensor.name)
-        if artifact is None:
+        if (artifact := by_name.get(tensor.name)) is None:
             raise SpecMismatch(f"{what} {tensor.name!r}: the model has none of that name, only {sorted(by_name)}")
         if not agree(tensor, artifact):
             raise SpecMismatch(

@@ -18,6 +18,7 @@ import contextlib
 import inspect
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
     import torch
 
 _setting: Final = threading.Lock()
+_UNBOUNDED: Final = sys.maxsize - 1  # as torch.export writes it
 _UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree is not registered")
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -93,15 +97,20 @@ def load(
     _use_threads(torch, threads)  # for loading, and what Inductor compiles for
     with running() if target.type == "cuda" else contextlib.nullcontext():
         names = [tensor.name for tensor in declared.inputs]
-        call, platform, memory_bytes = load_callable(
-            torch, model, dict(factory_options), target, precision, names, max_rows=declared.max_rows
-        )
+        call, platform, memory_bytes, most = load_callable(torch, model, dict(factory_options), target, precision, names)
+    max_rows = declared.max_rows
+    if 0 < most < max_rows:
+        exported = f"{Path(model).absolute()}: exported for {most} rows at most"
+        if most < declared.rows_wanted:
+            raise SpecMismatch(f"{exported}, and max_rows is {max_rows}: set max_rows: {most}, or export it for more")
+        log.info("%s, which max_rows is then", exported)
+        max_rows = most
     if platform in ("pytorch", "pytorch_torchscript"):
         call = by_name(call, names)
     if compile:
         call = torch.compile(call, dynamic=True)
-    row_sizes = declared.row_sizes or (recorded_rows(declared.max_rows) if cuda_graphs else ())
-    spec = ModelSpec(platform, declared.inputs, declared.outputs, declared.max_rows, row_sizes, reads_parameters=False)
+    row_sizes = declared.row_sizes or (recorded_rows(max_rows) if cuda_graphs else ())
+    spec = ModelSpec(platform, declared.inputs, declared.outputs, max_rows, row_sizes, reads_parameters=False)
     return TorchModel(
         spec, call, target, precision == "bf16", threads, cuda_graphs, memory_bytes, output_indices=output_indices
     )
@@ -128,12 +137,10 @@ def load_callable(
     device: "torch.device",
     precision: str,
     inputs: Iterable[str] = (),
-    *,
-    max_rows: int = 0,
-) -> tuple[Callable[..., Any], str, int]:
-    """What to call, its platform's name, and the bytes of its weights.
+) -> tuple[Callable[..., Any], str, int, int]:
+    """What to call, its platform's name, the bytes of its weights, and the most rows that it takes (0: nothing says so).
 
-    inputs: the names of those that it will be called with, as far as they are known. max_rows: and with how many rows at most.
+    inputs: the names of those that it will be called with, as far as they are known.
     """
     if is_source(model):
         module = made_from(model, factory_options, key="factory_options")
@@ -146,7 +153,7 @@ def load_callable(
             from backends.torch_autocast import cast_once
 
             cast_once(module)
-        return module.to(device), "pytorch", _weight_bytes(module)
+        return module.to(device), "pytorch", _weight_bytes(module), 0
     if precision == "int8":
         raise LoadFailed(
             f"precision int8 quantises a factory's module, but {model} is an artifact: quantise it when you export it"
@@ -159,34 +166,30 @@ def load_callable(
         if artifact == TORCHSCRIPT:
             module = torch.jit.load(str(path), map_location=device).eval()
             _check_inputs(path, module, inputs)
-            return module, "pytorch_torchscript", _weight_bytes(module)
+            return module, "pytorch_torchscript", _weight_bytes(module), 0
         if artifact == AOT_INDUCTOR:
             index = -1 if device.index is None else device.index
-            return torch._inductor.aoti_load_package(str(path), device_index=index), "pytorch_aot_inductor", path.stat().st_size
+            package = torch._inductor.aoti_load_package(str(path), device_index=index)
+            return package, "pytorch_aot_inductor", path.stat().st_size, 0
         if artifact == EXPORTED:
             program = torch.export.load(path)
-            if most := rows_taken(program, max_rows)[1]:
-                raise SpecMismatch(
-                    f"{path.absolute()}: exported for {most} rows at most, and max_rows is {max_rows}: set max_rows: {most}, "
-                    "or export it for more"
-                )
             module = program.module().to(device)
             own = program.module_call_graph[0].signature
             spelled = own.forward_arg_names if own is not None and own.forward_arg_names else ()
             call = _in_order(module, (spelled, program.graph_signature.user_inputs), list(inputs))
-            return call, "pytorch_export", _weight_bytes(module)
+            return call, "pytorch_export", _weight_bytes(module), rows_taken(program)[1]
     way = f": {artifact.way}" if artifact.way else ""
     raise LoadFailed(f"{path.absolute()}: {artifact.what}, where TorchScript, torch.export or AOTInductor was expected{way}")
 
 
-def rows_taken(program: Any, below: int) -> tuple[int, int]:
-    """The least and the most that open first dimensions of a program's inputs may be; 0: any, and `below` at least."""
+def rows_taken(program: Any) -> tuple[int, int]:
+    """The least and the most that open first dimensions of a program's inputs may be; 0: any."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     firsts = [getattr(values.get(name), "shape", ())[:1] for name in program.graph_signature.user_inputs]
     named = [size.node.expr for first in firsts for size in first if not isinstance(size, int)]
     ranges = [program.range_constraints[expr] for expr in named if expr in program.range_constraints]
     least = max((int(each.lower) for each in ranges), default=0)
-    return least, min((int(each.upper) for each in ranges if each.upper < below), default=0)
+    return least, min((int(each.upper) for each in ranges if each.upper < _UNBOUNDED), default=0)
 
 
 def _in_order(call: Callable[..., Any], known: Iterable[Sequence[str]], inputs: list[str]) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ and a factory's module not even all of these.
 """
 
 import re
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -58,7 +57,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
         with unloadable(Path(model), EXPORTED):
             program = torch.export.load(model)
         return _of_program(model, program)
-    call, _, _ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32", example or ())
+    call, *_ = load_callable(torch, model, dict(factory_options), torch.device("cpu"), "fp32", example or ())
     names = parameters_of(call)
     if artifact is None and example is None:
         example = example_of(model, load_object(model))
@@ -103,7 +102,7 @@ def tried(*, model: str, stated: ModelSpec, output_indices: Sequence[int] = ()) 
     """As of `backends.tried`, on the CPU. output_indices: as of `backends.torch.load`."""
     torch = _torch()
     names = [tensor.name for tensor in stated.inputs]
-    call, _, _ = load_callable(torch, model, {}, torch.device("cpu"), "fp32", names)
+    call, *_ = load_callable(torch, model, {}, torch.device("cpu"), "fp32", names)
     session = CpuSession(stated, by_name(call, names), False, output_indices)
     return from_shapes(
         stated.inputs,
@@ -321,7 +320,7 @@ def _of_program(model: str, program: Any) -> Found:
     outputs = tuple(TensorSpec(names[index], *types[index]) for index in range(len(types)))
     module = program.module()
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
-    least, most = rows_taken(program, sys.maxsize - 1)  # which torch writes for no limit
+    least, most = rows_taken(program)
     found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most if most < MOST_ROWS else 0)
     if found.max_rows and least > 1:
         rows = f"{least} to {most} rows" if most else f"{least} rows and more"

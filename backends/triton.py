@@ -177,7 +177,11 @@ class TritonModel:
 
     def close(self) -> None:
         for url, abandoned in self._abandoned.items():
-            if names := abandoned.names:
+            if not abandoned.names:
+                continue
+            with closing(TritonConnection(url, self.model, self.model_version)) as connection:
+                names = abandoned.leave(connection)
+            if names:
                 log.warning(
                     "triton %s: regions %s of shared memory stay registered there until it ends, or a client or gateway "
                     "unregisters them: calls that were given up may still write to them",

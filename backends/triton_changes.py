@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from backends.base import ModelSpec, TensorSpec
+from backends.base import ModelSpec, TensorSpec, agree
 
 
 def changes(loaded: ModelSpec, found: ModelSpec) -> list[str]:
@@ -26,7 +26,7 @@ def _tensors(what: str, loaded: Iterable[TensorSpec], found: Iterable[TensorSpec
         if was is None or is_ is None:
             fits = is_ is not None and is_.optional
         else:
-            fits = _holds(is_, was) if what == "input" else _holds(was, is_)
+            fits = _holds(is_, was) if what == "input" else agree(was, is_)  # each answer is held against what it was
         if not fits:
             yield f"{what} {name!r} is {_shown(is_)}, and was {_shown(was)}"
 

@@ -7,23 +7,21 @@ Before 2.50 Triton crashes when it writes to a region that was unregistered; 2.5
 later ones wait for the calls' end (its issue 3207, its pull requests 7567 and 7743). So what a call that was given up may
 write to is unregistered only when that has ended.
 
-What a process that was killed has left there is unregistered by the next one that registers a region. Each region has a file
-beside it that its process keeps locked: who can lock it knows, in any container with this /dev/shm, that the process is gone.
+What a process that was killed has left there is unregistered by those that register regions (`backends.triton_region_locks`).
 """
 
-import fcntl
 import logging
 import mmap
 import os
-import re
 import secrets
 import threading
 import time
-from contextlib import suppress
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from backends import triton_region_locks as locks
 from backends.base import ExecutionFailed, LoadFailed
 
 WORTH_BYTES: Final = 256 << 10  # of a tensor
@@ -34,8 +32,7 @@ _REFUSAL: Final = "currently in use"  # of Triton 2.50 and 2.51
 # A call is answered some ms before it lets go of its region: of 400 regions unregistered at once, 30 were refused (2026-11-30).
 _TRIES: Final = 10
 _TRIED_AGAIN_S: Final = 0.01
-_OURS: Final = re.compile(r"gateway-\d+-[0-9a-f]{12}")
-_LOCKS: Final[dict[str, int]] = {}  # of this process's regions, by name: the descriptors that hold them
+_LOOKED_EVERY_S: Final = 60.0  # at most
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +51,40 @@ class AbandonedRegions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._regions: list[_Abandoned] = []
-        self._looked = False
+        self._looked_s = -inf
 
-    def look_once(self, connection: Any) -> None:
+    def look(self, connection: Any) -> None:
         """Add what processes that are gone have left. connection: by which a region was registered: this /dev/shm is shared."""
         with self._lock:
-            looked, self._looked = self._looked, True
-        if not looked:
-            with suppress(LoadFailed):
-                left = [name for name in connection.regions() if _OURS.fullmatch(name) and _is_left(name)]
-                for name in left:
-                    self.add(name, None)
-                if left:
-                    log.info(
-                        "triton %s: %d regions that a process has left there are unregistered soon", connection.url, len(left)
-                    )
+            if time.monotonic() - self._looked_s < _LOOKED_EVERY_S:
+                return
+            self._looked_s = time.monotonic()
+        left = locks.left()  # before the server is asked: none of them is registered any more behind that
+        try:
+            registered = connection.regions() if left else ()
+        except LoadFailed:
+            return
+        added = [name for name in left if name in registered and name not in self.names]
+        for name in added:
+            self.add(name, None)
+        if added:
+            log.info("triton %s: %d regions that a process has left there are unregistered soon", connection.url, len(added))
+        for name, url in left.items():
+            if name not in registered and url == connection.url:
+                locks.remove(name)
+
+    def leave(self, connection: Any) -> list[str]:
+        """Those that the server has are left to who looks next, and given; none, if it does not say."""
+        names = self.names
+        try:
+            registered = connection.regions()
+        except LoadFailed:
+            for name in names:
+                locks.leave(name)
+            return []
+        for name in names:
+            (locks.leave if name in registered else locks.remove)(name)
+        return [name for name in names if name in registered]
 
     @property
     def names(self) -> list[str]:
@@ -115,8 +131,8 @@ class SessionRegion:
         name = f"gateway-{os.getpid()}-{secrets.token_hex(6)}"
         descriptor = os.open(f"/dev/shm/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
-            _hold(name)
             try:
+                locks.hold(name, self._connection.url)
                 # Not ftruncate, which allocates nothing: with /dev/shm full, writing to the map would be SIGBUS.
                 os.posix_fallocate(descriptor, 0, needed)
                 self._map = mmap.mmap(descriptor, needed)
@@ -128,8 +144,8 @@ class SessionRegion:
             os.close(descriptor)
             os.unlink(f"/dev/shm/{name}")
             if not self._name:
-                _let_go(name)
-        self._abandoned.look_once(self._connection)
+                locks.remove(name)
+        self._abandoned.look(self._connection)
 
     def take(self, tensor: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """A view on the next free part, which `tensor` of the message is pointed at. Valid until the next `reserve`."""
@@ -168,7 +184,7 @@ class SessionRegion:
         """
         gone = bool(self._name) and error.code().name == "NOT_FOUND" and f"'{self._name}'" in (error.details() or "")
         if gone:
-            _let_go(self._name)
+            locks.remove(self._name)
             self._name, self._map = "", None
         return gone
 
@@ -187,42 +203,8 @@ class SessionRegion:
                 else:
                     self._abandoned.add(name, by)
                 return
-        _let_go(name)
+        locks.remove(name)
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _lock_of(region: str) -> str:
-    return f"/dev/shm/{region}.lock"
-
-
-def _hold(region: str) -> None:
-    """Tell others that the process of a region lives. Raises: OSError."""
-    descriptor = os.open(_lock_of(region), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    _LOCKS[region] = descriptor
-
-
-def _let_go(region: str) -> None:
-    """Of a region that is registered no more, of whatever process."""
-    with suppress(OSError):
-        os.unlink(_lock_of(region))
-    if region in _LOCKS:
-        os.close(_LOCKS.pop(region))
-
-
-def _is_left(region: str) -> bool:
-    """Whether the process that registered a region is gone for certain."""
-    try:
-        descriptor = os.open(_lock_of(region), os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # another user's, or it was removed
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True

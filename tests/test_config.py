@@ -216,10 +216,18 @@ def test_names_may_have_spaces_dots_colons_and_letters_of_any_script() -> None:
 
 def test_rows_are_stated_by_max_rows_and_by_padding_and_not_by_the_default() -> None:
     ragged = "ragged: {pad: {x: 0}}"
-    for keys, stated in (("", False), ("max_rows: 32,", True), (f"{ragged},", True)):
+    batching = "batching: {max_rows: 4}"
+    cases = (
+        ("", False, 0),
+        ("max_rows: 32,", True, 32),
+        (f"{ragged},", True, 0),
+        (f"{batching},", False, 0),
+        (f"max_rows: 32, {batching},", True, 4),
+    )
+    for keys, stated, wanted in cases:
         config = parse_config(yaml.safe_load(f"models: [{{name: a, {keys} {BACKEND}}}]"), source="x.yaml")
         declared = copy.deepcopy(config).models[0].declared()
-        assert (declared.max_rows, declared.rows_stated) == (32, stated)
+        assert (declared.max_rows, declared.rows_stated, declared.rows_wanted) == (32, stated, wanted)
         assert spec_from_plain(spec_to_plain(declared)) == declared
 
 

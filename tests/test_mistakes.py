@@ -207,6 +207,8 @@ def test_what_a_shape_begins_with_is_left_to_a_triton_where_nobody_states_rows(f
     tensors = [f"    {tensors.replace('-1, 3', '3')}\n" for tensors in TENSORS]
     text = one("model: m", "url: h:8001", kind="triton").replace("    backends", f"{''.join(tensors)}    backends")
     assert told(Mistake("", text, "", ()), folder)["faults"] == []
+    mistaken = told(Mistake("", text + "        timeout_s: -1\n", "", ()), folder)
+    assert [fault["path"] for fault in mistaken["faults"]] == ["models[0].backends[0].timeout_s"]
     stated = told(Mistake("", text.replace("    inputs", "    max_rows: 32\n    inputs"), "", ()), folder)
     assert [fault["path"] for fault in stated["faults"]] == ["models[0].inputs[0].shape", "models[0].outputs[0].shape"]
 

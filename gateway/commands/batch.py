@@ -131,8 +131,9 @@ def _promising_nothing(config: str, model: str, version: str) -> Config:
 
 def _digest(config: Config) -> str:
     """Of all that makes a model's answers, as far as files say it."""
-    whole = hashlib.sha256(config.models[0].model_dump_json().encode())
-    for backend in config.models[0].backends:
+    model = config.models[0]
+    whole = hashlib.sha256(f"{model.model_dump_json()}{model.rows_stated}".encode())
+    for backend in model.backends:
         options = {**getattr(backend, "class_options", {}), **getattr(backend, "factory_options", {})}
         for name in (getattr(backend, "model", None), *options.values()):
             # Of other files that an option names, the model may write some.

@@ -164,7 +164,8 @@ class ModelSection(Strict):
     def declared(self) -> ModelSpec:
         """What the operator states of the model's tensors; empty where it is left to the artifact."""
         inputs, outputs = tensor_specs(self.inputs), tensor_specs(self.outputs)
-        return ModelSpec("", inputs, outputs, self.max_rows, rows_stated=self.rows_stated)
+        wanted = min(self.max_rows, self.batching.max_rows or self.max_rows) if "max_rows" in self.model_fields_set else 0
+        return ModelSpec("", inputs, outputs, self.max_rows, rows_stated=self.rows_stated, rows_wanted=wanted)
 
     @property
     def rows_stated(self) -> bool:

@@ -201,7 +201,8 @@ def _filled(annotation: Any, value: Any, at: Location, gaps: _Gaps) -> Any:
     if isinstance(value, dict) and (tags := tags_of(kind)):
         kind = tags.get(str(value.get("kind")))
     if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind.model_construct(**{name: _field(name, field, value, at, gaps) for name, field in kind.model_fields.items()})
+        fields = {name: _field(name, field, value, at, gaps) for name, field in kind.model_fields.items()}
+        return kind.model_construct(_fields_set=fields.keys() & value.keys(), **fields)
     arguments = get_args(kind)
     if isinstance(value, list | tuple) and get_origin(kind) is tuple:
         return tuple(_filled(arguments[0], item, (*at, index), gaps) for index, item in enumerate(value))

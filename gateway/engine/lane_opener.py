@@ -101,7 +101,7 @@ def _shown(tensor: TensorSpec | None) -> str:
 
 
 def _without_use(model: ModelSection) -> str:
-    """What is set of a decoupled model that only batches have a use for."""
+    """What is set of a model without batches that only these have a use for."""
     batching = model.batching
     keys = batching.model_fields_set & {"max_rows", "max_delay_ms"} | ({"policy"} if batching.policy == "fixed" else set())
     return ", ".join(f"batching.{key}" for key in sorted(keys))
@@ -223,9 +223,10 @@ class LaneOpener:
                     order = tuple(tensor.name for tensor in beside.spec.outputs)
                 spec = replace(spec, inputs=beside.spec.inputs, outputs=beside.spec.outputs)
             _check_lengths(model, spec)
-            idle = _without_use(model) if spec.decoupled else ""
+            idle = _without_use(model) if spec.decoupled or not spec.max_rows else ""
             if idle:
-                log.warning("%s: the model is decoupled: it runs one request at a time, and %s says nothing to it", name, idle)
+                why = "is decoupled" if spec.decoupled else "has no batch dimension"
+                log.warning("%s: the model %s: it runs one request at a time, and %s says nothing to it", name, why, idle)
             opened = lane = self._lane(name, model, backend, runner, spec)
             if order:
                 lane.runs.answer_in(order)

@@ -61,6 +61,7 @@ def spec_to_plain(spec: ModelSpec) -> dict[str, Any]:
         "own_arguments": spec.own_arguments,
         "requests_apart": spec.requests_apart,
         "rows_stated": spec.rows_stated,
+        "rows_wanted": spec.rows_wanted,
     }
 
 
@@ -80,4 +81,5 @@ def spec_from_plain(plain: dict[str, Any]) -> ModelSpec:
         own_arguments=tuple(plain["own_arguments"]),
         requests_apart=plain["requests_apart"],
         rows_stated=plain["rows_stated"],
+        rows_wanted=plain["rows_wanted"],
     )

@@ -532,7 +532,10 @@ def test_a_program_that_was_exported_for_some_numbers_of_rows_has_no_others(
             session.run({found.inputs[0].name: np.ones((most + 1, 4), np.float32)}, {})
         fault = rf"m\.pt2: exported for {most} rows at most, and max_rows is 50: set max_rows: {most}, or"
         with pytest.raises(LoadFailed, match=fault):
-            backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, replace(declared, max_rows=50))
+            backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, replace(declared, max_rows=50, rows_wanted=most + 1))
+        for wanted in (0, most):
+            served = replace(declared, max_rows=50, rows_wanted=wanted)
+            assert backends.load("torch", {"model": f"{tmp_path}/m.pt2"}, served).spec.max_rows == most
 
 
 @pytest.mark.slow

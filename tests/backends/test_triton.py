@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,7 @@ def test_an_output_that_is_larger_than_declared_does_not_pass_through_shared_mem
 
 def test_no_region_stays_behind(triton: TritonServer) -> None:
     from tritonclient.grpc import InferenceServerClient
+    from tritonclient.utils import InferenceServerException
 
     before = set(Path("/dev/shm").glob(f"gateway-{os.getpid()}-*"))
     with InferenceServerClient(triton.grpc_url) as client:
@@ -292,7 +294,9 @@ def test_no_region_stays_behind(triton: TritonServer) -> None:
     session.run({"INPUT0": np.zeros((1, 262144), np.float32)}, {})
     with InferenceServerClient(triton.grpc_url) as client:
         assert len(client.get_system_shared_memory_status().regions) == registered + 1
-        client.unregister_system_shared_memory()  # of everybody
+        while client.get_system_shared_memory_status().regions:
+            with suppress(InferenceServerException):  # in use: Triton holds a region for some ms behind the answer
+                client.unregister_system_shared_memory()  # of everybody
         assert (session.run({"INPUT0": np.ones((1, 262144), np.float32)}, {})["OUTPUT0"] == 1).all()
         assert len(client.get_system_shared_memory_status().regions) == 1
         session.close()

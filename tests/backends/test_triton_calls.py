@@ -511,6 +511,17 @@ def test_what_a_session_leaves_registered_is_unregistered_by_those_after_it_or_t
     model.close()
     assert f"triton 127.0.0.1:{double.port}: regions {second} of shared memory stay registered there" in caplog.text
     assert first not in caplog.text
+    caplog.clear()
+    model = sharing_model(double)  # loaded again by the same process
+    lose()
+    now_s = 183.0
+    lose()
+    assert second not in double.regions
+    (lock,) = map(lock_of, double.regions)
+    double.regions.clear()  # as the server was started again
+    model.close()
+    assert "stay registered" not in caplog.text
+    assert not lock.exists()
 
 
 def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_its_calls_have_ended(
@@ -521,13 +532,20 @@ def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_it
     gone, alive, unknown, anothers = (f"{kind}-1-{secrets.token_hex(6)}" for kind in (*["gateway"] * 3, "client"))
     double.regions = {name: mmap.mmap(-1, 1) for name in (gone, alive, unknown, anothers)}
     double.answer = {"BIG": np.full((1, LARGE), 9, np.float32), "SMALL": np.zeros((1, 1), np.float32)}
-    for name in (gone, anothers):
-        lock_of(name).touch()
+    url = f"127.0.0.1:{double.port}"
+    forgotten, elsewhere, made = (f"gateway-1-{secrets.token_hex(6)}" for _ in range(3))  # which the server does not list
+    for name in (gone, anothers, forgotten):
+        lock_of(name).write_text(url)
+    lock_of(elsewhere).write_text("elsewhere:8001")
+    lock_of(made).touch()
     with lock_of(alive).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(url)
+        lock.flush()
         session = sharing(double)
         session.run({"X": X}, {})
         (own,) = {*double.regions} - {gone, alive, unknown, anothers}
+        assert not lock_of(forgotten).exists()
         now_s = 59.0
         session.run({"X": X}, {})
         assert gone in double.regions
@@ -535,7 +553,14 @@ def test_what_a_process_that_is_gone_has_left_registered_is_unregistered_when_it
         session.run({"X": X}, {})
         assert {*double.regions} == {alive, unknown, anothers, own}
         assert not lock_of(gone).exists()
-        session.close()
+    now_s = 122.0
+    double.answer = {name: np.repeat(array, 2, 0) for name, array in double.answer.items()}
+    session.run({"X": np.repeat(X, 2, 0)}, {})  # takes a larger region: looks again
+    now_s = 183.0
+    session.close()
+    assert {*double.regions} == {unknown, anothers}
+    for name in (elsewhere, made):
+        lock_of(name).unlink()
     assert not lock_of(own).exists()
 
 
@@ -627,7 +652,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "rows": ({"config": model_config_pb2.ModelConfig(max_batch_size=2)}, "it takes 2 rows at most, and took 8"),
     "no rows": ({"config": model_config_pb2.ModelConfig(), "inputs": {"X": [2]}}, "has max_batch_size 0 and a tensor without"),
     "rows that nobody stated": ({"config": model_config_pb2.ModelConfig()}, "it has no batch dimension any more"),
-    "a size of an output": ({"shapes": {"Y": [-1, -1]}}, "output 'Y' is FP32 [-1, -1], and was FP32 [-1, 2]"),
+    "a size of an output": ({"shapes": {"Y": [-1, 3]}}, "output 'Y' is FP32 [-1, 3], and was FP32 [-1, 2]"),
     "parts": ({"decoupled": True}, "it answers in parts now, and did not"),
 }
 
@@ -668,10 +693,13 @@ def test_an_answer_that_is_not_as_declared_tells_of_a_model_that_was_changed(dou
     session.close()
 
 
-def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(double: Double) -> None:
-    double.shapes = {"Y": [-1, -1]}
+@pytest.mark.parametrize(("was", "now"), [(-1, 2), (2, -1)])
+def test_what_calls_do_not_depend_on_may_change_on_the_server_and_is_not_read_at_each_refusal(
+    double: Double, was: int, now: int
+) -> None:
+    double.shapes = {"Y": [-1, was]}
     model = backends.load("triton", {"url": f"127.0.0.1:{double.port}", "model": "m"}, replace(SPEC, inputs=(), outputs=()))
-    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, 2], "SCORE": [-1, 1]}
+    double.inputs, double.shapes = {"X": [-1, -1], "MORE": [-1, 1]}, {"Y": [-1, now], "SCORE": [-1, 1]}
     optional = [{"name": name, "optional": True} for name in double.inputs]
     double.config = model_config_pb2.ModelConfig(max_batch_size=16, input=optional)
     session = model.open_session(0)

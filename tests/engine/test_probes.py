@@ -257,17 +257,19 @@ def test_parts_that_are_not_as_declared_fail_the_load(body: str, words: str, tmp
 
 
 @pytest.mark.parametrize(
-    ("batching", "told"),
+    ("batching", "rows", "told"),
     [
-        ("policy: fixed, max_rows: 4", "batching.max_rows, batching.policy"),
-        ("policy: adaptive", ""),
-        ("max_queue_rows: 5", ""),
+        ("policy: fixed, max_rows: 4", 8, "batching.max_rows, batching.policy"),
+        ("policy: adaptive", 8, ""),
+        ("max_queue_rows: 5", 8, ""),
+        ("max_rows: 4", 0, "batching.max_rows"),
     ],
 )
-def test_settings_that_say_nothing_to_a_decoupled_model_are_told(
-    batching: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_settings_that_say_nothing_to_a_model_without_batches_are_told(
+    batching: str, rows: int, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = models(tmp_path, "yield {'OUTPUT0': x}").replace("max_rows: 8,", f"max_rows: 8, batching: {{{batching}}},")
+    body = f"{'yield' if rows else 'return'} {{'OUTPUT0': x}}"
+    text = models(tmp_path, body).replace("max_rows: 8,", f"max_rows: {rows}, batching: {{{batching}}},")
 
     async def main() -> None:
         async with repository_of(text, tmp_path):
@@ -275,7 +277,8 @@ def test_settings_that_say_nothing_to_a_decoupled_model_are_told(
 
     asyncio.run(main())
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    expected = f"m:1/python: the model is decoupled: it runs one request at a time, and {told} says nothing to it"
+    why = "the model is decoupled" if rows else "the model has no batch dimension"
+    expected = f"m:1/python: {why}: it runs one request at a time, and {told} says nothing to it"
     assert warnings == ([expected] if told else [])
 
 

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gateway.cli import main
+from gateway.commands.batch import _digest
+from gateway.config import parse_config
 from gateway.errors import ConfigError
 from gateway.transform.rows import chunks
 from gateway.transform.storage import FoundFile, Store
@@ -566,6 +568,12 @@ def test_options_may_change_while_nothing_is_done(tmp_path: Path, capsys: pytest
     assert "as by --column INPUT=COLUMN" in capsys.readouterr().err
     assert run(configuration(tmp_path), "twice", source, output, "--column", "x=y") == 0
     assert read(output) == [{"_row": 0, "output": [2, 4]}]
+
+
+def test_a_job_does_not_go_on_where_rows_are_stated_that_were_the_default() -> None:
+    model = {"name": "m", "backends": [{"kind": "triton", "url": "h:8001", "model": "m"}]}
+    configs = [parse_config({"models": [{**model, **rows}]}, source="x.yaml") for rows in ({}, {"max_rows": 32})]
+    assert _digest(configs[0]) != _digest(configs[1])  # where a Triton says that there are no batches, the default is none
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from gateway.cli import _init, main
-from gateway.commands.package import Package, write
 from gateway.config import load_config
 from gateway.configuring.package import packaged
+from gateway.deploying.packing import Package, write
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.sums import SUMS
 from gateway.errors import ConfigError

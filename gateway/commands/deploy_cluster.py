@@ -8,12 +8,12 @@ from typing import Final
 
 from gateway.commands.deploy_options import GROUP, REGION, named
 from gateway.commands.ec2_options import MachineOptions
-from gateway.commands.package import packed, write
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
 from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import packed, write
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
 from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
 from gateway.deploying.ray_groups import LISTENS, check_ports

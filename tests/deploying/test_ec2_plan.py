@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.commands.package import packed
 from gateway.deploying import machine_setup
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2 import IMAGES
 from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import packed
 from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws

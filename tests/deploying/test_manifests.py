@@ -16,9 +16,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from gateway.cli import main
-from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.deploying.contents import as_yaml
+from gateway.deploying.packing import packed
 from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
 from tests.deploying.made_configs import written

@@ -36,6 +36,7 @@ _LEVEL: Final = 1  # of gzip: weights hardly get smaller by more
 _OPTIONS: Final = ("class_options", "factory_options")
 _IMPORTED: Final = (".py", ".pyc", ".so")  # what Python imports
 _TRITON: Final = "TritonPythonModel"  # whose config.pbtxt is two folders up
+_HANDLERS: Final = "SageMakerHandlers"  # whose `model_dir` that is, unless it is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class _Contents:
             self._look_at_artifact((*at, "model"), Path(model), built=build is not None)
             self.places.append((backend, "model", Path(model), ""))
         elif place.endswith(".py"):
-            self._look_at_code((*at, "model"), Path(place), name)
+            whole = name == _TRITON or (name == _HANDLERS and not (backend.get("class_options") or {}).get("model_dir"))
+            self._look_at_code((*at, "model"), Path(place), whole=whole)
             self.places.append((backend, "model", Path(place), f":{name}"))
             for key in _OPTIONS:
                 self._look_at_option((*at, key), backend.get(key), Path(place).parent)
@@ -147,12 +149,13 @@ class _Contents:
                 for name in weights_beside(path):
                     self.take(Path(os.path.normpath(path.parent / name)))
 
-    def _look_at_code(self, at: Location, code: Path, name: str) -> None:
+    def _look_at_code(self, at: Location, code: Path, *, whole: bool) -> None:
+        """whole: with the folder above that of the file."""
         if not code.is_file():
             self._refuse(at, absent(code), near_file(code))
             return
         self.take(code)
-        if name == _TRITON:
+        if whole:
             self.take(code.parent.parent)
         unread = [code]
         while unread:

@@ -256,7 +256,7 @@ def test_an_out_that_is_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_file_that_cannot_be_read_any_more_is_not_taken_for_the_archive(tmp_path: Path) -> None:
-    gone = Package(SYNTHETIC, {"gone.onnx": tmp_path / "gone.onnx"})
+    gone = Package({}, {"gone.onnx": tmp_path / "gone.onnx"}, tmp_path)
     with pytest.raises(ConfigError, match=f"^{tmp_path}/gone.onnx: cannot be packed: No such file or directory: expected"):
         write(gone, tmp_path / "m.tgz")
     assert not [*tmp_path.iterdir()]

@@ -41,10 +41,15 @@ _HANDLERS: Final = "SageMakerHandlers"  # whose `model_dir` that is, unless it i
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """configuration: the text of its gateway.yaml. files: what else is in it, by name there."""
+    """value: its gateway.yaml. files: what else is in it, by name there. root: the folder here that names count from."""
 
-    configuration: str
+    value: dict[str, Any]
     files: Mapping[str, Path]
+    root: Path
+
+    @property
+    def configuration(self) -> str:
+        return _as_yaml(self.value)
 
 
 def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
@@ -53,59 +58,83 @@ def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
     Raises: ConfigError, with all that cannot be packed.
     """
     config_of(document)
-    folder = document.folder or Path()
-    value: Any = located(document.value, folder)
     found = _Contents(document)
-    elsewhere: Any = located(document.value, folder / "elsewhere")
-    found.look_at_server(value.get("server", {}), elsewhere.get("server", {}))
-    for index, model in enumerate(value["models"]):
-        for number, backend in enumerate(model["backends"]):
-            if backend["kind"] != "triton":  # whose model is on another server
-                at = ("models", index, "backends", number)
-                found.look_at_backend(at, backend, elsewhere["models"][index]["backends"][number])
     for path in beside:
         if not found.take(Path(os.path.normpath(path.absolute()))):
             raise ConfigError(f"--with: {path}: no such file, or an empty folder")
     if found.faults:
         raise ConfigFaults(found.faults)
-    root = Path(os.path.commonpath(found.around)) if found.around else folder
-    for entry, key, path, name in found.places:
-        entry[key] = path.relative_to(root).as_posix() + name
-    return Package(_as_yaml(value), _named(found.files, root))
+    package = found.package()
+    for name, path in package.files.items():
+        if name in (PACKED, SUMS):
+            raise ConfigError(f"{path}: the package has a {name} of its own: rename this one, or move it away")
+        if not name.isprintable() or "\\" in name:
+            raise ConfigError(f"{str(path)!r}: a name with a backslash, or what cannot be printed: rename it")
+    return package
+
+
+def relative_of(document: Document) -> Package:
+    """As a valid one would be packed, but for absolute paths, which stay as they are: they are those of an image.
+
+    What is not here is taken for a file that is there.
+    """
+    return _Contents(document, relative_only=True).package()
 
 
 class _Contents:
     """What a configuration names, as far as it was looked at. Paths are absolute.
 
-    files: all that goes along. around: the folders that they keep their places in. places: where a path stands in an entry of
-    the configuration: the entry, the key, the path, and what follows it there. faults: what cannot be packed.
+    value: the configuration. files: all that goes along. around: the folders that they keep their places in. places: where a
+    path stands in an entry of the configuration: the entry, the key, the path, and what follows it there. faults: what cannot
+    be packed. relative_only: as `relative_of` has it.
     """
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, relative_only: bool = False) -> None:
         self.files: set[Path] = set()
         self.around: set[Path] = set()
         self.places: list[tuple[dict[str, Any], str, Path, str]] = []
         self.faults: list[Fault] = []
         self._document = document
+        self._folder = (document.folder or Path()).absolute()
+        self._relative_only = relative_only
+        value: Any = located(document.value, self._folder)
+        elsewhere: Any = located(document.value, self._folder / "elsewhere")
+        self.value: dict[str, Any] = value
+        self._look_at_server(value.get("server", {}), elsewhere.get("server", {}))
+        for index, model in enumerate(value["models"]):
+            for number, backend in enumerate(model["backends"]):
+                if backend["kind"] != "triton":  # whose model is on another server
+                    at = ("models", index, "backends", number)
+                    self._look_at_backend(at, backend, elsewhere["models"][index]["backends"][number])
 
-    def look_at_server(self, server: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> None:
+    def package(self) -> Package:
+        around = self.around | {path.parent for _, _, path, _ in self.places}
+        files = self.files | {path for _, _, path, _ in self.places if not path.exists()}
+        root = Path(os.path.commonpath(around)) if around else self._folder
+        for entry, key, path, name in self.places:
+            entry[key] = path.relative_to(root).as_posix() + name
+        named = {path.relative_to(root).as_posix(): path for path in files}
+        return Package(self.value, dict(sorted(named.items())), root)
+
+    def _look_at_server(self, server: Mapping[str, Any], elsewhere: Mapping[str, Any]) -> None:
         """Its paths are of a machine, and may hold secrets. elsewhere: the same, were the configuration in another folder."""
         for key, value in server.items():
             if value != elsewhere[key]:
                 found = "a path beside the configuration, which a package does not hold"
                 self._refuse(("server", key), found, "leave it out, or name an absolute path of where it is going to be served")
 
-    def look_at_backend(self, at: Location, backend: dict[str, Any], elsewhere: Mapping[str, Any]) -> None:
+    def _look_at_backend(self, at: Location, backend: dict[str, Any], elsewhere: Mapping[str, Any]) -> None:
         """elsewhere: the same, were the configuration in another folder."""
         build = backend.pop("build", None)  # what it makes is packed
         engines = backend.pop("engines", None)
-        if engines and self.take(Path(engines)):  # else none was built yet
-            backend["engines"] = engines
+        absolute = engines == elsewhere.get("engines")
+        goes = engines and not (absolute and self._relative_only)
+        if goes and (self.take(Path(engines)) or self._relative_only):
             self.places.append((backend, "engines", Path(engines), ""))
-        elif engines and engines == elsewhere["engines"]:  # a place of the machine that serves it
+        elif engines and absolute:  # a place of the machine that serves it; a relative one was not built yet
             backend["engines"] = engines
         model: str | None = backend.get("model")
-        if model is None:
+        if model is None or (self._relative_only and model == elsewhere["model"]):
             return
         place, _, name = model.rpartition(":")
         self._hold_to_digest(at, model, backend.get("sha256"))
@@ -234,17 +263,6 @@ def _imported(name: str, folder: Path) -> Iterator[Path]:
     if any(inside.glob("__init__.*")) or not found:
         found = [inside] if any(path.suffix in _IMPORTED for path in _below(inside)) else []
     yield from found
-
-
-def _named(files: set[Path], root: Path) -> dict[str, Path]:
-    """By their names in the package. Raises: ConfigError, for a name that cannot be there."""
-    named = {path.relative_to(root).as_posix(): path for path in files}
-    for name, path in named.items():
-        if name in (PACKED, SUMS):
-            raise ConfigError(f"{path}: the package has a {name} of its own: rename this one, or move it away")
-        if not name.isprintable() or "\\" in name:
-            raise ConfigError(f"{str(path)!r}: a name with a backslash, or what cannot be printed: rename it")
-    return dict(sorted(named.items()))
 
 
 class _PackageDumper(yaml.SafeDumper):

@@ -96,12 +96,16 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
                 yield document.fault((*at, "shared_memory"), found, remedy="leave it out")
 
 
+def in_scratch(server: dict[str, Any]) -> dict[str, Any]:
+    """A section `server`, whose folders are moved to where a container may write."""
+    found = {key: value for key, value in server.items() if key != "run_dir"}
+    return found | {"state_dir": f"{_SCRATCH}/state"} if found.get("state_dir") else found
+
+
 def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
     # Its pods are the processes that listen: as many in each of them would share the cores and the memory of one.
-    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir", "ingress_replicas")}
+    found = {key: value for key, value in in_scratch(section).items() if key != "ingress_replicas"}
     found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}
-    if config.server.state_dir is not None:
-        found["state_dir"] = f"{_SCRATCH}/state"
     if config.server.tls is not None:
         found["tls"] = section["tls"] | {"certificate": f"{TLS}/tls.crt", "key": f"{TLS}/tls.key"}
     if config.server.access is not None and config.server.access.keys is not None:

@@ -76,9 +76,9 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
 def _refuse_unfit(arguments: argparse.Namespace, document: Document, config: Config) -> None:
     if not need_of_ray(config)[0]:
         raise ConfigError("--cluster: the configuration needs no Ray: expected none: one machine serves it; leave it out")
-    for flag in ("allow", "secrets", "spot", "bucket", "volume_gib", "instance_type"):
+    for flag in ("allow", "secrets", "spot", "bucket", "volume_gib", "instance_type", "yes"):
         if value := getattr(arguments, flag):
-            name = f"--{flag.rstrip('s').replace('_', '-')}"
+            name = f"--{flag.replace('secrets', 'secret').replace('_', '-')}"
             raise ConfigError(f"{name}: {value}: expected none with --cluster: leave it out")
     found, remedy = "is not brought onto a cluster", "leave it to a load balancer before it"
     faults = [

@@ -81,7 +81,7 @@ def test_a_lock_that_lacks_what_its_machines_run_is_named(
     locks = tmp_path / "locks"
     locks.mkdir()
     for device in ("cpu", "neuron"):
-        (locks / f"requirements-{device}.lock").write_text("tritonclient==2.73.0\n")
+        (locks / f"requirements-{device}.lock").write_text("tritonclient==2.73.0 --hash=sha256:00\n")
     asked = [*PLACE, *files(tmp_path), "--lock", str(locks), "--memory", "4Gi", "--cluster", str(tmp_path / "out")]
     assert main(["deploy", "ec2", str(fleet), *asked]) == 2
     assert capsys.readouterr().err == (
@@ -129,7 +129,7 @@ def test_what_is_deployed_names_files_of_the_package_beside_it(tmp_path: Path) -
     locks = tmp_path / "locks"
     locks.mkdir()
     for device in ("cpu", "cuda"):
-        (locks / f"requirements-{device}.lock").write_text("tensorrt==10.13.0\n")
+        (locks / f"requirements-{device}.lock").write_text("tensorrt==10.13.0 --hash=sha256:00\n")
     written(tmp_path, path, "--memory", "1Gi", "--lock", str(locks))
     deployed = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"][0]["args"]
     named = [backend["model"].partition(":")[0] for backend in deployed["models"][0]["backends"]]
@@ -232,6 +232,7 @@ def test_rays_own_preparation_for_aws_changes_nothing_of_it(tmp_path: Path, monk
     ("options", "sections", "expected"),
     [
         (("--allow", "10.0.0.0/8"), {}, "--allow: ['10.0.0.0/8']: expected none with --cluster"),
+        (("--yes",), {}, "--yes: True: expected none with --cluster"),
         (("--node", "x=g6.xlarge"), {}, "--node: x: expected one of ingress, m-1-l4, m-1-inf2"),
         (("--node", "m-1-l4=g4dn.xlarge"), {}, "--node: m-1-l4=g4dn.xlarge: expected a type of the catalogue with 2 cores"),
         ((), {"server": {"http_port": 10500}}, "server.http_port: 10500: Ray's own on its nodes"),

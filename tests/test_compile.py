@@ -17,7 +17,7 @@ from backends.source import load_object
 from gateway.cli import main
 from gateway.commands.compile import compile_config
 from gateway.config import Config, parse_config
-from gateway.errors import ConfigError, NotFound
+from gateway.errors import ConfigError
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'serving-gateway[onnx]'")
 
@@ -82,7 +82,7 @@ def test_a_factory_or_module_that_ends_the_program_is_told(tmp_path: Path, facto
 
 
 def test_an_unknown_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no model nothing in the configuration"):
+    with pytest.raises(ConfigError, match="no model nothing in the configuration"):
         compiled(config(tmp_path, source="m:f"), "nothing")
 
 

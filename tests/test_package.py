@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from gateway.cli import _init, main
-from gateway.commands.package import Package, write
 from gateway.config import load_config
 from gateway.configuring.package import packaged
+from gateway.deploying.packing import Package, write
 from gateway.documents.faults import ConfigFaults
 from gateway.documents.sums import SUMS
 from gateway.errors import ConfigError
@@ -181,6 +181,25 @@ def test_an_onnx_file_brings_its_weights(tmp_path: Path) -> None:
     assert document["models"][0]["backends"] == [{"kind": "onnxruntime", "model": "m.onnx"}]
 
 
+@pytest.mark.parametrize(
+    ("code", "beside"),
+    [
+        ("repository/m/1/model.py:TritonPythonModel", "repository/m/config.pbtxt"),
+        ("m/code/inference.py:SageMakerHandlers", "m/species.json"),
+    ],
+)
+def test_a_class_that_is_given_the_folder_above_its_own_brings_it(tmp_path: Path, code: str, beside: str) -> None:
+    for name in (code.partition(":")[0], beside):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    tensors = "inputs: [{name: x, datatype: FP32, shape: [-1]}], outputs: [{name: y, datatype: FP32, shape: [-1]}]"
+    model = f"{{name: m, max_rows: 8, {tensors}, backends: [{{kind: python, model: '{code}'}}]}}"
+    (tmp_path / "x.yaml").write_text(f"models: [{model}]")
+    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "out.tgz")]) == 0
+    held = ["gateway.yaml", *sorted(name.removeprefix("repository/") for name in (code.partition(":")[0], beside)), SUMS]
+    assert names_in(tmp_path / "out.tgz") == held
+
+
 def test_models_of_another_server_need_no_files(tmp_path: Path) -> None:
     text = "models: [{name: m, backends: [{kind: triton, url: 'triton:8001', model: m}]}]"
     (tmp_path / "x.yaml").write_text(text)
@@ -237,7 +256,7 @@ def test_an_out_that_is_a_folder_is_told(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_file_that_cannot_be_read_any_more_is_not_taken_for_the_archive(tmp_path: Path) -> None:
-    gone = Package(SYNTHETIC, {"gone.onnx": tmp_path / "gone.onnx"})
+    gone = Package({}, {"gone.onnx": tmp_path / "gone.onnx"}, tmp_path)
     with pytest.raises(ConfigError, match=f"^{tmp_path}/gone.onnx: cannot be packed: No such file or directory: expected"):
         write(gone, tmp_path / "m.tgz")
     assert not [*tmp_path.iterdir()]

@@ -18,7 +18,7 @@ import backends
 import gateway
 from backends.base import BackendError
 from gateway.config import Build, Config, ModelSection, NeuronBuild
-from gateway.errors import ConfigError, NotFound
+from gateway.errors import ConfigError
 
 _NEURON: Final = ("torch-neuronx", "neuronx-cc")
 _ONNX: Final = ("onnxruntime", "onnxscript")
@@ -30,12 +30,12 @@ _FUSED: Final = 2  # to be raised where `backends.onnxruntime_export` makes anot
 def compile_config(config: Config, *, names: Iterable[str] = (), report: Callable[[str], None] = print) -> None:
     """Build what is missing or no longer what the configuration says. names: only these models; empty: all.
 
-    Raises: NotFound; ConfigError, once all others are built, with each artifact that cannot be built as configured.
+    Raises: ConfigError, for an unknown model; once all others are built, with each artifact that cannot be built as configured.
     """
     wanted = set(names)
     unknown = wanted - {model.name for model in config.models}
     if unknown:
-        raise NotFound(f"no model {', '.join(sorted(unknown))} in the configuration")
+        raise ConfigError(f"no model {', '.join(sorted(unknown))} in the configuration")
     failed: list[str] = []
     for model in config.models:
         for backend in model.backends:

@@ -104,9 +104,9 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
     held = contents(document, models.place if models.kind == "image" else MODELS)
     rollout = _rollout(arguments, models, held.config)
     manifests = _manifests(arguments, held, rollout)
-    if held.names:
+    if held.package.files:
         where = models.place if models.kind == "image" else MODELS
-        words.info("%s is to hold, as in %s:\n  %s", where, held.root, "\n  ".join(held.names))
+        words.info("%s is to hold, as in %s:\n  %s", where, held.package.root, "\n  ".join(held.package.files))
     output: Path | None = arguments.output
     if output is None:
         print(stream(manifests, rollout), end="")

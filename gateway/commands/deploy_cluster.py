@@ -8,12 +8,11 @@ from typing import Final
 
 from gateway.commands.deploy_options import GROUP, REGION, named
 from gateway.commands.ec2_options import MachineOptions
-from gateway.commands.package import packed, write
 from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
-from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import write
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
 from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
 from gateway.deploying.ray_groups import LISTENS, check_ports
@@ -31,7 +30,8 @@ _FILES: Final = "gateway"  # the folder, in DIR, that every machine gets
 def write_cluster(arguments: argparse.Namespace, document: Document, config: Config) -> int:
     """Raises: ConfigError; OSError."""
     _refuse_unfit(arguments, document, config)
-    held = contents(document, MODEL)
+    with step("packing"):
+        held = contents(document, MODEL, whole=True)
     check_ports(held, "")
     looked = MachineOptions(arguments)
     chosen = {group: name for group, _, name in (text.partition("=") for text in arguments.nodes)}
@@ -53,8 +53,6 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     looked.check()
     copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}
     copies[wheel.name] = wheel.path.read_bytes()
-    with step("packing"):
-        package = packed(moved(document, found[0].instance_type))
     path = arguments.cluster / "cluster.yaml"
     told = "".join(f"# {line}\n" for line in _prices(asked))
     with asked_by("--cluster", folder=True):
@@ -64,7 +62,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
         for name, text in texts(held, asked):
             write_whole(out / name, text)
         with step(f"writing {out / PACKAGE}"):
-            write(package, out / PACKAGE)
+            write(held.package, out / PACKAGE)
         write_whole(path, f"{told}{as_yaml(cluster(held, asked))}")
     for each in (path, *sorted(out.iterdir())):
         print(each)
@@ -78,9 +76,9 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
 def _refuse_unfit(arguments: argparse.Namespace, document: Document, config: Config) -> None:
     if not need_of_ray(config)[0]:
         raise ConfigError("--cluster: the configuration needs no Ray: expected none: one machine serves it; leave it out")
-    for flag in ("allow", "secrets", "spot", "bucket", "volume_gib", "instance_type"):
+    for flag in ("allow", "secrets", "spot", "bucket", "volume_gib", "instance_type", "yes"):
         if value := getattr(arguments, flag):
-            name = f"--{flag.rstrip('s').replace('_', '-')}"
+            name = f"--{flag.replace('secrets', 'secret').replace('_', '-')}"
             raise ConfigError(f"{name}: {value}: expected none with --cluster: leave it out")
     found, remedy = "is not brought onto a cluster", "leave it to a load balancer before it"
     faults = [

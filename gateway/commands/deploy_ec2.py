@@ -11,7 +11,7 @@ from gateway.commands.deploy_on_aws import archive, now, of_ours
 from gateway.commands.ec2_options import PAGE, add_options, wanted
 from gateway.config import config_of
 from gateway.deploying.calls import Call, as_text
-from gateway.deploying.ec2 import PACKAGE, Machine, creation
+from gateway.deploying.ec2 import AGENT_POLICY, PACKAGE, Machine, creation, readable
 from gateway.deploying.ec2_standing import told_of_machine
 from gateway.deploying.on_machine import moved, unfit
 from gateway.deploying.price import monthly
@@ -64,6 +64,8 @@ def _ec2(arguments: argparse.Namespace) -> int:
             arguments.instance_type = measured.instance_types[0]
         for caveat in measured.caveats:
             words.info("Note: %s.", caveat)
+        if arguments.cluster is None and (measured.count or 1) > 1:
+            words.info("Note: the fleet is of %d machines: this is one of them, each needs its own --name.", measured.count)
     if arguments.cluster is not None:
         return write_cluster(arguments, document, config)
     if faults := [*unfit(document, config, reached=bool(arguments.allow))]:
@@ -74,6 +76,9 @@ def _ec2(arguments: argparse.Namespace) -> int:
         machine = replace(asked.machine, package=package)
         for note in asked.notes:
             words.info("Note: %s.", note)
+        if machine.profile:
+            may = f"open sessions ({AGENT_POLICY}), and this"
+            words.info("Note: the role in %s must be allowed to %s:\n%s", machine.profile, may, readable(machine))
         calls = creation(machine)
         if not arguments.yes:
             print(as_text(calls))

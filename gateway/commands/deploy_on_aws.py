@@ -4,10 +4,10 @@ import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gateway.commands.package import packed, write
 from gateway.deploying.ec2_standing import StandingMachine
 from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import GIB
+from gateway.deploying.packing import packed, write
 from gateway.deploying.sagemaker_standing import Deployed
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError, PlatformRefused

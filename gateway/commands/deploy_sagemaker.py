@@ -11,6 +11,7 @@ from gateway.commands.sagemaker_options import PAGE, add_options, wanted
 from gateway.config import Config, config_of
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.calls import as_text
+from gateway.deploying.contents import in_scratch
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scaling
@@ -59,6 +60,8 @@ def _sagemaker(arguments: argparse.Namespace) -> int:
         hosting = asked.hosting
         if not hosting.package:
             remedy = "`gateway package` writes it: upload it yourself, and name it with --model-data"
+            if server := document.value.get("server"):
+                document = replace(document, value=document.value | {"server": in_scratch(server)})
             sent = archive(document, Path(folder) / "model.tar.gz", remedy)
             hosting = replace(hosting, package=PackedModel(sent.path, sent.bytes, sent.sha256, arguments.bucket))
         for note in asked.notes:

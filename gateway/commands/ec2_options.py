@@ -18,7 +18,7 @@ from gateway.deploying.contents import artifact_sizes
 from gateway.deploying.ec2 import IMAGES, VOLUME_GIB, Architecture, Machine
 from gateway.deploying.machine_data import Sent, sent
 from gateway.deploying.needs import Needs, of_all
-from gateway.deploying.on_machine import lacking, secrets_of
+from gateway.deploying.on_machine import lacking, required_by, secrets_of
 from gateway.deploying.preflight import Device, device_of, of_machine
 from gateway.documents.reader import Document
 from gateway.instances.facts import SAGEMAKER, bundled
@@ -107,9 +107,10 @@ class MachineOptions(Options):
         device = device_of(needs)
         profile: str = self.given.instance_profile
         if profile:
-            may = "ask for sessions (AmazonSSMManagedInstanceCore), and read the bucket and the secrets"
             self.fits("--instance-profile", profile, _PROFILE, "the name of an instance profile")
-            self.notes.append(f"the role in {profile} must be allowed to {may}: {PAGE} has a policy")
+        for flag, given in (("--security-group", self.given.security_group), ("--node", " ".join(self.given.nodes))):
+            if given:
+                self.faults.append(f"{flag}: {given}: expected none without --cluster: leave it out")
         name, architecture = self._type(needs, device)
         lock = self.lock((backend.kind for model in config.models for backend in model.backends), device)
         return Machine(
@@ -163,7 +164,7 @@ class MachineOptions(Options):
             self.refuse("--instance-type", self.given.instance_type, expected, "`loadtest prices list` shows them")
             return name, "amd64"
         there = types.instances[name]
-        self.faults += map(str, of_machine(name, there, needs))
+        self.faults += map(str, of_machine(name, there, needs, memory_given=self.given.memory is not None))
         if (device, there.architecture) not in IMAGES:
             self.faults.append(f"--instance-type: {name} is {there.architecture}: expected amd64, of which there is an image")
         if needs.cores > there.vcpu:
@@ -186,7 +187,9 @@ class MachineOptions(Options):
             where = f"docker/requirements-{device}.lock in the gateway's source"
             self.refuse("--lock", path, "a file of libraries with their hashes", where)
             return Sent(Path(), "", 0, "")
-        for each in lacking(kinds, path.read_text(encoding="utf-8"), neuron=device == "neuron"):
+        wheel: Path | None = self.given.wheel
+        required = required_by(wheel) if wheel is not None and is_zipfile(wheel) else []
+        for each in lacking(kinds, path.read_text(encoding="utf-8"), neuron=device == "neuron", required=required):
             of_it = replace(each, value=f"{path}: {each.value}", remedy="docker/locks.sh makes one of your own")
             self.faults.append(str(of_it if by_name else each))  # by its name, none of another device would do
         return sent(path, "requirements.lock")

@@ -138,7 +138,7 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 def _model(config: Config, name: str, version: str) -> ModelSection:
     found = [model for model in config.models if model.name == name and version in ("", model.version)]
     if not found:
-        raise NotFound(f"model '{name}' version {version or 'any'} is not in the configuration")
+        raise ConfigError(f"model '{name}' version {version or 'any'} is not in the configuration")
     return max(found, key=lambda model: int(model.version))
 
 

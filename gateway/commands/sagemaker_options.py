@@ -263,7 +263,8 @@ class _Options(Options):
             there = bundled().instances.get(bare(name))
             if there is not None and there.vcpu < needs.cores:
                 self.notes.append(f"{name} has {there.vcpu} cores, and the sessions keep {needs.cores} busy")
-            self.faults += map(str, of_type(name, bundled(), needs, architecture=self.given.architecture))
+            given, memory_given = self.given, self.given.memory is not None
+            self.faults += map(str, of_type(name, bundled(), needs, architecture=given.architecture, memory_given=memory_given))
         return types
 
     def _ami(self, needs: Needs) -> str:

@@ -1,13 +1,12 @@
 """What a pod holds: the configuration as it stands there, and the files that it names, below one folder.
 
-Relative paths of a configuration lead to what is put in the pod's folder of models, each where it stood beside the others.
-Absolute ones are left alone: they are the image's. Of secrets only the places are written; nobody reads them.
+Paths of a configuration lead to what is put in the pod's folder of models, each where `gateway package` puts it. Of secrets
+only the places are written; nobody reads them.
 """
 
-import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,8 @@ import yaml
 from backends.artifacts import ONNX, identify
 from backends.onnx_file import weights_beside
 from backends.source import is_source
-from gateway.config import Config, config_of, located_backend
+from gateway.config import Config, config_of, located
+from gateway.deploying.packing import Package, packed, relative_of
 from gateway.documents.faults import ConfigFaults, Fault, Location
 from gateway.documents.reader import Document
 
@@ -26,21 +26,18 @@ KEYS: Final = "/etc/gateway-keys"
 KEY_FILE: Final = "keys.yaml"
 MODELS: Final = "/mnt/models"  # as KServe has it
 _SCRATCH: Final = "/tmp"  # all that a pod may write to
-_OPTIONS: Final = ("class_options", "factory_options")
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """config: as it was read. value: as it stands in the pod. root: the folder here whose files the pod's has, if it has any.
+    """config: as it was read. value: as it stands in the pod. package: the files here that the pod's folder of models has.
 
-    names: those of them that the configuration names, from there. bytes: of each model's backends, what its artifact takes on
-    disk; None: that cannot be told.
+    bytes: of each model's backends, what its artifact takes on disk; None: that cannot be told.
     """
 
     config: Config
     value: dict[str, Any]
-    root: Path
-    names: tuple[str, ...]
+    package: Package
     bytes: tuple[tuple[int | None, ...], ...]
 
     @property
@@ -52,20 +49,24 @@ def as_yaml(value: object) -> str:
     return yaml.dump(value, Dumper=_Plain, sort_keys=False, width=1 << 16, allow_unicode=True)
 
 
-def contents(document: Document, models: str = MODELS) -> Contents:
-    """models: the pod's folder of models. Raises: ConfigFaults."""
+def contents(document: Document, models: str = MODELS, *, whole: bool = False) -> Contents:
+    """models: the pod's folder of models. whole: its package is unpacked there; else absolute paths are those of its image.
+
+    Raises: ConfigError.
+    """
     config = config_of(document)
     if faults := [*_unfit(document, config)]:
         raise ConfigFaults(faults)
-    found = _Moved((document.folder or Path()).absolute(), models)
-    value = {key: section for key, section in document.value.items() if key not in ("server", "ray", "models")}
     server = _server(document.value.get("server") or {}, config)
-    served = [
-        {**model, "backends": [found.backend(backend) for backend in model["backends"]]} for model in document.value["models"]
-    ]
-    found.settle()
-    kept = {"server": server, **value, "models": served}
-    return Contents(config, kept, found.root, found.names, artifact_sizes(document))
+    kept = {key: section for key, section in document.value.items() if key not in ("server", "ray", "models")}
+    there = replace(document, value={"server": server, **kept, "models": document.value["models"]})
+    package = packed(there) if whole else relative_of(there)
+    value: Any = located(package.value, Path(models))
+    for model in value["models"]:
+        for backend in model["backends"]:
+            if backend["kind"] == "tensorrt" and not backend.get("engines"):
+                backend["engines"] = f"{_SCRATCH}/engines"  # beside the file nothing can be written
+    return Contents(config, value, package, artifact_sizes(document))
 
 
 def artifact_sizes(document: Document) -> tuple[tuple[int | None, ...], ...]:
@@ -95,63 +96,21 @@ def _unfit(document: Document, config: Config) -> Iterator[Fault]:
                 yield document.fault((*at, "shared_memory"), found, remedy="leave it out")
 
 
+def in_scratch(server: dict[str, Any]) -> dict[str, Any]:
+    """A section `server`, whose folders are moved to where a container may write."""
+    found = {key: value for key, value in server.items() if key != "run_dir"}
+    return found | {"state_dir": f"{_SCRATCH}/state"} if found.get("state_dir") else found
+
+
 def _server(section: dict[str, Any], config: Config) -> dict[str, Any]:
     # Its pods are the processes that listen: as many in each of them would share the cores and the memory of one.
-    found = {key: value for key, value in section.items() if key not in ("run_dir", "state_dir", "ingress_replicas")}
+    found = {key: value for key, value in in_scratch(section).items() if key != "ingress_replicas"}
     found |= {"host": "0.0.0.0", "http_port": config.server.http_port, "grpc_port": config.server.grpc_port}
-    if config.server.state_dir is not None:
-        found["state_dir"] = f"{_SCRATCH}/state"
     if config.server.tls is not None:
         found["tls"] = section["tls"] | {"certificate": f"{TLS}/tls.crt", "key": f"{TLS}/tls.key"}
     if config.server.access is not None and config.server.access.keys is not None:
         found["access"] = section["access"] | {"keys": f"{KEYS}/{KEY_FILE}"}
     return found
-
-
-@dataclass(slots=True)
-class _Moved:
-    """Backends whose paths become the pod's, once all were seen.
-
-    _places: where one is to be written: in what, its key, and what follows it there. _beside: files that options name.
-    """
-
-    folder: Path
-    models: str
-    root: Path = Path()
-    names: tuple[str, ...] = ()
-    _places: list[tuple[dict[str, Any], str, Path, str]] = field(default_factory=list)
-    _beside: list[Path] = field(default_factory=list)
-
-    def backend(self, backend: dict[str, Any]) -> dict[str, Any]:
-        counted, elsewhere = (located_backend(backend, folder) for folder in (self.folder, self.folder / "elsewhere"))
-        found = {key: value for key, value in backend.items() if key != "build"}
-        for key in ("model", "engines"):
-            if counted.get(key) != elsewhere.get(key):
-                place, _, name = counted[key].rpartition(":") if is_source(counted[key]) else (counted[key], "", "")
-                self._places.append((found, key, Path(place), f":{name}" if name else ""))
-                for option in _OPTIONS:
-                    self._beside += _named(found.get(option), Path(place).parent)
-        if found["kind"] == "tensorrt" and not found.get("engines"):
-            found["engines"] = f"{_SCRATCH}/engines"  # beside the file nothing can be written
-        return found
-
-    def settle(self) -> None:
-        files = [*(path for _, _, path, _ in self._places), *self._beside]
-        self.root = Path(os.path.commonpath([path.parent for path in files])) if files else self.folder
-        self.names = tuple(dict.fromkeys(path.relative_to(self.root).as_posix() for path in files))
-        for backend, key, path, rest in self._places:
-            backend[key] = f"{self.models}/{path.relative_to(self.root).as_posix()}{rest}"
-
-
-def _named(value: Any, folder: Path) -> Iterator[Path]:
-    """The files that options name from the code's folder, as `gateway package` takes them."""
-    if isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _named(part, folder)
-    elif isinstance(value, str) and value and not os.path.isabs(value):
-        path = Path(os.path.normpath(folder / value))
-        if not folder.is_relative_to(path) and path.exists():
-            yield path
 
 
 def _bytes(backend: dict[str, Any], folder: Path) -> int | None:

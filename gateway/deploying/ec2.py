@@ -223,9 +223,9 @@ def _role(machine: Machine) -> Iterator[Call]:
     yield Call("iam", "create_role", made, "Make a role for the machine", undo=(undo,))
     read = {**role, "PolicyName": machine.called}
     undo = Call("iam", "delete_role_policy", read, "Take from the role what it may read")
-    readable = {**read, "PolicyDocument": policy(_readable(machine))}
+    may_read = {**read, "PolicyDocument": readable(machine)}
     why = "Let it read what it runs, and nothing else"
-    yield Call("iam", "put_role_policy", readable, why, undo=(undo,), again=(_NO_ENTITY,))
+    yield Call("iam", "put_role_policy", may_read, why, undo=(undo,), again=(_NO_ENTITY,))
     agent = {**role, "PolicyArn": f"arn:{partition(machine.region)}:iam::aws:policy/{AGENT_POLICY}"}
     undo = Call("iam", "detach_role_policy", agent, "Take sessions from the role")
     why = "Let AWS Systems Manager open sessions, in place of ssh"
@@ -238,19 +238,22 @@ def _role(machine: Machine) -> Iterator[Call]:
     yield Call("iam", "add_role_to_instance_profile", both, "Put the role into it", undo=(undo,), again=(_NO_ENTITY,))
 
 
-def _readable(machine: Machine) -> list[dict[str, Any]]:
+def readable(machine: Machine) -> str:
+    """A policy: what the machine's role must be allowed to read."""
     of, region = partition(machine.region), machine.region
     keys = [f"arn:{of}:s3:::{machine.bucket}/{machine.key(file)}" for file in machine.sent]
     found = [{"Effect": "Allow", "Action": "s3:GetObject", "Resource": keys}]
     for kind, action, arn in (
         ("secretsmanager:", "secretsmanager:GetSecretValue", f"arn:{of}:secretsmanager:{region}:*:secret:{{}}-??????"),
-        ("ssm:", "ssm:GetParameter", f"arn:{of}:ssm:{region}:*:parameter/{{}}"),
+        ("ssm:", "ssm:GetParameter", f"arn:{of}:ssm:{region}:*:parameter{{}}"),
     ):
         names = [source.removeprefix(kind) for source in machine.secrets.values() if source.startswith(kind)]
+        if kind == "ssm:":  # whose ARNs have one slash before a name, whether it begins with one or not
+            names = [name if name.startswith(("arn:", "/")) else f"/{name}" for name in names]
         if names:
-            arns = [name if name.startswith("arn:") else arn.format(name.removeprefix("/")) for name in names]
+            arns = [name if name.startswith("arn:") else arn.format(name) for name in names]
             found.append({"Effect": "Allow", "Action": action, "Resource": arns})
-    return found
+    return policy(found)
 
 
 def _security_group(machine: Machine) -> Iterator[Call]:

@@ -1,8 +1,12 @@
 """A configuration as a machine of its own has it: secrets where systemd puts them, its state where the service may write."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from email import message_from_bytes
+from pathlib import Path
 from typing import Any, Final
+from zipfile import ZipFile
 
 from backends import BACKENDS
 from gateway.config import Config
@@ -73,12 +77,34 @@ def _with_engines(backend: dict[str, Any]) -> dict[str, Any]:
     return backend | {"engines": f"{STATE}/engines"}
 
 
-def lacking(kinds: Iterable[str], lock: str, *, neuron: bool) -> Iterator[Obstacle]:
-    """Libraries that the lock does not install, of the kinds of backend that run there. neuron: its image brings PyTorch."""
-    named = {line.partition("==")[0].strip().lower() for line in lock.splitlines() if "==" in line}
+def required_by(wheel: Path) -> list[str]:
+    """The libraries that a wheel requires by itself, as it calls them."""
+    with ZipFile(wheel) as archive:
+        texts = [archive.read(name) for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    told = [each for text in texts for each in message_from_bytes(text).get_all("Requires-Dist", [])]
+    return [re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in told if "extra ==" not in each]
+
+
+def lacking(kinds: Iterable[str], lock: str, *, neuron: bool, required: Iterable[str] = ()) -> Iterator[Obstacle]:
+    """Libraries that the lock does not install.
+
+    kinds: of backend, that run there. neuron: its image brings PyTorch, and the NumPy of that. required: by the wheel.
+    """
+    lines = [line for line in lock.replace("\\\n", " ").splitlines() if "==" in line and not line.lstrip().startswith("#")]
+    named = {_bare(line.partition("==")[0]) for line in lines}
+    own = "docker/locks.sh makes one of your own"
+    remedy = f"docker/requirements-cuda.lock has PyTorch and ONNX Runtime, {own}"
     for kind in sorted(set(kinds)):
         library = BACKENDS[kind].library[0]
         brought = neuron and library.startswith("torch")
         if library and not brought and not {library, f"{library}-gpu"} & named:
-            remedy = "docker/requirements-cuda.lock has PyTorch and ONNX Runtime, docker/locks.sh makes one of your own"
             yield Obstacle("--lock", f"installs no {library}", f"it, for the backends of kind {kind}", remedy)
+    if missing := [name for name in required if _bare(name) not in named and not (neuron and name == "numpy")]:
+        yield Obstacle("--lock", f"installs no {', '.join(missing)}", "what the gateway's wheel requires", own)
+    if any("--hash=" not in line for line in lines):
+        yield Obstacle("--lock", "names libraries without their hashes", "--hash=sha256:… of each", own)
+
+
+def _bare(name: str) -> str:
+    """As all spellings of a project's name are compared (PEP 503); without extras."""
+    return re.sub(r"[-_.]+", "-", name.partition("[")[0].strip()).lower()

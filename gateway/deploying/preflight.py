@@ -66,8 +66,10 @@ def ami_for(needs: Needs) -> str:
     return next((name for name, runs in AMIS.items() if runs >= CUDA), "") if device_of(needs) == "cuda" else ""
 
 
-def of_type(instance_type: str, types: InstanceTypes, needs: Needs, *, architecture: str) -> Iterator[Obstacle]:
-    """What keeps these processes from working there. architecture: of the image."""
+def of_type(
+    instance_type: str, types: InstanceTypes, needs: Needs, *, architecture: str, memory_given: bool
+) -> Iterator[Obstacle]:
+    """What keeps these processes from working there. architecture: of the image. memory_given: --memory said what they take."""
     name = bare(instance_type)
     flag = "--instance-type"
     if name not in types.instances:
@@ -80,15 +82,16 @@ def of_type(instance_type: str, types: InstanceTypes, needs: Needs, *, architect
     if there.architecture != architecture:
         remedy = f"choose another type, or build the image for {there.architecture} and say --architecture {there.architecture}"
         yield Obstacle(flag, f"{name} is {there.architecture}", f"{architecture}, as the image is", remedy)
-    yield from of_machine(name, there, needs)
+    yield from of_machine(name, there, needs, memory_given=memory_given)
 
 
-def of_machine(name: str, there: InstanceType, needs: Needs) -> Iterator[Obstacle]:
+def of_machine(name: str, there: InstanceType, needs: Needs, *, memory_given: bool) -> Iterator[Obstacle]:
     """The same of its accelerator and its memory, whoever rents it out."""
     yield from _accelerator(name, there.accelerator, needs)
     if needs.memory_bytes > there.memory_gib * GIB:
-        expected = f"{needs.memory_bytes / GIB:.3g} GiB: the processes, and twice its models' files for each session"
-        remedy = "choose a larger type, fewer `sessions`, or say --memory"
+        why = "as --memory says" if memory_given else "the processes, and twice its models' files for each session"
+        expected = f"{needs.memory_bytes / GIB:.3g} GiB: {why}"
+        remedy = "choose a larger type" if memory_given else "choose a larger type, fewer `sessions`, or say --memory"
         yield Obstacle("--instance-type", f"{name} has {there.memory_gib:g} GiB", expected, remedy)
 
 

@@ -108,6 +108,8 @@ def read_report(path: Path) -> Measured:
     by_name = {candidate.name: candidate for candidate in found.candidates}
     counts = found.fleet.counts if found.fleet is not None else {}
     ranked = dict.fromkeys((found.configuration_of or found.winner, *counts))
+    if unknown := ranked.keys() - by_name.keys():
+        raise ConfigError(f"{path}: candidates: no {', '.join(sorted(unknown))}: expected it, as it is of the fleet")
     return Measured(
         str(path),
         found.configuration,

@@ -13,9 +13,9 @@ import backends
 from backends.base import LoadFailed
 from backends.model_folders import forget_code
 from backends.source import load_object
-from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.configuring.check import check
+from gateway.deploying.packing import packed
 from gateway.documents.reader import read
 from gateway.errors import ConfigError
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from gateway.commands.package import packed, write
 from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import packed, write
 from gateway.documents.reader import read
 from tests.deploying.fake_metadata import FakeAws, fake_aws
 from tests.deploying.planned_ec2 import BUCKET

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,16 @@ import pytest
 import yaml
 
 from gateway.cli import main
-from gateway.commands.package import packed
 from gateway.deploying import machine_setup
 from gateway.deploying.calls import Call
 from gateway.deploying.ec2 import IMAGES
 from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import packed
 from gateway.documents.reader import read
 from tests.deploying import service_models
 from tests.deploying.fake_metadata import fake_aws
 from tests.deploying.made_configs import SYNTHETIC
-from tests.deploying.planned_ec2 import BUCKET, IRIS, WHEEL, command, plan, planned
+from tests.deploying.planned_ec2 import BUCKET, IRIS, WHEEL, command, files, plan, planned
 
 NEURON = {"kind": "synthetic", "resources": {"neuron_cores": 1}}
 GPU = {"kind": "synthetic", "resources": {"num_gpus": 1}}
@@ -32,7 +33,7 @@ LOCKED = {
     }
 }
 SECRETS = (
-    "--secret", "tls.crt=ssm:/of/mine/crt", "--secret", "tls.key=secretsmanager:of/mine/key",
+    "--secret", "tls.crt=ssm:/of/mine/crt", "--secret", "tls.key=secretsmanager:/of/mine/key",
     "--secret", "keys.yaml=secretsmanager:arn:aws:secretsmanager:us-east-1:111122223333:secret:keys-AbCdEf",
 )  # fmt: skip
 
@@ -113,11 +114,15 @@ def test_the_role_reads_what_the_machine_runs_and_nothing_else(capsys: pytest.Ca
     assert set(allowed) == {"s3:GetObject", "ssm:GetParameter", "secretsmanager:GetSecretValue"}
     assert allowed["ssm:GetParameter"] == ["arn:aws:ssm:us-east-1:*:parameter/of/mine/crt"]
     assert allowed["secretsmanager:GetSecretValue"] == [
-        "arn:aws:secretsmanager:us-east-1:*:secret:of/mine/key-??????",
+        "arn:aws:secretsmanager:us-east-1:*:secret:/of/mine/key-??????",
         "arn:aws:secretsmanager:us-east-1:111122223333:secret:keys-AbCdEf",
     ]
     assert len(allowed["s3:GetObject"]) == 3
     assert all(arn.startswith(f"arn:aws:s3:::{BUCKET}/serving-gateway-ec2/m/") for arn in allowed["s3:GetObject"])
+    assert main(command(tmp_path, *SECRETS, "--instance-profile", "mine", config=config)) == 0
+    told = capsys.readouterr().err
+    assert "Note: the role in mine must be allowed to open sessions (AmazonSSMManagedInstanceCore), and this:\n" in told
+    assert calls["iam.put_role_policy"]["PolicyDocument"] in told.splitlines()
 
 
 def test_no_secret_is_told_and_the_service_finds_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -187,6 +192,20 @@ def test_what_is_missing_is_told_at_once_with_where_to_get_it(capsys: pytest.Cap
         assert where in line
 
 
+def test_a_lock_has_what_the_wheel_requires_and_its_hash(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files(tmp_path)
+    required = ("ray[serve]==2.60.0", "ml_dtypes>=0.5", "orjson", "torch>=2.13; extra == 'torch'")
+    metadata = "".join(f"Requires-Dist: {each}\n" for each in required)
+    with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
+        archive.writestr("serving_gateway-0.1.0.dist-info/METADATA", metadata)
+    lock = tmp_path / "mine.lock"
+    lock.write_text("# orjson==1\nray==2.60.0 \\\n    --hash=sha256:00\nml-dtypes==0.5.4\n")
+    told = refused(capsys, tmp_path, "--lock", str(lock))
+    assert "--lock: installs no orjson: expected what the gateway's wheel requires: " in told
+    assert "--lock: names libraries without their hashes: expected --hash=sha256:… of each: " in told
+    assert len(told.splitlines()) == 2
+
+
 def test_an_empty_wheel_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / WHEEL).touch()
     assert f"--wheel: {tmp_path / WHEEL}: expected the gateway's wheel: `pip wheel" in refused(capsys, tmp_path)
@@ -198,8 +217,14 @@ def test_an_empty_wheel_is_refused(capsys: pytest.CaptureFixture[str], tmp_path:
         (GPU, (), "--instance-type: c7i.large has no accelerator: expected an NVIDIA GPU"),
         (NEURON, ("--instance-type", "inf1.xlarge"), "expected Inferentia2 or Trainium"),
         ({"kind": "synthetic"}, ("--instance-type", "c7i.larg"), "expected a type of the catalogue, such as c7i.large"),
-        ({"kind": "synthetic"}, ("--memory", "64Gi"), "--instance-type: c7i.large has 4 GiB: expected 64 GiB"),
+        (
+            {"kind": "synthetic"},
+            ("--memory", "64Gi"),
+            "c7i.large has 4 GiB: expected 64 GiB: as --memory says: choose a larger type\n",
+        ),
         ({"kind": "synthetic"}, ("--volume-gib", "8"), "--volume-gib: 8: expected 30 or more"),
+        ({"kind": "synthetic"}, ("--node", "a=b"), "--node: a=b: expected none without --cluster: leave it out"),
+        ({"kind": "synthetic"}, ("--security-group", "sg-1"), "--security-group: sg-1: expected none without --cluster"),
         ({"kind": "synthetic"}, ("--name", "No"), "--name: 'No': expected 1 to 40 of a-z"),
         ({"kind": "torch", "model": "m.pt"}, (), "--lock: installs no torch: expected it, for the backends of kind torch"),
     ],

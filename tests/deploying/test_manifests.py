@@ -16,9 +16,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from gateway.cli import main
-from gateway.commands.package import packed
 from gateway.config import parse_config
 from gateway.deploying.contents import as_yaml
+from gateway.deploying.packing import packed
 from gateway.deploying.ray_groups import RAY_VERSION
 from gateway.documents.reader import read
 from tests.deploying.made_configs import written
@@ -259,16 +259,21 @@ def test_the_configuration_has_the_pods_paths_and_what_it_listens_at(
 
 
 def test_files_lie_to_each_other_as_in_a_package(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for name in ("code/a.py", "more/b.py", "weights/w.npy"):
+    for name in ("code/a.py", "code/helper.py", "more/b.py", "weights/w.npy", "m/1/model.py", "m/config.pbtxt"):
         (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "models" / name).write_text("x = 1\n")
+        (tmp_path / "models" / name).write_text("import helper\n")
     options = {"weights": "../weights/w.npy"}
     tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
     code = {"kind": "python", "model": "models/code/a.py:A", "class_options": options}
-    for backends in ([code], [code, {"kind": "python", "name": "b", "model": "models/more/b.py:B"}]):
-        path = written(tmp_path, {"name": "m", **tensors, "backends": backends})
-        held = configuration(deployed(capsys, path, *KINDS["no-ray"], "--memory", "1Gi"))
-        in_package = yaml.safe_load(packed(read(path)).configuration)
+    of_triton = {"kind": "python", "model": "models/m/1/model.py:TritonPythonModel"}
+    for backends in ([code], [code, {"kind": "python", "name": "b", "model": "models/more/b.py:B"}], [of_triton]):
+        path = written(tmp_path, {"name": "m", **tensors, "max_rows": 8, "backends": backends})
+        assert main(["deploy", "kubernetes", str(path), *IMAGE, *KINDS["no-ray"], "--memory", "1Gi"]) == 0
+        out, told = capsys.readouterr()
+        held = configuration({manifest["kind"]: manifest for manifest in yaml.safe_load_all(out)})
+        package = packed(read(path))
+        in_package = yaml.safe_load(package.configuration)
+        assert told.splitlines()[1:] == [f"  {name}" for name in package.files]
         assert [entry["model"].removeprefix("/mnt/models/") for entry in held["models"][0]["backends"]] == [
             entry["model"] for entry in in_package["models"][0]["backends"]
         ]

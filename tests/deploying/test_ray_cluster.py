@@ -1,6 +1,7 @@
 """What `gateway deploy ec2 --cluster` writes: `ray up` would take it, and Ray's autoscaler finds each replica its machine."""
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_a_lock_that_lacks_what_its_machines_run_is_named(
     locks = tmp_path / "locks"
     locks.mkdir()
     for device in ("cpu", "neuron"):
-        (locks / f"requirements-{device}.lock").write_text("tritonclient==2.73.0\n")
+        (locks / f"requirements-{device}.lock").write_text("tritonclient==2.73.0 --hash=sha256:00\n")
     asked = [*PLACE, *files(tmp_path), "--lock", str(locks), "--memory", "4Gi", "--cluster", str(tmp_path / "out")]
     assert main(["deploy", "ec2", str(fleet), *asked]) == 2
     assert capsys.readouterr().err == (
@@ -111,6 +112,31 @@ def test_rays_own_schema_takes_it_and_every_file_that_it_names_is_there(tmp_path
         told = json.loads(settings.read_text())
         assert {told["package"], told["wheel"], *told["locks"]} <= {file.name for file in folder.iterdir()}
     ServeDeploySchema.model_validate(yaml.safe_load((folder / "serve.yaml").read_text()))
+
+
+def test_what_is_deployed_names_files_of_the_package_beside_it(tmp_path: Path) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for path in (here / "repository/m/1/model.py", here / "repository/m/config.pbtxt", elsewhere / "absolute.py"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (here / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    backends = [
+        {"kind": "python", "name": "t", "model": "repository/m/1/model.py:TritonPythonModel", "placement": "replicas"},
+        {"kind": "python", "name": "a", "model": f"{elsewhere}/absolute.py:A", "placement": "replicas"},
+        {"kind": "tensorrt", "model": "m.onnx", "engines": "engines", "placement": "replicas"},
+    ]
+    path = config(here, {"name": "m", "max_rows": 8, **TENSORS, "backends": backends})
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    for device in ("cpu", "cuda"):
+        (locks / f"requirements-{device}.lock").write_text("tensorrt==10.13.0 --hash=sha256:00\n")
+    written(tmp_path, path, "--memory", "1Gi", "--lock", str(locks))
+    deployed = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"][0]["args"]
+    named = [backend["model"].partition(":")[0] for backend in deployed["models"][0]["backends"]]
+    with tarfile.open(tmp_path / "out" / "gateway" / "model.tar.gz") as archive:
+        packed = archive.getnames()
+    assert {name.removeprefix("/home/ubuntu/gateway/model/") for name in named} <= {*packed}
+    assert deployed["models"][0]["backends"][2]["engines"] == "/tmp/engines"  # none was built yet
 
 
 def test_each_backend_gets_the_cheapest_machine_that_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +232,7 @@ def test_rays_own_preparation_for_aws_changes_nothing_of_it(tmp_path: Path, monk
     ("options", "sections", "expected"),
     [
         (("--allow", "10.0.0.0/8"), {}, "--allow: ['10.0.0.0/8']: expected none with --cluster"),
+        (("--yes",), {}, "--yes: True: expected none with --cluster"),
         (("--node", "x=g6.xlarge"), {}, "--node: x: expected one of ingress, m-1-l4, m-1-inf2"),
         (("--node", "m-1-l4=g4dn.xlarge"), {}, "--node: m-1-l4=g4dn.xlarge: expected a type of the catalogue with 2 cores"),
         ((), {"server": {"http_port": 10500}}, "server.http_port: 10500: Ray's own on its nodes"),

@@ -11,10 +11,14 @@ import pytest
 import yaml
 
 from gateway.cli import main
+from gateway.commands import deploy_sagemaker
+from gateway.deploying.machine_data import Sent
+from gateway.deploying.packing import packed
 from gateway.deploying.sagemaker import Hosting, PackedModel, creation, scalable
 from gateway.deploying.sagemaker_standing import Deployed, StandingAlarm, StandingScale
 from gateway.deploying.sagemaker_update import update
 from gateway.deploying.sagemaker_ways import Asynchronous, BatchTransform, Instances, RealTime, Serverless, Way
+from gateway.documents.reader import Document
 from loadtest.reports.recommendation import to_json
 from tests.deploying import planned_ec2
 from tests.deploying.made_configs import SYNTHETIC, written
@@ -463,14 +467,36 @@ def test_what_is_not_proven_is_told_apart_from_a_rate_that_is(capsys: pytest.Cap
 def test_the_other_places_take_a_report_as_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = reported(tmp_path)
     found = json.loads(report.read_text())
-    assert main(["deploy", "ec2", str(report), *planned_ec2.PLACE, *planned_ec2.files(tmp_path)]) == 0
+    ec2 = ["deploy", "ec2", str(report), *planned_ec2.PLACE, *planned_ec2.files(tmp_path)]
+    assert main(ec2) == 0
     (started,) = (each["ec2.run_instances"] for each in yaml.safe_load(capsys.readouterr().out) if "ec2.run_instances" in each)
     assert started["InstanceType"] == "c7i.large"  # the winner's
+    fleet = {"counts": {found["winner"]: 4}, "usd_per_hour": 1, "capacity_rps": 9, "target_rps": 5, "headroom": 0.7,
+             "autoscaling_per_minute": {}}  # fmt: skip
+    reported(tmp_path, fleet=fleet)
+    assert main(ec2) == 0
+    assert "Note: the fleet is of 4 machines: this is one of them" in capsys.readouterr().err
     options = ("--no-ray", "--image", "registry/gateway:cpu", "--models", "image:/models", "--memory", "2Gi")
     assert main(["deploy", "kubernetes", str(report), *options]) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
     (data,) = (each["data"] for each in manifests if each["kind"] == "ConfigMap")
     assert yaml.safe_load(data["gateway.yaml"])["models"][0]["name"] == found["configuration"]["models"][0]["name"]
+
+
+def test_a_container_keeps_its_state_where_it_may_write(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, server={"state_dir": "/var/lib/state", "run_dir": "/run/gateway", "grpc_port": None})
+    packages = []
+
+    def archive(document: Document, path: Path, remedy: str) -> Sent:
+        packages.append(packed(document))
+        return Sent(path, path.name, 1, "ab" * 32)
+
+    monkeypatch.setattr(deploy_sagemaker, "archive", archive)
+    printed(capsys, path, *PLACE, "--instance-type", "ml.c7i.large")
+    (package,) = packages
+    assert package.value["server"] == {"state_dir": "/tmp/state", "grpc_port": None}
 
 
 def test_json_may_be_a_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -486,6 +512,7 @@ def test_json_may_be_a_configuration(capsys: pytest.CaptureFixture[str], tmp_pat
         ({"configuration": {}}, "configuration: empty: expected a configuration"),
         ({"schema": "loadtest.recommendation/2"}, "schema: loadtest.recommendation/2: expected loadtest.recommendation/1"),
         ({"candidates": "none"}, "expected a report of `loadtest recommend`"),
+        ({"configuration_of": "gone"}, "candidates: no gone: expected it, as it is of the fleet"),
     ],
 )
 def test_a_report_that_names_nothing_to_deploy_is_refused(

@@ -10,7 +10,13 @@ from loadtest.question.candidates import CandidateSetup
 from loadtest.question.machine_preflight import Machines, machine_reasons, vcpu_quotas
 from tests.loadtest.test_preflight import GIB, candidate
 
-LOCKS = {"cpu": "onnxruntime==1.26\n", "cuda": "onnxruntime-gpu==1.26\ntorch==2.13\n", "neuron": "\n", "aws": ""}
+HASH = "--hash=sha256:00"
+LOCKS = {
+    "cpu": f"onnxruntime==1.26 {HASH}\n",
+    "cuda": f"onnxruntime-gpu==1.26 {HASH}\ntorch==2.13 {HASH}\n",
+    "neuron": "\n",
+    "aws": "",
+}
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
 QUOTAS = {
     STANDARD: 32.0,

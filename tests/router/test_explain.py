@@ -58,7 +58,7 @@ def test_without_one_the_configuration_says_what_it_can(tmp_path: Path, capsys: 
 
 
 def test_an_unknown_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["route", "explain", written(tmp_path), "other"]) == 1
+    assert main(["route", "explain", written(tmp_path), "other"]) == 2
     assert "model 'other'" in capsys.readouterr().err
 
 
@@ -235,9 +235,9 @@ models:
     ]
     assert main(["route", "explain", written(tmp_path, text), "m", "--version", "2"]) == 0
     assert "m version 2, policy cheapest, no SLO" in capsys.readouterr().out
-    assert main(["route", "explain", written(tmp_path, text), "m", "--version", "3"]) == 1
+    assert main(["route", "explain", written(tmp_path, text), "m", "--version", "3"]) == 2
     assert "model 'm' version 3 is not in the configuration" in capsys.readouterr().err
-    assert main(["route", "explain", written(tmp_path, text), "x"]) == 1
+    assert main(["route", "explain", written(tmp_path, text), "x"]) == 2
     assert "model 'x' version any is not in the configuration" in capsys.readouterr().err
     for rows in ("0", "10000000"):
         assert main(["route", "explain", written(tmp_path, text), "m", "--rows", rows]) == 2

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
-from gateway.batching.forecast import Forecast, first_free_ns, forecast
+from gateway.batching.forecast import Forecast, first_free_ns, forecast, full_row_ns
 from gateway.batching.groups import Groups
 from gateway.batching.overload import missing_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
@@ -435,8 +435,7 @@ class Batcher(Untold):
         rows = 0
         while entries and rows < limit:
             _, _, _, waiting, request = entries[0]
-            start = request.rows - waiting if self._batched else 0
-            rest = waiting
+            start, rest = request.rows - waiting if self._batched else 0, waiting
             if rows + waiting > limit:
                 if waiting > self.max_rows or start:
                     rest = limit - rows  # larger than a batch: its parts fill what is left of batches
@@ -450,7 +449,8 @@ class Batcher(Untold):
             else:
                 self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
                 yields = waiting - rest > self.max_rows and state.requests > 1
-                queue.take_rows(rest, (state.behind(entries[0], now_ns, self._row_ns), self._sequence) if yields else None)
+                row_ns = full_row_ns(self.service, queue.group, self.max_rows, state.workers) or self._row_ns
+                queue.take_rows(rest, (state.behind(entries[0], now_ns, row_ns), self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

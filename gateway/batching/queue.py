@@ -33,6 +33,7 @@ MOST_WEIGHT = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
 """Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
+_UNSURE = 1.2  # times what rows are expected to take: what they may take, with what comes meanwhile
 
 
 def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
@@ -412,11 +413,12 @@ class State:
     def behind(self, entry: Entry, now_ns: int, row_ns: float) -> int:
         """The key by which the rest of a request lets those pass that wait, but none that comes later: else it might never end.
 
-        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, once all
-        that waits takes more than half of the time to its deadline: else it would be late for them, who would not be.
+        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, if it would
+        be late for them and is in time without: of what comes later, some will stand before it. row_ns: of a full batch.
         """
-        key, _, deadline_ns, _, request = entry
-        if now_ns + 2 * self.served_ns(row_ns) > deadline_ns:
+        key, _, deadline_ns, rows, request = entry
+        left_ns = deadline_ns - now_ns
+        if _UNSURE * rows * row_ns / max(1, self.workers) <= left_ns < _UNSURE * self.served_ns(row_ns):
             return key
         anew = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
         for queue in self.queues.values():

@@ -20,7 +20,7 @@ from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast, full_row_ns
 from gateway.batching.groups import Groups
-from gateway.batching.overload import missing_ns, unless_refused
+from gateway.batching.overload import refused_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import (
     NEVER,
@@ -216,7 +216,7 @@ class Batcher(Untold):
         if request.priority:
             key = state.classed(request, deadline_ns, now_ns)
         outlook = queue.outlook
-        if outlook is not None and (late_ns := missing_ns(outlook, queue, state, key, deadline_ns, now_ns)):
+        if outlook is not None and (late_ns := refused_ns(outlook, queue, state, rows, key, deadline_ns, now_ns)):
             self._policy.arrived(queue, state, rows, now_ns)
             raise self._refused(request, now_ns, reserved_ns, hopeless(request, late_ns / 1e9))
         self._sequence = sequence = self._sequence + 1

@@ -108,7 +108,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     workers: that are alive. rows: of a batch. spare: that may wait beyond whole batches. busy: share of its expected time that
     one that runs takes at the least. full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that
     must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line. stale_ns: when it
-    no longer holds of an empty queue, which is decided on anew only if one may wait.
+    may no longer hold of an empty queue.
     """
 
     workers: int
@@ -328,9 +328,10 @@ class State:
 
     rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
     mixed_until_ns: so long, requests of other classes than the default count as coming.
+    doubt_ns: not before: the next that seems late and is let in to see whether it is.
     """
 
-    __slots__ = ("in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
+    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -340,6 +341,7 @@ class State:
         self.requests = 0
         self.reserved_ns = 0
         self.mixed_until_ns = 0
+        self.doubt_ns = 0
 
     def new_queue(self, group: Hashable) -> Queue:
         queues = self.queues

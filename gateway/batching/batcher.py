@@ -387,7 +387,7 @@ class Batcher(Untold):
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], now_ns: int, shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
-        for entry in [entry for entry in entries if not self._state.begins(entry, now_ns)]:
+        for entry in self._state.unbegun(queue, entries, now_ns):
             self._state.drop(queue, entry)
             shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
 

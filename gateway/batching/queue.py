@@ -6,7 +6,7 @@ Unlike a heap it can be walked in order, which the adaptive policy's lookahead d
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice
@@ -215,6 +215,13 @@ class Queue:
             self.push(*place, deadline_ns, waiting - rows, request)
             self._in_order = False
 
+    def put_last(self, entry: Entry) -> None:
+        """Let all that wait pass an entry that is in the queue."""
+        key = self.entries[-1][0] + 1
+        self.remove_entry(entry)
+        self.push(key, *entry[1:])
+        self._in_order = False
+
     def last_before(self, key: int, least: int) -> int:
         """The key of the last with no higher one; `least`, if that is higher, or none is there."""
         at = bisect_left(self.entries, (key + 1,))
@@ -376,8 +383,17 @@ class State:
         self.rows -= entry[3]
         self.requests -= 1
 
-    def begins(self, entry: Entry, now_ns: int) -> bool:
-        """Whether a part of this request has begun just now, or is tried: what becomes of the rest is seen once it has run."""
+    def unbegun(self, queue: Queue, hopeless: Sequence[Entry], now_ns: int) -> Sequence[Entry]:
+        """Of entries of this queue those of which no part has begun just now, or is tried. The others let all pass that wait.
+
+        What becomes of the rest is seen once that has run; what is closed before then was decided on without it.
+        """
+        begun = [entry for entry in hopeless if self._begins(entry, now_ns)]
+        for entry in begun:
+            queue.put_last(entry)
+        return [entry for entry in hopeless if entry not in begun] if begun else hopeless
+
+    def _begins(self, entry: Entry, now_ns: int) -> bool:
         rows, request = entry[3:]
         return rows < request.rows and any(
             part.request is request

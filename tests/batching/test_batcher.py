@@ -185,6 +185,19 @@ def test_a_large_request_lets_others_pass_unless_it_would_be_late_for_them(
     assert waited_ms <= longest_ms
 
 
+def test_what_is_decided_without_a_large_request_that_has_begun_takes_none_of_it() -> None:
+    class WithoutTheFirst(Greedy):
+        def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+            return Decision(8) if not state.in_flight else Decision(1, shed=[queue.entries[0]])
+
+    large, patient = request(rows=24), request(timeout_ms=30_000)
+    batcher = batcher_of(WithoutTheFirst(), large, patient)
+    step = batcher.step(0, 2)
+    assert [requests_of(batch) for batch in step.batches] == [[large], [patient]]
+    assert not step.shed
+    assert batcher.queue_rows == 16
+
+
 def test_a_request_that_fits_a_batch_is_never_split() -> None:
     batches = batcher_of(None, request(rows=5), request(rows=5), request(rows=8), request(rows=1)).step(0, 9).batches
     assert [batch.rows for batch in batches] == [5, 5, 8, 1]

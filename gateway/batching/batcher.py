@@ -18,9 +18,9 @@ import msgspec
 
 from gateway.batching.alone import close_alone
 from gateway.batching.batch import Batch, Padding, Part
-from gateway.batching.forecast import Forecast, first_free_ns, forecast
+from gateway.batching.forecast import Forecast, first_free_ns, forecast, full_row_ns
 from gateway.batching.groups import Groups
-from gateway.batching.overload import missing_ns, unless_refused
+from gateway.batching.overload import refused_ns, unless_refused
 from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import (
     NEVER,
@@ -216,7 +216,7 @@ class Batcher(Untold):
         if request.priority:
             key = state.classed(request, deadline_ns, now_ns)
         outlook = queue.outlook
-        if outlook is not None and (late_ns := missing_ns(outlook, queue, state, key, deadline_ns, now_ns)):
+        if outlook is not None and (late_ns := refused_ns(outlook, queue, state, rows, key, deadline_ns, now_ns)):
             self._policy.arrived(queue, state, rows, now_ns)
             raise self._refused(request, now_ns, reserved_ns, hopeless(request, late_ns / 1e9))
         self._sequence = sequence = self._sequence + 1
@@ -387,7 +387,7 @@ class Batcher(Untold):
 
     def _shed(self, queue: Queue, entries: Sequence[Entry], now_ns: int, shed: list[Shed]) -> None:
         retry_after_s = self._retry_after_s()
-        for entry in [entry for entry in entries if not self._state.begins(entry, now_ns)]:
+        for entry in self._state.unbegun(queue, entries, now_ns):
             self._state.drop(queue, entry)
             shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
 
@@ -435,8 +435,7 @@ class Batcher(Untold):
         rows = 0
         while entries and rows < limit:
             _, _, _, waiting, request = entries[0]
-            start = request.rows - waiting if self._batched else 0
-            rest = waiting
+            start, rest = request.rows - waiting if self._batched else 0, waiting
             if rows + waiting > limit:
                 if waiting > self.max_rows or start:
                     rest = limit - rows  # larger than a batch: its parts fill what is left of batches
@@ -450,7 +449,8 @@ class Batcher(Untold):
             else:
                 self._sequence += 1  # what is left of a large one lets those pass that came meanwhile, until its last batch
                 yields = waiting - rest > self.max_rows and state.requests > 1
-                queue.take_rows(rest, (state.behind(entries[0], now_ns, self._row_ns), self._sequence) if yields else None)
+                row_ns = full_row_ns(self.service, queue.group, self.max_rows, state.workers) or self._row_ns
+                queue.take_rows(rest, (state.behind(entries[0], now_ns, row_ns), self._sequence) if yields else None)
             parts.append(Part(request, start, rest))
             rows += rest
         return rows

@@ -123,6 +123,12 @@ def _free_ns(
     return streams.free_ns(ages_ns, others_ns, ahead)
 
 
+def full_row_ns(service: ServiceModel, group: Hashable, rows: int, workers: int) -> float:
+    """What a row takes in a batch of so many, while all workers are busy; 0: nothing is known."""
+    curve = _curve(service, group)
+    return curve.expected_ns(rows, workers) / rows if curve is not None else 0.0
+
+
 def _curve(service: ServiceModel, group: Hashable, nearest: dict[int, ServiceCurve] | None = None) -> ServiceCurve | None:
     """The group's own curve, else the nearest that is known: asking must not make curves, as clients choose shapes.
 

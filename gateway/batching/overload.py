@@ -28,6 +28,8 @@ from gateway.batching.service_curve import ServiceCurve
 from gateway.types import InferRequest
 
 STALE_NS: Final = 1_000_000_000  # after which what was told of a queue may hold no more
+_BETWEEN_DOUBTS_NS: Final = 2_000_000_000  # of all queues, at least
+_BETWEEN_DOUBTS: Final = 20  # times what the last is expected to take: all take a twentieth of one worker
 OVERLOADED: Final = 1 + 2 / sqrt(ARRIVALS)  # times what the workers can do: more than the measured rate may be off by
 _LOOKAHEAD_BATCHES: Final = 64
 _LEVEL: Final = 0.99  # of margins that are worth the same within this share, the largest: what is taken is then in time
@@ -105,13 +107,30 @@ def in_stance(view: View, slo_ns: int) -> Outlook | None:
     return outlook(view.curve, view.level, Plan(at, view.margin), view.workers, crowd, view.now_ns)
 
 
+def refused_ns(ahead: Outlook, queue: Queue, state: State, rows: int, key: int, deadline_ns: int, now_ns: int) -> float:
+    """By how much a request that comes would be late, at the least; 0: it may wait, be it to see whether it is in time.
+
+    What is taken by those that only seem late is lost to others. So however many the queues, few are let in for that.
+    """
+    late_ns = missing_ns(ahead, queue, state, key, deadline_ns, now_ns)
+    if late_ns and _doubtful(ahead, queue, state, now_ns):
+        state.doubt_ns = now_ns + max(_BETWEEN_DOUBTS_NS, round(_BETWEEN_DOUBTS * ahead.pace.expected_ns(rows)))
+        return 0.0
+    return late_ns
+
+
+def _doubtful(ahead: Outlook, queue: Queue, state: State, now_ns: int) -> bool:
+    """Whether one may wait although it seems late: what was told of an empty queue is decided on anew only if one does."""
+    return not queue.entries and now_ns >= ahead.stale_ns and now_ns >= state.doubt_ns
+
+
 def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
     """By how much a request with this virtual deadline would be late, at the least; 0: it may be in time.
 
     Only one that stands last in line is refused: others may take the place of those behind them.
     """
     entries, running = queue.entries, state.in_flight
-    if len(running) < ahead.workers or (entries[-1][0] > key if entries else now_ns >= ahead.stale_ns):
+    if len(running) < ahead.workers or (entries and entries[-1][0] > key):
         return 0.0
     several = len(state.queues) > 1
     if several and not ahead.together:
@@ -239,7 +258,7 @@ def unless_refused(
         return told
     deadline_ns = deadline_of(request, slo_ns, state.reserved_ns)
     late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
-    if not late_ns:
+    if not late_ns or _doubtful(queue.outlook, queue, state, now_ns):
         return told
     ahead_ns = max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns)
     return msgspec.structs.replace(told, ahead_ns=ahead_ns)

@@ -6,7 +6,7 @@ Unlike a heap it can be walked in order, which the adaptive policy's lookahead d
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice
@@ -33,6 +33,7 @@ MOST_WEIGHT = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
 """Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
+_UNSURE = 1.2  # times what rows are expected to take: what they may take, with what comes meanwhile
 
 
 def deadline_of(request: InferRequest, slo_ns: int | None, reserved_ns: int = 0) -> int:
@@ -107,7 +108,7 @@ class Outlook(msgspec.Struct, kw_only=True):
     workers: that are alive. rows: of a batch. spare: that may wait beyond whole batches. busy: share of its expected time that
     one that runs takes at the least. full_ns: expected of one of `rows`. due_ns: so long before the deadline of its first that
     must start; least_ns: the same of one that may be smaller. together: whether all queues stand in one line. stale_ns: when it
-    no longer holds of an empty queue, which is decided on anew only if one may wait.
+    may no longer hold of an empty queue.
     """
 
     workers: int
@@ -213,6 +214,13 @@ class Queue:
             self.pop()
             self.push(*place, deadline_ns, waiting - rows, request)
             self._in_order = False
+
+    def put_last(self, entry: Entry) -> None:
+        """Let all that wait pass an entry that is in the queue."""
+        key = self.entries[-1][0] + 1
+        self.remove_entry(entry)
+        self.push(key, *entry[1:])
+        self._in_order = False
 
     def last_before(self, key: int, least: int) -> int:
         """The key of the last with no higher one; `least`, if that is higher, or none is there."""
@@ -327,9 +335,10 @@ class State:
 
     rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
     mixed_until_ns: so long, requests of other classes than the default count as coming.
+    doubt_ns: not before: the next that seems late and is let in to see whether it is.
     """
 
-    __slots__ = ("in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
+    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -339,6 +348,7 @@ class State:
         self.requests = 0
         self.reserved_ns = 0
         self.mixed_until_ns = 0
+        self.doubt_ns = 0
 
     def new_queue(self, group: Hashable) -> Queue:
         queues = self.queues
@@ -373,8 +383,17 @@ class State:
         self.rows -= entry[3]
         self.requests -= 1
 
-    def begins(self, entry: Entry, now_ns: int) -> bool:
-        """Whether a part of this request has begun just now, or is tried: what becomes of the rest is seen once it has run."""
+    def unbegun(self, queue: Queue, hopeless: Sequence[Entry], now_ns: int) -> Sequence[Entry]:
+        """Of entries of this queue those of which no part has begun just now, or is tried. The others let all pass that wait.
+
+        What becomes of the rest is seen once that has run; what is closed before then was decided on without it.
+        """
+        begun = [entry for entry in hopeless if self._begins(entry, now_ns)]
+        for entry in begun:
+            queue.put_last(entry)
+        return [entry for entry in hopeless if entry not in begun] if begun else hopeless
+
+    def _begins(self, entry: Entry, now_ns: int) -> bool:
         rows, request = entry[3:]
         return rows < request.rows and any(
             part.request is request
@@ -412,11 +431,12 @@ class State:
     def behind(self, entry: Entry, now_ns: int, row_ns: float) -> int:
         """The key by which the rest of a request lets those pass that wait, but none that comes later: else it might never end.
 
-        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, once all
-        that waits takes more than half of the time to its deadline: else it would be late for them, who would not be.
+        Not those that it would stand before, did it come now: lower classes, and those with more time. And nobody, if it would
+        be late for them and is in time without: of what comes later, some will stand before it. row_ns: of a full batch.
         """
-        key, _, deadline_ns, _, request = entry
-        if now_ns + 2 * self.served_ns(row_ns) > deadline_ns:
+        key, _, deadline_ns, rows, request = entry
+        left_ns = deadline_ns - now_ns
+        if _UNSURE * rows * row_ns / max(1, self.workers) <= left_ns < _UNSURE * self.served_ns(row_ns):
             return key
         anew = virtual_deadline(request, deadline_ns) + now_ns - request.arrival_ns
         for queue in self.queues.values():

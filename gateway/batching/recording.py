@@ -6,8 +6,8 @@ no tuple: of hundreds of models there would be tens of thousands, for the garbag
 the hundred, which takes a tenth of their memory; by the five hundred it takes more time, as what waits to be packed takes the
 place of other things in the processor's caches.
 
-An event that changes nothing (no worker is free, nothing is late) is left out. Objects are called by their `id`, which is
-theirs while they live; requests also by when they arrived, which says enough of nearly all.
+An event that changes nothing (no worker is free, as many live as before, nothing is late) is left out. Objects are called by
+their `id`, which is theirs while they live; requests also by when they arrived, which says enough of nearly all.
 """
 
 import logging
@@ -32,7 +32,7 @@ from gateway.config import Batching, Ragged
 from gateway.errors import GatewayError
 from gateway.types import InferRequest
 
-FORMAT: Final = 19
+FORMAT: Final = 20
 """Of what `Ring.dump` gives; another number is read by another release."""
 
 _PACKED: Final = 128  # values and events at once
@@ -256,7 +256,9 @@ class RecordedBatcher(Recorded, Batcher):
 
     WHAT = "decisions are"
     # Is no state.
-    NOT_KEPT = frozenset(("ring", "given_up", "streams", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns"))
+    NOT_KEPT = frozenset(
+        ("ring", "given_up", "streams", "_widths_of", "_deciding", "_events", "_number", "_lives", "_told_ns", "_told_workers")
+    )
 
     def __init__(self, policy: Policy, *, ring: Ring, ragged: Ragged | None = None, **settings: Any) -> None:
         super().__init__(policy, ragged=ragged, **settings)
@@ -267,6 +269,7 @@ class RecordedBatcher(Recorded, Batcher):
         self._events = NOWHERE
         self._lives: Callable[[], bool] = _always
         self._told_ns = 0  # arrivals after this one can be told of by their times alone
+        self._told_workers = 0  # by which arrivals are decided on, too
 
     @property
     def in_flight(self) -> Mapping[Batch, int | None]:
@@ -288,6 +291,7 @@ class RecordedBatcher(Recorded, Batcher):
         """Tell its events to a list, with the numbers that objects had. For one that was read."""
         self.ring = None
         self._events, self._number, self._deciding, self._lives = events, number, False, _always
+        self._told_workers = self._state.workers
         self._told_ns = NEVER  # each with its number, or with 0
         self.streams = Streams()
         self._widths_of = self._ragged if ragged else None
@@ -335,23 +339,27 @@ class RecordedBatcher(Recorded, Batcher):
         except BaseException:
             self._begin()  # what it had decided until then is not known
             raise
-        if step is NOTHING:
+        state = self._state
+        if step is NOTHING and state.workers == self._told_workers:
             return step
         batches, shed, wake_at_ns = step.batches, step.shed, step.wake_at_ns
-        number, state, events = self._number, self._state, self._events
+        number, events = self._number, self._events
         if len(batches) == 1 and not shed:
             # Without a call of `_told`: every batch would pay for it.
             batch = batches[0]
+            self._told_workers = workers = state.workers
             events += (
-                batch.reason, now_ns, free_slots, state.workers, wake_at_ns, number(batch), batch.rows, batch.expected_ns,
+                batch.reason, now_ns, free_slots, workers, wake_at_ns, number(batch), batch.rows, batch.expected_ns,
                 batch.parts[0].request.arrival_ns,
             )  # fmt: skip
             if len(events) >= _PACKED:
                 self._room()
             return step
         # Without a free slot nothing is decided; but where nothing runs either, that is worth knowing.
-        if not batches and not shed and not free_slots and self._expires_ns == expires_ns and state.in_flight:
+        undecided = not batches and not shed and not free_slots and self._expires_ns == expires_ns and state.in_flight
+        if undecided and state.workers == self._told_workers:
             return step
+        self._told_workers = state.workers
         events.append(
             (
                 _STEPPED,
@@ -414,6 +422,7 @@ class RecordedBatcher(Recorded, Batcher):
     def _frozen(self) -> Any:
         if isinstance(self._policy, Adaptive):
             self._policy.settle()
+        self._told_workers = self._state.workers
         return freeze(self)
 
     def _is_long(self, ring: Ring) -> bool:

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -361,7 +362,29 @@ def test_a_shape_that_was_learned_too_slow_is_found_out_while_others_keep_the_wo
 
 @pytest.mark.parametrize("first_ms", [60, 300])
 def test_a_shape_that_was_slow_once_is_served_beside_more_of_another_than_can_be_done(first_ms: float) -> None:
-    assert beside_another("b", first_ms=first_ms, takes_ms=5, workers=1, per_s=1000, seconds=4).answered > 10
+    assert beside_another("b", first_ms=first_ms, takes_ms=5, workers=1, per_s=1000, seconds=6).answered > 10
+
+
+def test_of_many_shapes_that_are_seldom_asked_for_few_are_tried_while_another_keeps_the_worker_busy() -> None:
+    """Each takes 60 ms, of an SLO of 200 ms, beside 1.3 times what the worker can do of another."""
+    policy = Adaptive()
+    batcher = Batcher(policy, max_rows=8, workers=1, slo_ns=200 * MS)
+    policy.service.restore(kept_model({"hot": kept_curve(4, 1, 8)} | {rare: kept_curve(60, 1, 8) for rare in range(30)}))
+    running: list[Batch] = []
+    frees_ns = rare_ns = 0
+    for now_ns in range(0, 6000 * MS, MS):
+        for shape in ["hot"] * (now_ns % (8 * MS) != 0) + [now_ns // (67 * MS) % 30] * (now_ns % (67 * MS) == 0):
+            with suppress(Overloaded):
+                batcher.add(InferRequest("m", "1", "", {}, 1, now_ns, shape_key=shape), now_ns)
+        if running and frees_ns <= now_ns:
+            batcher.finished(running[0], now_ns, now_ns - running[0].closed_ns, ok=True)
+            running.clear()
+        for batch in batcher.step(now_ns, 1 - len(running)).batches:
+            takes_ns = (4 + batch.rows if batch.group == "hot" else 60) * MS
+            rare_ns += takes_ns if batch.group != "hot" else 0
+            frees_ns = now_ns + takes_ns
+            running.append(batch)
+    assert rare_ns <= 0.25 * 6000 * MS  # most in the first second, before it is known that more comes than can be done
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -157,17 +157,22 @@ def test_a_large_request_that_is_due_is_passed_by_those_that_wait_and_by_none_th
     assert order[:5] == [[large], [wait[0]], [wait[1]], [large], [large]]
 
 
-@pytest.mark.parametrize("slo_ms", [150, 1500])
+@pytest.mark.parametrize(
+    ("slo_ms", "before", "in_time", "longest_ms"), [(150, 6, True, 100), (600, 1, True, 30), (50, 6, False, 30)]
+)
 @pytest.mark.parametrize("policy", ["greedy", "adaptive"])
-def test_a_large_request_lets_others_pass_while_it_has_the_time_for_it(policy: str, slo_ms: int) -> None:
-    """Batches take 10 ms. In each of these 6 rows come, beside a request that takes 6 batches."""
+def test_a_large_request_lets_others_pass_unless_it_would_be_late_for_them(
+    policy: str, slo_ms: int, before: int, in_time: bool, longest_ms: int
+) -> None:
+    """Batches take 10 ms. In each of these 6 rows come, beside a request that takes 6 batches; before it, so many."""
     batcher = batcher_of(POLICIES[policy](Batching()), slo_ns=slo_ms * MS)
+    batcher.service.probe(None, 8, [10 * MS])
     large, left, ended_ms, waited_ms = request(100, rows=48), 48, 0, 0
     for now_ms in range(0, 1000, 10):
-        for one in [request(now_ms) for _ in range(6)] + [large] * (now_ms == 100):
+        for one in [request(now_ms) for _ in range(6 if now_ms >= 100 else before)] + [large] * (now_ms == 100):
             batcher.add(one, now_ms * MS)
         step = batcher.step(now_ms * MS, 1)
-        assert not step.shed
+        assert {asked for asked, _ in step.shed} <= ({large} if not in_time else set())
         (batch,) = step.batches
         batcher.finished(batch, (now_ms + 10) * MS, 10 * MS, True)
         for part in batch.parts:
@@ -176,9 +181,21 @@ def test_a_large_request_lets_others_pass_while_it_has_the_time_for_it(policy: s
                 ended_ms = now_ms + 10
             else:
                 waited_ms = max(waited_ms, now_ms + 10 - part.request.arrival_ns // MS)
-    assert not left
-    assert ended_ms <= 100 + slo_ms
-    assert waited_ms <= (100 if slo_ms == 150 else 30)
+    assert (not left and ended_ms <= 100 + slo_ms) is in_time
+    assert waited_ms <= longest_ms
+
+
+def test_what_is_decided_without_a_large_request_that_has_begun_takes_none_of_it() -> None:
+    class WithoutTheFirst(Greedy):
+        def decide(self, queue: Queue, state: State, now_ns: int, free_slots: int) -> Decision:
+            return Decision(8) if not state.in_flight else Decision(1, shed=[queue.entries[0]])
+
+    large, patient = request(rows=24), request(timeout_ms=30_000)
+    batcher = batcher_of(WithoutTheFirst(), large, patient)
+    step = batcher.step(0, 2)
+    assert [requests_of(batch) for batch in step.batches] == [[large], [patient]]
+    assert not step.shed
+    assert batcher.queue_rows == 16
 
 
 def test_a_request_that_fits_a_batch_is_never_split() -> None:

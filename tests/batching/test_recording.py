@@ -225,6 +225,28 @@ def test_refusals_on_arrival_are_replayed_too() -> None:
     same(replay(recorded))
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_session_that_is_lost_while_the_others_are_busy_is_replayed_too(waits: bool) -> None:
+    batcher = recorder(slo_ns=100 * MS)
+    for rows in batcher.service.probe_rows:
+        batcher.service.probe(None, rows, [(10 + rows) * MS] * 2)
+    batcher.record()
+    batcher.add(InferRequest("m", "1", "", {}, 1, MS), MS)
+    batcher.step(MS, 2)
+    refused = 0
+    for now_ns in range(2 * MS, 5 * MS, 10_000):
+        if now_ns > 2 * MS or waits:
+            try:
+                batcher.add(InferRequest("m", "1", "", {}, 1, now_ns), now_ns)
+            except Overloaded:
+                refused += 1
+        batcher.workers = 1
+        if now_ns == 2 * MS:
+            batcher.step(now_ns, 0)
+    assert refused
+    same(replay(read(batcher)))
+
+
 def test_a_recording_that_has_dropped_its_beginning_is_replayed_from_a_state() -> None:
     batcher = recorder(200_000)
     batcher.record()
@@ -416,7 +438,7 @@ def test_a_file_that_is_no_recording_says_so() -> None:
     with pytest.raises(InvalidArgument, match="no recording of a gateway"):
         unpacked(b"hello", "x")
     old = msgspec.msgpack.encode({"format": 99, "gateway": "9.9"})
-    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 19"):
+    with pytest.raises(InvalidArgument, match=r"format 99 by gateway 9\.9, expected format 20"):
         unpacked(old, "x")
     broken = msgspec.msgpack.encode({"format": FORMAT, "gateway": "9.9", "recordings": 3})
     with pytest.raises(InvalidArgument, match="broken"):

@@ -66,6 +66,7 @@ from backends.source import check_options, example_of, line_of, load_object, mak
 if TYPE_CHECKING:
     from backends.discovery import Found
 
+_EXACT: Final = 1 << 53  # FP64 has all whole numbers up to that
 _OF_LITSERVE: Final = ("decode_request", "encode_response")
 
 
@@ -141,7 +142,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             outputs = run_once(arrays)
         except SystemExit as exc:  # it may end with sys.exit()
             raise ExecutionFailed(words_of(exc, traced=True)) from exc
-        fractions.update(name for name, array in outputs.items() if getattr(array, "dtype", None) == np.float64)
+        floats = {name: array for name, array in outputs.items() if getattr(array, "dtype", None) == np.float64}
+        fractions.update(name for name, array in floats.items() if (array != np.floor(array)).any())
         return outputs
 
     def run_once(arrays: Tensors) -> Tensors:
@@ -167,7 +169,8 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
                 # A list is of the floats that are declared, also where all are whole; an array is of what it says.
                 floats = {tensor.name: replace(tensor, datatype="FP64") for tensor in whole}
                 session.declare({**{tensor.name: tensor for tensor in found.outputs}, **floats})
-                floats = {name: floats[name] for name, array in run(given).items() if name in floats and of_floats(array)}
+                made = {name: array for name, array in run(given).items() if name in floats and of_floats(array)}
+                floats = {name: floats[name] for name, array in made.items() if not (np.abs(array) > _EXACT).any()}
                 found = replace(found, outputs=tuple(floats.get(tensor.name, tensor) for tensor in found.outputs))
         else:
             assert inputs is not None  # as just seen

@@ -179,7 +179,7 @@ def _of_list(hint: Any) -> Hint | None:
 
 def _is_sequence_of_values(hint: Any) -> bool:
     """Whether it is `Sequence[float]` or its like: of arrays, lists or anything, what a tuple holds are several outputs."""
-    if get_origin(hint) is not Sequence:
+    if get_origin(hint) is not Sequence or not get_args(hint):
         return False
     element = _of_list(get_args(hint)[0])
     return element is not None and element.scalar is not None and element.shape == ()

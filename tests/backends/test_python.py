@@ -334,7 +334,9 @@ def test_outputs_of_requests_that_run_alone_have_as_many_rows_as_hinted_inputs()
     assert (found.max_rows, found.inputs[0].shape, found.outputs[0].shape) == (0, (-1,), (-1,))
 
 
-@pytest.mark.parametrize(("name", "datatype"), [("summed", "FP64"), ("summed_array", "INT64"), ("summed_of_row", "FP64")])
+@pytest.mark.parametrize(
+    ("name", "datatype"), [("summed", "FP64"), ("summed_array", "INT64"), ("summed_of_row", "FP64"), ("numbered", "INT64")]
+)
 def test_a_list_is_of_fractions_where_other_rows_than_the_examples_show_some(name: str, datatype: str) -> None:
     example = {name: np.array([2.0, 6, 10]) for name in ("x", "y")}
     found = backends.read("python", f"{__file__}:{name}", example=example)
@@ -359,6 +361,10 @@ def summed(x, y):  # type: ignore[no-untyped-def]
 
 def summed_array(x, y):  # type: ignore[no-untyped-def]
     return np.array(summed(x, y))
+
+
+def numbered(x, y):  # type: ignore[no-untyped-def]
+    return [(1 << 60) + int(value) if value % 1 == 0 else float("nan") for value in (x + y).tolist()]
 
 
 def summed_of_row(x: float, y: float):  # type: ignore[no-untyped-def]

@@ -1,6 +1,7 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
+import typing
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
-from backends.datatypes import NUMPY
+from backends.datatypes import NUMPY, as_array
 from backends.signatures import ANY_OUTPUT, Hint, call_by_name, stream_by_name
 from backends.type_hints import hint_of, signature_of
 
@@ -179,6 +180,7 @@ def test_a_type_of_lists_says_what_an_empty_one_is_of() -> None:
         (Sequence[npt.NDArray[np.float32]], 2),
         (Sequence[list[float]], 2),
         (Sequence[Any], 2),
+        (typing.Sequence, 2),
         (Sequence[float | str], 2),
         (Sequence, 2),
     ],
@@ -256,6 +258,11 @@ def test_arrays_go_by_name_and_results_come_in_order() -> None:
     declared = specs(TensorSpec("a", "FP32", (-1, 2)))
     with pytest.raises(ExecutionFailed, match="gave 2 outputs, 1 are declared: a"):
         call_by_name(by_array, signature, {"y": X, "x": X}, declared)
+
+
+def test_whole_numbers_of_a_list_stay_whole_where_only_some_are_beyond_int64() -> None:
+    assert as_array([(1 << 63) + 1, 5]).tolist() == [(1 << 63) + 1, 5]
+    assert as_array([1e19, 5]).dtype == as_array([(1 << 63) + 1, 5.5]).dtype == np.float64
 
 
 @pytest.mark.parametrize("given", [[b"a\0\0", b"\0"], ["a\0", "ü", b"\xff\0"], [["low", 7.5], [b"high", 1]]])

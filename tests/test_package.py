@@ -19,8 +19,10 @@ import yaml
 from gateway.cli import _init, main
 from gateway.config import load_config
 from gateway.configuring.package import packaged
-from gateway.deploying.packing import Package, write
+from gateway.deploying.on_machine import moved
+from gateway.deploying.packing import Package, packed, secrets_here, write
 from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import read
 from gateway.documents.sums import SUMS
 from gateway.errors import ConfigError
 from gateway.from_python.hosted import configuration
@@ -188,16 +190,25 @@ def test_an_onnx_file_brings_its_weights(tmp_path: Path) -> None:
         ("m/code/inference.py:SageMakerHandlers", "m/species.json"),
     ],
 )
-def test_a_class_that_is_given_the_folder_above_its_own_brings_it(tmp_path: Path, code: str, beside: str) -> None:
-    for name in (code.partition(":")[0], beside):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
+def test_a_class_that_is_given_the_folder_above_its_own_brings_it_without_secrets_and_archives(
+    tmp_path: Path, code: str, beside: str
+) -> None:
+    folder = (tmp_path / beside).parent
+    secrets = [folder / name for name in ("tls.crt", "tls.key", "keys.yaml")]
+    for path in (tmp_path / code.partition(":")[0], tmp_path / beside, *secrets):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
     tensors = "inputs: [{name: x, datatype: FP32, shape: [-1]}], outputs: [{name: y, datatype: FP32, shape: [-1]}]"
     model = f"{{name: m, max_rows: 8, {tensors}, backends: [{{kind: python, model: '{code}'}}]}}"
-    (tmp_path / "x.yaml").write_text(f"models: [{model}]")
-    assert main(["package", str(tmp_path / "x.yaml"), "--out", str(tmp_path / "out.tgz")]) == 0
+    tls = f"{{certificate: {secrets[0]}, key: {secrets[1]}}}"
+    (tmp_path / "x.yaml").write_text(f"{{server: {{tls: {tls}, access: {{keys: {secrets[2]}}}}}, models: [{model}]}}")
+    out = folder / "out.tgz"
     held = ["gateway.yaml", *sorted(name.removeprefix("repository/") for name in (code.partition(":")[0], beside)), SUMS]
-    assert names_in(tmp_path / "out.tgz") == held
+    for _ in range(2):
+        assert main(["package", str(tmp_path / "x.yaml"), "--out", str(out)]) == 0
+        assert names_in(out) == held
+    there = moved(read(tmp_path / "x.yaml"), "c7i.large")
+    assert {*packed(there, apart=secrets_here(read(tmp_path / "x.yaml"))).files} == {*held[1:-1], "m/out.tgz"}
 
 
 def test_models_of_another_server_need_no_files(tmp_path: Path) -> None:

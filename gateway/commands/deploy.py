@@ -101,7 +101,7 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _kubernetes(arguments: argparse.Namespace) -> int:
     models = _models(arguments)
     document, _ = document_of(arguments.config)  # manifests name no instance type, and no rate
-    held = contents(document, models.place if models.kind == "image" else MODELS)
+    held = contents(document, models.place if models.kind == "image" else MODELS, out=arguments.output)
     rollout = _rollout(arguments, models, held.config)
     manifests = _manifests(arguments, held, rollout)
     if held.package.files:

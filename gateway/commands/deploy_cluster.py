@@ -31,7 +31,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     """Raises: ConfigError; OSError."""
     _refuse_unfit(arguments, document, config)
     with step("packing"):
-        held = contents(document, MODEL, whole=True)
+        held = contents(document, MODEL, whole=True, out=arguments.cluster)
     check_ports(held, "")
     looked = MachineOptions(arguments)
     chosen = {group: name for group, _, name in (text.partition("=") for text in arguments.nodes)}

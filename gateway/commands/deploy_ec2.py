@@ -14,6 +14,7 @@ from gateway.deploying.calls import Call, as_text
 from gateway.deploying.ec2 import AGENT_POLICY, PACKAGE, Machine, creation, readable
 from gateway.deploying.ec2_standing import told_of_machine
 from gateway.deploying.on_machine import moved, unfit
+from gateway.deploying.packing import secrets_here
 from gateway.deploying.price import monthly
 from gateway.deploying.report import document_of
 from gateway.documents.faults import ConfigFaults
@@ -72,7 +73,8 @@ def _ec2(arguments: argparse.Namespace) -> int:
         raise ConfigFaults(faults)
     asked = wanted(arguments, document, config)
     with tempfile.TemporaryDirectory(prefix="gateway-deploy-") as folder:
-        package = archive(moved(document, asked.machine.instance_type), Path(folder) / PACKAGE)
+        there = moved(document, asked.machine.instance_type)
+        package = archive(there, Path(folder) / PACKAGE, apart=secrets_here(document))
         machine = replace(asked.machine, package=package)
         for note in asked.notes:
             words.info("Note: %s.", note)

@@ -1,6 +1,7 @@
 """What `gateway deploy sagemaker` and `gateway deploy ec2` do alike."""
 
 import datetime
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,10 +18,10 @@ _Standing = TypeVar("_Standing", Deployed, StandingMachine)
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
 
-def archive(document: Document, path: Path, remedy: str = "") -> Sent:
-    """Pack it. remedy: where it is too long. Raises: ConfigError; OSError."""
+def archive(document: Document, path: Path, remedy: str = "", *, apart: Iterable[Path] = ()) -> Sent:
+    """Pack it. remedy: where it is too long. apart: as `packed` has it. Raises: ConfigError; OSError."""
     with step("packing"):
-        write(packed(document), path)
+        write(packed(document, apart=apart), path)
         found = sent(path, path.name)
     if found.bytes > _MOST_PUT_BYTES:
         told = f"{document.source}: its package has {found.bytes / GIB:.1f} GiB: expected 5 GiB at most, as S3 takes it"

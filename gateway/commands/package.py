@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from gateway.deploying.packing import packed, write
+from gateway.deploying.packing import packed, partial_of, write
 from gateway.documents.reader import read
 from gateway.documents.whole_file import asked_by
 from gateway.errors import ConfigError
@@ -41,7 +41,7 @@ def _package(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not out.name.endswith(_ENDINGS):
         raise ConfigError(f"--out: {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
-    package = packed(read(arguments.config), arguments.beside)
+    package = packed(read(arguments.config), arguments.beside, apart=(out, partial_of(out)))
     with asked_by("--out"), step(f"writing {out}"):
         names = write(package, out)
     told = f"{out}: {out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files"

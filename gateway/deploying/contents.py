@@ -16,7 +16,7 @@ from backends.artifacts import ONNX, identify
 from backends.onnx_file import weights_beside
 from backends.source import is_source
 from gateway.config import Config, config_of, located
-from gateway.deploying.packing import Package, packed, relative_of
+from gateway.deploying.packing import Package, packed, relative_of, secrets_here
 from gateway.documents.faults import ConfigFaults, Fault, Location
 from gateway.documents.reader import Document
 
@@ -49,8 +49,9 @@ def as_yaml(value: object) -> str:
     return yaml.dump(value, Dumper=_Plain, sort_keys=False, width=1 << 16, allow_unicode=True)
 
 
-def contents(document: Document, models: str = MODELS, *, whole: bool = False) -> Contents:
+def contents(document: Document, models: str = MODELS, *, whole: bool = False, out: Path | None = None) -> Contents:
     """models: the pod's folder of models. whole: its package is unpacked there; else absolute paths are those of its image.
+    out: the folder that is written to, which does not go along.
 
     Raises: ConfigError.
     """
@@ -60,7 +61,10 @@ def contents(document: Document, models: str = MODELS, *, whole: bool = False) -
     server = _server(document.value.get("server") or {}, config)
     kept = {key: section for key, section in document.value.items() if key not in ("server", "ray", "models")}
     there = replace(document, value={"server": server, **kept, "models": document.value["models"]})
-    package = packed(there) if whole else relative_of(there)
+    apart = secrets_here(document)
+    if out is not None and not (document.folder or Path()).resolve().is_relative_to(out.resolve()):
+        apart.append(out)
+    package = packed(there, apart=apart) if whole else relative_of(there, apart)
     value: Any = located(package.value, Path(models))
     for model in value["models"]:
         for backend in model["backends"]:

@@ -13,7 +13,7 @@ import io
 import os
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -52,13 +52,14 @@ class Package:
         return _as_yaml(self.value)
 
 
-def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
-    """What a configuration names. beside: files and folders that go along.
+def packed(document: Document, beside: Sequence[Path] = (), *, apart: Iterable[Path] = ()) -> Package:
+    """What a configuration names. beside: files and folders that go along. apart: that do not, also where they are in a folder
+    that does, as what `server` names does not.
 
     Raises: ConfigError, with all that cannot be packed.
     """
     config_of(document)
-    found = _Contents(document)
+    found = _Contents(document, apart=apart)
     for path in beside:
         if not found.take(Path(os.path.normpath(path.absolute()))):
             raise ConfigError(f"--with: {path}: no such file, or an empty folder")
@@ -73,12 +74,20 @@ def packed(document: Document, beside: Sequence[Path] = ()) -> Package:
     return package
 
 
-def relative_of(document: Document) -> Package:
+def relative_of(document: Document, apart: Iterable[Path] = ()) -> Package:
     """As a valid one would be packed, but for absolute paths, which stay as they are: they are those of an image.
 
     What is not here is taken for a file that is there.
     """
-    return _Contents(document, relative_only=True).package()
+    return _Contents(document, relative_only=True, apart=apart).package()
+
+
+def secrets_here(document: Document) -> list[Path]:
+    """The files that a section `server` names: of a machine that serves, and some are secrets."""
+    folder = (document.folder or Path()).absolute()
+    server = document.value.get("server") or {}
+    sections = [section for key in ("tls", "access") if isinstance(section := server.get(key), dict)]
+    return [folder / part for section in sections for part in section.values() if isinstance(part, str)]
 
 
 class _Contents:
@@ -86,10 +95,10 @@ class _Contents:
 
     value: the configuration. files: all that goes along. around: the folders that they keep their places in. places: where a
     path stands in an entry of the configuration: the entry, the key, the path, and what follows it there. faults: what cannot
-    be packed. relative_only: as `relative_of` has it.
+    be packed. relative_only: as `relative_of` has it. apart: as `packed` has it.
     """
 
-    def __init__(self, document: Document, *, relative_only: bool = False) -> None:
+    def __init__(self, document: Document, *, relative_only: bool = False, apart: Iterable[Path] = ()) -> None:
         self.files: set[Path] = set()
         self.around: set[Path] = set()
         self.places: list[tuple[dict[str, Any], str, Path, str]] = []
@@ -97,6 +106,7 @@ class _Contents:
         self._document = document
         self._folder = (document.folder or Path()).absolute()
         self._relative_only = relative_only
+        self._apart = {path.resolve() for path in (*apart, *secrets_here(document))}
         value: Any = located(document.value, self._folder)
         elsewhere: Any = located(document.value, self._folder / "elsewhere")
         self.value: dict[str, Any] = value
@@ -160,11 +170,14 @@ class _Contents:
 
     def take(self, path: Path) -> bool:
         """A file, or all that is in a folder; False, if there is nothing."""
-        files = [*_below(path)]
+        files = [each for each in _below(path) if each == path or not self._is_apart(each.resolve())]
         self.files.update(files)
         if files:
             self.around.add(path.parent)
         return bool(files)
+
+    def _is_apart(self, path: Path) -> bool:
+        return path in self._apart or not self._apart.isdisjoint(path.parents)
 
     def _look_at_artifact(self, at: Location, path: Path, *, built: bool) -> None:
         if not self.take(path):
@@ -274,12 +287,17 @@ def _as_yaml(document: Any) -> str:
     return yaml.dump(document, Dumper=_PackageDumper, sort_keys=False, allow_unicode=True, width=10_000)
 
 
+def partial_of(out: Path) -> Path:
+    """Where an archive is written until it is whole."""
+    return out.with_name(f"{out.name}.partial")
+
+
 def write(package: Package, out: Path) -> list[str]:
     """Write the archive, whole or not at all, and tell what is in it.
 
     Raises: OSError, by the name of the archive; ConfigError, by that of a file that cannot be packed.
     """
-    partial = out.with_name(f"{out.name}.partial")
+    partial = partial_of(out)
     hashes = {}
     configuration = package.configuration.encode()
     try:

@@ -177,6 +177,10 @@ class Model:
     def wants_worker(self) -> bool:
         return self.batcher.has_work and self.running < self.workers
 
+    @property
+    def undecided(self) -> bool:
+        return self.wake_ns is not None and self.wake_ns <= self.now_ns + 1
+
     def ask(self, now_ns: int) -> None:
         """One more request."""
         shape = next(self._drawn)

@@ -96,6 +96,11 @@ class Sharer(Hashable, Protocol):
         """Whether something waits that it could run if it were given a worker; its policy may still decline."""
         ...
 
+    @property
+    def undecided(self) -> bool:
+        """Whether, as it was last to start some, it has looked at a part of what waits alone: it asks again at once."""
+        ...
+
     def start_batches(self, workers: int) -> Sequence[Batch]:
         """Start at most so many batches now, and answer what is too late; gives what was started."""
         ...
@@ -164,6 +169,8 @@ class SharedWorkers:
             offered = max(1, self.free // len(wanting))
             batches = member.start_batches(offered)
             stepped.add(member)
+            if not batches and member.undecided:
+                break  # its turn is not given to another, for as long as that one's batch takes
             for batch in batches:
                 self._running[batch] = _Charged(member, batch.expected_ns)
                 self._share.charge(member, batch.expected_ns)

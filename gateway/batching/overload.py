@@ -114,7 +114,8 @@ def refused_ns(ahead: Outlook, queue: Queue, state: State, rows: int, key: int, 
     """
     late_ns = missing_ns(ahead, queue, state, key, deadline_ns, now_ns)
     if late_ns and _doubtful(ahead, queue, state, now_ns):
-        state.doubt_ns = now_ns + max(_BETWEEN_DOUBTS_NS, round(_BETWEEN_DOUBTS * ahead.pace.expected_ns(rows)))
+        batches = max(1.0, rows / ahead.pace.curve.sizes[-1])
+        state.doubt_ns = now_ns + max(_BETWEEN_DOUBTS_NS, round(_BETWEEN_DOUBTS * batches * ahead.pace.expected_ns(rows)))
         return 0.0
     return late_ns
 

@@ -139,6 +139,11 @@ class Runs:
         """Whether something waits and a session is free."""
         return self._batcher.has_work and self.runner.free_slots > 0
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it is to step again at once: the batcher looks at many queues in parts."""
+        return self._timer is not None and self._timer_at_ns <= self._clock.now_ns() + 1
+
     def free_ns(self, now_ns: int) -> float:
         """How long until the first of its workers is predicted to be free: streams as the batcher knows them."""
         return self._batcher.wait_ns(now_ns, 0)

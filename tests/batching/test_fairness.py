@@ -203,6 +203,7 @@ class Wanting:
     def __init__(self, shared: SharedWorkers, wants: int, *, declines: bool = False) -> None:
         self.wants = wants
         self.declines = declines
+        self.undecided = False
         self.now_ns = self.frees_ns = 0
         self.offered: list[int] = []
         self.started: list[Batch] = []
@@ -257,6 +258,17 @@ def test_what_one_declines_is_offered_to_the_next() -> None:
     shared.ask(declining, 0)
     assert declining.offered == [1]
     assert len(following.started) == 1
+
+
+def test_the_turn_of_one_that_will_ask_again_at_once_is_kept_for_it() -> None:
+    shared = SharedWorkers(1)
+    undecided, following = Wanting(shared, 1, declines=True), Wanting(shared, 1)
+    undecided.undecided = True
+    shared.ask(following, 0)
+    assert (undecided.offered, following.offered) == ([1], [0])
+    undecided.declines = False
+    shared.ask(undecided, 1)
+    assert len(undecided.started) == 1
 
 
 def test_who_has_left_is_offered_nothing() -> None:

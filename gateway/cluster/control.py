@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_NAMESPACE
 
-from gateway.errors import BackendFailed, BackendUnreachable, GatewayError
+from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, NotReady
 
 # A call to follow returns at least this often, so that an ingress that was killed is noticed.
 _FOLLOW_S: Final = 5.0
@@ -31,6 +31,8 @@ _END_AFTER_S: Final = 60.0
 _LOADED_AFTER_S: Final = 600.0
 _ASKED_S: Final = 5.0
 _RETRY_S: Final = 0.5
+
+_LOST: Final = (RayError, ValueError)  # the latter where it ends just as it is looked for
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +188,8 @@ class ControlState:
         while asked.errors is None:
             if await self.unfollowed():  # who asked was killed, and none has come in its place
                 return ["there is no ingress"]
-            await self._change(_GONE_AFTER_S)
-            self._settle()
+            if not await self._change(_GONE_AFTER_S):  # else who told has settled
+                self._settle()
         return asked.errors
 
     def _ask(self, model: str, loaded: bool) -> _Asked:
@@ -255,9 +257,11 @@ class ControlState:
             if await self.unfollowed():
                 ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # ray's
 
-    async def _change(self, timeout_s: float) -> None:
+    async def _change(self, timeout_s: float) -> bool:
+        """Whether there was one."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            return await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return False
 
     def _tell(self) -> None:
         self._changed.set()
@@ -306,11 +310,14 @@ class SharedControl:
         self._comes = asyncio.Event()
         self._models: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
+        self._publishing: dict[str, tuple[bool, asyncio.Task[GatewayError | None]]] = {}  # the last call for each model
+        self._closes = asyncio.Event()
 
     async def asked(self) -> dict[str, bool]:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
-        with contextlib.suppress(RayError):  # the actor is lost, and will be looked for
-            self._seen, changes = await self._actor().asked.remote()
+        with contextlib.suppress(*_LOST, TimeoutError):  # the actor is lost or frozen, and will be looked for
+            async with asyncio.timeout(_ASKED_S):
+                self._seen, changes = await self._actor().asked.remote()
             self._settled = {change.model: change for change in changes}
         return {model: change.loaded for model, change in self._settled.items()}
 
@@ -321,7 +328,7 @@ class SharedControl:
         """
         self._models = frozenset(models)
         self._settled = {model: change for model, change in self._settled.items() if model in self._models}
-        with contextlib.suppress(RayError):  # as in `asked`
+        with contextlib.suppress(*_LOST):  # as in `asked`
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         loop = asyncio.get_running_loop()
         # Apart: whoever does not follow while it loads a large model would count as gone.
@@ -333,14 +340,37 @@ class SharedControl:
         return change.number if change is not None and change.loaded else 0
 
     async def publish(self, name: str, loaded: bool) -> None:
+        """Joins the last call for the model if that is to the same state: the actor runs a thousand calls at once at most."""
+        last, call = self._publishing.get(name, (not loaded, None))
+        if call is None or last != loaded:
+            call = asyncio.get_running_loop().create_task(self._published(name, loaded))
+            self._publishing[name] = loaded, call
+        error = await asyncio.shield(call)
+        if error is not None:
+            raise error.with_traceback(None)  # several may raise it
+
+    async def _published(self, name: str, loaded: bool) -> GatewayError | None:
+        call = asyncio.ensure_future(self._asked_actor(name, loaded))
+        closes = asyncio.ensure_future(self._closes.wait())
+        await asyncio.wait((call, closes), return_when=asyncio.FIRST_COMPLETED)
+        closes.cancel()
+        if self._publishing[name][1] is asyncio.current_task():
+            del self._publishing[name]
+        if call.done():
+            return call.result()
+        call.cancel()
+        return NotReady("the server is shutting down", retry_after_s=1.0)
+
+    async def _asked_actor(self, name: str, loaded: bool) -> GatewayError | None:
         try:
             errors = await self._actor().publish.remote(self._ingress, name, loaded)
-        except RayError as exc:
-            raise BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0) from exc
-        if errors:
-            raise BackendFailed(errors[0])
+        except _LOST as exc:
+            return BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0)
+        return BackendFailed(errors[0]) if errors else None
 
     async def close(self) -> None:
+        """Tell who waits for a change that it was broken off."""
+        self._closes.set()
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -370,13 +400,13 @@ class SharedControl:
                 told = await actor.follow.remote(self._ingress, self._seen)
                 if told is None:
                     told = await actor.remind.remote(self._ingress, self._seen, [*self._settled.values()], [*self._applying])
-            except RayError as exc:
+            except _LOST as exc:
                 log.warning("repository control %s is lost, looking for it again: %s", self._name, exc)
                 actor = None
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._seen, changes = told
-            self._applying += [change for change in changes if change not in self._settled.values()]  # it has begun with some
+            self._applying += changes
             self._comes.set()
 
     async def _apply(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
@@ -385,8 +415,9 @@ class SharedControl:
             self._comes.clear()
             while self._applying:
                 change = self._applying[0]
-                error = await self._error(change, apply) if change.model in self._models else ""
-                if change.model in self._models and not (change.loaded and error):
+                known = change.model in self._models and change not in self._settled.values()  # it has begun with some
+                error = await self._error(change, apply) if known else ""
+                if known and not (change.loaded and error):
                     self._settled[change.model] = change
                 del self._applying[0]
                 await self._report(change.number, error)
@@ -403,7 +434,7 @@ class SharedControl:
 
     async def _report(self, number: int, error: str) -> None:
         while True:
-            with contextlib.suppress(RayError):  # one made anew waits for it, if it was reminded of the change before
+            with contextlib.suppress(*_LOST):  # one made anew waits for it, if it was reminded of the change before
                 if await self._actor().report.remote(self._ingress, number, error):
                     return
             await asyncio.sleep(_RETRY_S)

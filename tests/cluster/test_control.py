@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 
 from gateway.cluster import control
 from gateway.cluster.control import ControlState, ModelChange, SharedControl
-from gateway.errors import BackendFailed
+from gateway.errors import BackendFailed, NotReady
 
 pytestmark = pytest.mark.ray
 
@@ -270,21 +270,26 @@ def test_it_ends_once_though_several_ask_for_that_and_not_while_an_ingress_that_
 
 
 class LocalActor:
-    """The state as its actor's handle shows it, `died` in place of a call that Ray fails."""
+    """The state as its actor's handle shows it. died: calls fail, as those of Ray's do."""
 
     def __init__(self, state: ControlState) -> None:
-        self.state, self.died = state, False
+        self.state, self.died, self.calls = state, asyncio.Event(), list[str]()
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=partial(self._call, method))
 
     def _call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        self.calls.append(method)
         return asyncio.ensure_future(self._answer(method, arguments))
 
     async def _answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        if self.died:
+        call, died = (asyncio.ensure_future(each) for each in (getattr(self.state, method)(*arguments), self.died.wait()))
+        await asyncio.wait((call, died), return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            call.cancel()
             raise RayActorError
-        return await getattr(self.state, method)(*arguments)
+        died.cancel()
+        return call.result()
 
 
 def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew(
@@ -308,11 +313,40 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
                 await ingress.publish(model, True)
         assert (ingress.load_of("m"), ingress.load_of("n")) == (1, 0)
         lost, actor = actor, LocalActor(ControlState(lambda: 0))
-        lost.died = True
+        lost.died.set()
         bad = False
         await ingress.publish("n", False)  # ends once it was reminded
         assert await actor.state.asked() == (4, [(1, "m", True), (4, "n", False)])
         await ingress.close()
 
     bad = False
+    run(test)
+
+
+def test_clients_that_ask_for_the_same_share_one_call_and_are_told_as_the_ingress_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loading = asyncio.Event()
+
+    async def apply(model: str, loaded: bool) -> None:
+        await loading.wait()
+
+    async def test() -> None:
+        actor = LocalActor(await joined())
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        await ingress.asked()
+        await ingress.follow(apply, {"m"})
+        asking = [asyncio.create_task(ingress.publish("m", True)) for _ in range(2000)]
+        await asyncio.sleep(0.01)
+        assert actor.calls.count("publish") == 1
+        asking[0].cancel()
+        unloading = asyncio.create_task(ingress.publish("m", False))
+        await asyncio.sleep(0.01)
+        assert actor.calls.count("publish") == 2
+        await ingress.close()
+        for each in (*asking[1:], unloading):
+            with pytest.raises(NotReady, match="shutting down"):
+                await each
+
     run(test)

@@ -83,9 +83,9 @@ class ControlState:
     """The actor's class. Its calls run on one event loop."""
 
     def __init__(self, now_ms: Callable[[], int] = _now_ms) -> None:
-        """now_ms: of a clock that the processes before this one had: replicas know their versions."""
+        """now_ms: of a clock that the processes before this one had: replicas know their numbers."""
         self._now_ms = now_ms
-        self._version = 0  # the number of the last change
+        self._newest = 0  # the number of the last change
         self._asked: list[_Asked] = []  # in order: of each model the last that was settled, and all that are under way
         self._followers: dict[str, _Follower] = {}
         self._reminded_s: float | None = None  # until when others may come that followed the actor before this one
@@ -97,13 +97,13 @@ class ControlState:
         """What an ingress replica begins with: a number, and what is settled. `follow` gives what is under way: it may fail."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         open_ = [asked.change.number for asked in self._asked if asked.errors is None]
-        return min(open_, default=self._version + 1) - 1, [asked.change for asked in self._asked if asked.errors is not None]
+        return min(open_, default=self._newest + 1) - 1, [asked.change for asked in self._asked if asked.errors is not None]
 
     async def newest(self, model: str) -> tuple[int, bool]:
         """The number of the last change of any model, and whether the last of this one is an unload: as `ClientsWish`."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         loaded = [asked.change.loaded for asked in self._asked if asked.change.model == model]
-        return self._version, bool(loaded) and not loaded[-1]
+        return self._newest, bool(loaded) and not loaded[-1]
 
     async def join(self, ingress: str, begun: int = 0, models: Collection[str] | None = None) -> None:
         """Count an ingress replica among those that follow, as it will at once.
@@ -115,7 +115,7 @@ class ControlState:
         now_s = time.monotonic()
         # One that has only stood still comes back with all that it has reported.
         self._followers = {each: at for each, at in self._followers.items() if not at.gone(now_s - _LOADED_AFTER_S)}
-        if begun <= self._version:  # else this actor was made anew, and will be reminded
+        if begun <= self._newest:  # else this actor was made anew, and will be reminded
             self._seen(ingress).begun = begun
             self._settle()
 
@@ -126,13 +126,13 @@ class ControlState:
             return None
         follower.following += 1
         try:
-            if seen == self._version:
+            if seen == self._newest:
                 await self._change(_FOLLOW_S)
         finally:
             follower.following -= 1
             self._needed_until_s = max(self._needed_until_s, self._seen(ingress).seen_s + _END_AFTER_S)
             self._settle()
-        return self._version, [asked.change for asked in self._asked if asked.change.number > seen]
+        return self._newest, [asked.change for asked in self._asked if asked.change.number > seen]
 
     async def report(self, ingress: str, number: int, error: str) -> bool:
         """Say that a change was applied. error: empty, or what went wrong. Gives False where it is to remind first."""
@@ -153,7 +153,7 @@ class ControlState:
         not have.
         """
         self._expect_others()
-        self._version = max(self._version, seen)
+        self._newest = max(self._newest, seen)
         under_way = {change.number for change in applying}
         has = {change.number: change for change in (*settled, *applying)}
         known = {asked.change.number for asked in self._asked}
@@ -167,7 +167,7 @@ class ControlState:
         follower = self._seen(ingress)
         follower.begun, follower.applying = seen, under_way | {change.number for change in lacks}
         self._settle()
-        return self._version, lacks
+        return self._newest, lacks
 
     async def publish(self, ingress: str, model: str, loaded: bool) -> list[str]:
         """Ask for a change, wait until every follower has reported on it, and return their errors.
@@ -193,8 +193,8 @@ class ControlState:
         return asked.errors
 
     def _ask(self, model: str, loaded: bool) -> _Asked:
-        self._version = max(self._version + 1, self._now_ms())
-        asked = _Asked(ModelChange(self._version, model, loaded))
+        self._newest = max(self._newest + 1, self._now_ms())
+        asked = _Asked(ModelChange(self._newest, model, loaded))
         self._asked.append(asked)
         self._tell()
         return asked
@@ -221,7 +221,7 @@ class ControlState:
         self._keep_last()
         under_way = {asked.change.number for asked in self._asked if asked.errors is None}
         for follower in self._followers.values():
-            for number in [each for each in follower.reports if each not in under_way and each <= self._version]:
+            for number in [each for each in follower.reports if each not in under_way and each <= self._newest]:
                 del follower.reports[number]
 
     def _keep_last(self) -> None:
@@ -280,9 +280,9 @@ def end_control(application: str) -> None:
 
 
 class ClientsWish(NamedTuple):
-    """What clients have asked for. version: of the last change of any model. unloaded: they want this one unloaded."""
+    """What clients have asked for. number: of the last change of any model. unloaded: they want this one unloaded."""
 
-    version: int = 0
+    number: int = 0
     unloaded: bool = False
 
 

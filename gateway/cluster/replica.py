@@ -154,7 +154,7 @@ class Replica:
             self._publish(model, backend, metrics_dir)
         wish = await asked()
         if model.load_at_start and not wish.unloaded:
-            await self._hosted.open(wish.version)
+            await self._hosted.open(wish.number)
             if (await asked()).unloaded:  # meanwhile: no ingress knew of this replica
                 await self._hosted.free(lambda: self._attendance.empty)
 

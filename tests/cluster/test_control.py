@@ -45,7 +45,7 @@ async def settle(state: ControlState, *changes: tuple[str, bool]) -> None:
     await state.join("settles")
     for model, loaded in changes:
         publishing = await ask(state, "settles", model, loaded)
-        await state.report("settles", state._version, "")
+        await state.report("settles", state._newest, "")
         assert await publishing == []
 
 
@@ -55,7 +55,7 @@ async def following(state: ControlState, *ingresses: str) -> AsyncIterator[None]
 
     async def follow(ingress: str) -> None:
         while True:
-            await state.follow(ingress, state._version)
+            await state.follow(ingress, state._newest)
 
     tasks = [asyncio.create_task(follow(ingress)) for ingress in ingresses]
     await asyncio.sleep(0)
@@ -153,9 +153,9 @@ def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...]) -> 
         _, good = await state.asked()
         for _ in range(2):
             loading = await ask(state, "settles", "m", True)
-            await state.report("settles", state._version, "no such file")
+            await state.report("settles", state._newest, "no such file")
             assert await loading == ["no such file"]
-            assert await state.asked() == (state._version, good)
+            assert await state.asked() == (state._newest, good)
 
     run(test)
 

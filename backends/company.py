@@ -215,8 +215,8 @@ def _signed(rows: np.ndarray) -> np.ndarray:
 def _near(one: np.ndarray, two: np.ndarray, share: float) -> bool:
     """Whether floats are no further apart than this share of those that differ at all, and all else is equal.
 
-    Numbers count by their value: a list of Python's is of integers where all are whole. A fraction is near
-    one only as far as rounding goes.
+    Numbers count by their value: a list of Python's is of integers where all are whole. Fractions are near those only as far as
+    rounding goes.
     What is equal says nothing of the rest, as a mask's -1e9 beside scores: it counts for the rounding of small numbers only.
     Of what each batch quantises by its own range only floats can be told: a label may be another.
     """

@@ -350,7 +350,7 @@ class SharedControl:
             raise error.with_traceback(None)  # several may raise it
 
     async def _published(self, name: str, loaded: bool) -> GatewayError | None:
-        call = asyncio.ensure_future(self._asked_actor(name, loaded))
+        call = asyncio.ensure_future(self._publish(name, loaded))
         closes = asyncio.ensure_future(self._closes.wait())
         await asyncio.wait((call, closes), return_when=asyncio.FIRST_COMPLETED)
         closes.cancel()
@@ -361,7 +361,7 @@ class SharedControl:
         call.cancel()
         return NotReady("the server is shutting down", retry_after_s=1.0)
 
-    async def _asked_actor(self, name: str, loaded: bool) -> GatewayError | None:
+    async def _publish(self, name: str, loaded: bool) -> GatewayError | None:
         try:
             errors = await self._actor().publish.remote(self._ingress, name, loaded)
         except _LOST as exc:

@@ -16,7 +16,7 @@ from gateway.documents.faults import Fault
 from gateway.documents.reader import Document
 
 # Section and key of a file that is a secret, or belongs to one -> its name on the machine.
-_SECRETS: Final = {
+SECRETS: Final = {
     ("tls", "certificate"): "tls.crt",
     ("tls", "key"): "tls.key",
     ("tls", "client_ca"): "client-ca.crt",
@@ -29,7 +29,7 @@ def secrets_of(config: Config) -> dict[str, str]:
     sections = {"tls": config.server.tls, "access": config.server.access}
     return {
         name: f"server.{section}.{key}"
-        for (section, key), name in _SECRETS.items()
+        for (section, key), name in SECRETS.items()
         if getattr(sections[section], key, None) is not None
     }
 
@@ -64,7 +64,7 @@ def moved(document: Document, instance_type: str) -> Document:
     if server.get("state_dir"):
         server["state_dir"] = f"{STATE}/state"
     server.setdefault("instance_type", instance_type)
-    for (section, key), name in _SECRETS.items():
+    for (section, key), name in SECRETS.items():
         if isinstance(part := server.get(section), dict) and part.get(key) is not None:
             server[section] = part | {key: f"{CREDENTIALS}/{name}"}
     models = [{**model, "backends": [*map(_with_engines, model["backends"])]} for model in value["models"]]

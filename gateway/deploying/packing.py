@@ -27,6 +27,7 @@ from backends.onnx_file import weights_beside
 from backends.regular_file import absent
 from backends.source import is_source
 from gateway.config import config_of, located
+from gateway.deploying.on_machine import SECRETS
 from gateway.documents.faults import ConfigFaults, Fault, Location
 from gateway.documents.reader import PACKED, Document
 from gateway.documents.sums import SUMS, as_text
@@ -86,8 +87,8 @@ def secrets_here(document: Document) -> list[Path]:
     """The files that a section `server` names: of a machine that serves, and some are secrets."""
     folder = (document.folder or Path()).absolute()
     server = document.value.get("server") or {}
-    sections = [section for key in ("tls", "access") if isinstance(section := server.get(key), dict)]
-    return [folder / part for section in sections for part in section.values() if isinstance(part, str)]
+    named = [(server.get(section) or {}).get(key) for section, key in SECRETS]
+    return [folder / part for part in named if part is not None]
 
 
 class _Contents:

@@ -447,6 +447,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
         rivals = {case.name: {} for case in cases}
     elif rivals:
         cases = [case for case in cases if case.name in rivals]
+    began = time.monotonic()
     with ProcessPoolExecutor(options.jobs) as pool:
         seeds = range(options.seeds)
         found = measure_quartiles if options.quartiles else measure
@@ -456,7 +457,7 @@ def contest(options: argparse.Namespace) -> dict[str, Any]:
             result["cases"].sort(key=lambda case: place.get(case["name"], len(place)))
             result["date"] = datetime.now(UTC).date().isoformat()
             options.out.write_text(json.dumps(result))
-            print(f"{time.monotonic():8.0f} s  {done.result()['name']}", file=sys.stderr, flush=True)
+            print(f"{time.monotonic() - began:8.0f} s  {done.result()['name']}", file=sys.stderr, flush=True)
     return result
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +16,7 @@ from gateway.config import Config
 from gateway.configuring.guess import Example
 from gateway.engine.place import Place
 from gateway.engine.repository import Repository
-from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.errors import Cancelled, GatewayError, InvalidArgument, NotReady
 from gateway.from_python.hosted import Hosted, Source, configuration, only
 from gateway.protocols.rest import RestCodec
 from gateway.protocols.values import request_body
@@ -112,7 +112,7 @@ class LoadedModel:
         *,
         outputs: Sequence[str] = (),
         parameters: Mapping[str, ParameterValue] | None = None,
-    ) -> Generator[Outputs, None, None]:
+    ) -> "AnswerParts":
         """Ask it once, and give each part of its answer when it is there; of a model that gives one answer, that.
 
         It is asked when the first part is; the model makes a few parts ahead, and waits for the caller then. Closed early, as
@@ -120,11 +120,7 @@ class LoadedModel:
         come after parts.
         """
         parts = self._asks(inputs, outputs, parameters)
-        try:
-            while (part := self._hosted.run(parts.next())) is not None:
-                yield part
-        finally:
-            self._end(parts)
+        return AnswerParts(lambda: self._hosted.run(parts.next()), lambda: self._end(parts))
 
     async def stream_async(
         self,
@@ -171,6 +167,32 @@ class LoadedModel:
         await asyncio.to_thread(self.close)
 
 
+class AnswerParts(Iterator[Outputs]):
+    """What `stream` gives: the parts of one answer, by name. Read by one thread; `close` may be called from any."""
+
+    def __init__(self, read: Callable[[], Outputs | None], end: Callable[[], None]) -> None:
+        self._read = read
+        self._end = end
+
+    def __next__(self) -> Outputs:
+        """The next part. Raises: GatewayError, as `predict`; Cancelled, if it was closed before the last part."""
+        try:
+            part = self._read()
+        except BaseException:  # Ctrl-C too
+            self.close()
+            raise
+        if part is None:
+            raise StopIteration
+        return part
+
+    def close(self) -> None:
+        """Stop the model at its next part, and free its session. Does nothing once the last part is made."""
+        self._end()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class _Parts:
     """The answer to one request, part by part. On the gateway's loop."""
 
@@ -197,6 +219,8 @@ class _Parts:
             served = self._repository.model(self._codec.model, self._codec.version)
             self._place = self._repository.infer(served, request, self._done, self._arrived.put_nowait)
         arrived = await self._arrived.get()
+        if arrived is None or isinstance(arrived, GatewayError):
+            self._arrived.put_nowait(None)  # for who asks once more
         if isinstance(arrived, GatewayError):
             try:
                 raise arrived.without_frames()
@@ -217,6 +241,9 @@ class _Parts:
 
     async def close(self) -> None:
         """Nobody waits for more."""
+        if not self._begun:
+            self._begun = True
+            self._arrived.put_nowait(Cancelled("it was closed before its first part was asked for"))
         if self._place is not None:
             self._place.cancel()
 

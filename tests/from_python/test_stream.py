@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 import gateway
 from gateway.edges.grpc_call_in_memory import _UNREAD
 from gateway.engine.runner import PARTS_AHEAD
-from gateway.errors import GatewayError, InvalidArgument, NotReady
+from gateway.errors import Cancelled, GatewayError, InvalidArgument, NotReady
 from tests.from_python.models import Tokens, double, letters_of
 
 PATIENCE_S = 20.0
@@ -105,6 +106,21 @@ def test_a_loop_that_is_left_frees_the_session(model: gateway.LoadedModel) -> No
     assert Tokens.stopped.wait(PATIENCE_S)
     assert numbers(model.stream({"count": [2]})) == [0, 1]
     model.stream({"count": [0]})  # nothing was asked yet
+    assert numbers(model.stream({"count": [2]})) == [0, 1]
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_it_can_be_closed_while_another_thread_reads_it(model: gateway.LoadedModel, read: int) -> None:
+    parts = model.stream({"count": [0]})
+    for _ in range(read):
+        next(parts)
+    with ThreadPoolExecutor(1) as threads:
+        closing = threads.submit(parts.close)
+        with pytest.raises(Cancelled):
+            list(parts)
+        closing.result()
+    assert list(parts) == []
+    assert not read or Tokens.stopped.wait(PATIENCE_S)
     assert numbers(model.stream({"count": [2]})) == [0, 1]
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ConfigError
@@ -270,7 +271,7 @@ def _told(arguments: argparse.Namespace) -> "Config":
     from gateway.configuring.guess import written
 
     found = _guessed(arguments)
-    words.info("# `gateway init %s` writes this configuration:\n%s", arguments.config, written(found, Path.cwd()))
+    words.info("# `gateway init %s` writes this configuration:\n%s", quote(arguments.config), written(found, Path.cwd()))
     with _without_plugins():
         return parse_config(found.document, source=arguments.config)
 

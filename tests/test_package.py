@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
+from backends.files_below import files_below
 from gateway.cli import _init, main
 from gateway.config import load_config
 from gateway.configuring.package import packaged
@@ -209,6 +210,103 @@ def test_a_class_that_is_given_the_folder_above_its_own_brings_it_without_secret
         assert names_in(out) == held
     there = moved(read(tmp_path / "x.yaml"), "c7i.large")
     assert {*packed(there, apart=secrets_here(read(tmp_path / "x.yaml"))).files} == {*held[1:-1], "m/out.tgz"}
+
+
+def with_secrets(folder: Path, code: str, **backend: object) -> Path:
+    """A configuration whose keys lie beside its code, and some of them by other names too."""
+    for name in ("tls.crt", "tls.key", "keys.yaml", "mine.txt", "helpers/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    (folder / "alias.txt").symlink_to("tls.key")
+    (folder / "helpers" / "link.yaml").symlink_to("../keys.yaml")
+    (folder / "m.py").write_text(code)
+    server = {"tls": {"certificate": "tls.crt", "key": "tls.key"}, "access": {"keys": "keys.yaml"}}
+    absolute = {section: {key: str(folder / name) for key, name in named.items()} for section, named in server.items()}
+    model = {"name": "m", "backends": [{"kind": "python", "model": "m.py:M", **backend}]}
+    (folder / "x.yaml").write_text(yaml.safe_dump({"server": absolute, "models": [model]}))
+    return folder / "x.yaml"
+
+
+def test_secrets_that_code_names_stay_and_so_does_what_is_to_be_left_out(tmp_path: Path) -> None:
+    code = "import helpers\nREAD = ('tls.crt', 'tls.key', 'keys.yaml', 'alias.txt', 'mine.txt')\n"
+    config, out = with_secrets(tmp_path, code), tmp_path / "out.tgz"
+    assert main(["package", str(config), "--out", str(out)]) == 0
+    held = ["gateway.yaml", "helpers/__init__.py", "m.py", "mine.txt", SUMS]
+    assert names_in(out) == held
+    assert (
+        main(["package", str(config), "--with", str(tmp_path), "--without", str(tmp_path / "mine.txt"), "--out", str(out)]) == 0
+    )
+    assert sorted(names_in(out)) == sorted(f"{tmp_path.name}/{name}" if name not in ("gateway.yaml", SUMS) else name
+                                           for name in (*held, "x.yaml") if name != "mine.txt")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "says"),
+    [
+        (
+            {"class_options": {"file": "alias.txt"}},
+            (),
+            "class_options.file: 'alias.txt': {apart}; leave it out, or name another",
+        ),
+        ({"model": "tls.crt", "kind": "torch"}, (), "models[0].backends[0].model: 'tls.crt': {apart}; name another"),
+        ({}, ("--with", "{here}/keys.yaml"), "--with: {here}/keys.yaml: {apart}: leave it out"),
+        ({}, ("--without", "{here}/m.py"), "models[0].backends[0].model: 'm.py:M': {apart}; name another"),
+        ({}, ("--without", "{here}/none"), "--without: {here}/none: no such file"),
+    ],
+)
+def test_a_secret_that_is_asked_for_by_itself_is_refused(
+    tmp_path: Path, backend: dict[str, object], options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = with_secrets(tmp_path, "", **backend), tmp_path / "out.tgz"
+    known = {
+        "here": tmp_path,
+        "apart": "a file that no package holds: one that `server` or --without names, or the archive itself",
+    }
+    assert main(["package", str(config), "--out", str(out), *(each.format(**known) for each in options)]) == 2
+    assert says.format(**known) in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_what_is_behind_links_goes_along_once_for_each_name_and_what_they_hide_stays(tmp_path: Path) -> None:
+    project, store = tmp_path / "project", tmp_path / "store"
+    for name in ("v7/model.py", "v7/.hidden/x", ".git/x", "shared/a/w.txt"):
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_text("")
+    (project / "m").mkdir(parents=True)
+    (project / "m" / "config.pbtxt").write_text("")
+    for name, target in {"1": "v7", "2": "v7", "shown": ".git", "all": "shared", "config.txt": ".git/x"}.items():
+        (project / "m" / name).symlink_to(store / target)
+    (store / "shared" / "a" / "around").symlink_to(project)
+    (store / "shared" / "a" / "again").symlink_to("..")
+    tensors = "inputs: [{name: x, datatype: FP32, shape: [-1]}], outputs: [{name: y, datatype: FP32, shape: [-1]}]"
+    model = f"{{name: m, max_rows: 8, {tensors}, backends: [{{kind: python, model: 'm/1/model.py:TritonPythonModel'}}]}}"
+    (project / "x.yaml").write_text(f"models: [{model}]")
+    assert main(["package", str(project / "x.yaml"), "--out", str(tmp_path / "m.tgz")]) == 0
+    held = ["m/1/model.py", "m/2/model.py", "m/all/a/around/x.yaml", "m/all/a/w.txt", "m/config.pbtxt", "m/config.txt"]
+    assert names_in(tmp_path / "m.tgz") == ["gateway.yaml", *held, SUMS]
+
+
+def test_links_that_lead_to_ever_more_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.files_below._MOST_LINKED", 100)
+    for one in "abcdef":
+        (tmp_path / one).mkdir()
+        for other in "abcdef":
+            (tmp_path / one / other).symlink_to(f"../{other}")
+    with pytest.raises(OSError, match="its links lead to more than 100 folders"):
+        list(files_below(tmp_path))
+
+
+def test_a_file_beside_the_code_that_is_no_python_is_packed_unread(project: Path, tmp_path: Path) -> None:
+    code = project / "code"
+    for name in ("a", "b", "c", "z"):
+        (code / "units" / f"{name}.py").write_text(f"from . import metric\nNAMED = '{name}.txt'\n")
+        (code / "units" / f"{name}.txt").write_text("")
+    (code / "units" / "old.py").write_text("print 'as Python 2 has it'\n")
+    (code / "scaled.py").write_text(f"{CODE}TEMPLATE = 'template.py'\n")
+    (code / "template.py").write_text("{{ name }} = \0\n")
+    archive = package(project, tmp_path / "model.tar.gz")
+    more = [f"units/{name}.{ending}" for name in "abcz" for ending in ("py", "txt")]
+    assert set(names_in(archive)) - set(OF_IT) == {f"code/{name}" for name in (*more, "units/old.py", "template.py")}
 
 
 def test_models_of_another_server_need_no_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from shlex import quote
 from typing import Any, TextIO
 
 from gateway.config import Config
@@ -50,7 +51,7 @@ def _told(arguments: argparse.Namespace, results: TextIO) -> int:
     except ConfigFaults as exc:  # no YAML
         faults, source = exc.faults, exc.faults[0].source
         if not is_configuration(arguments.config):
-            remedy = f"of a model, `gateway init {arguments.config}` writes a configuration"
+            remedy = f"of a model, `gateway init {quote(arguments.config)}` writes a configuration"
             faults = (replace(faults[0], remedy=remedy),)
     if arguments.json:
         print(json.dumps(as_json(source, config, faults, failing), indent=2), file=results)

@@ -101,17 +101,18 @@ def _add_kubernetes(places: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _kubernetes(arguments: argparse.Namespace) -> int:
     models = _models(arguments)
     document, _ = document_of(arguments.config)  # manifests name no instance type, and no rate
-    held = contents(document, models.place if models.kind == "image" else MODELS, out=arguments.output)
+    held = contents(document, models.place if models.kind == "image" else MODELS)
     rollout = _rollout(arguments, models, held.config)
     manifests = _manifests(arguments, held, rollout)
-    if held.package.files:
-        where = models.place if models.kind == "image" else MODELS
-        words.info("%s is to hold, as in %s:\n  %s", where, held.package.root, "\n  ".join(held.package.files))
     output: Path | None = arguments.output
+    told = {} if output is None else files(manifests, rollout)
+    package = held.package if output is None else held.package.without(output / name for name in told)
+    if package.files:
+        where = models.place if models.kind == "image" else MODELS
+        words.info("%s is to hold, as in %s:\n  %s", where, package.root, "\n  ".join(package.files))
     if output is None:
         print(stream(manifests, rollout), end="")
         return 0
-    told = files(manifests, rollout)
     with asked_by("--output", folder=True):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in told.items():

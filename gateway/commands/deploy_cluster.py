@@ -4,6 +4,7 @@ import argparse
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 from gateway.commands.deploy_options import GROUP, REGION, named
@@ -31,7 +32,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     """Raises: ConfigError; OSError."""
     _refuse_unfit(arguments, document, config)
     with step("packing"):
-        held = contents(document, MODEL, whole=True, out=arguments.cluster)
+        held = contents(document, MODEL, whole=True)
     check_ports(held, "")
     looked = MachineOptions(arguments)
     chosen = {group: name for group, _, name in (text.partition("=") for text in arguments.nodes)}
@@ -53,23 +54,25 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     looked.check()
     copies = {lock_of(device): lock.path.read_bytes() for device, lock in locks.items()}
     copies[wheel.name] = wheel.path.read_bytes()
+    copies |= {name: text.encode() for name, text in texts(held, asked)}
     path = arguments.cluster / "cluster.yaml"
+    package = held.package.without((path, *(out / name for name in (PACKAGE, *copies))))
     told = "".join(f"# {line}\n" for line in _prices(asked))
     with asked_by("--cluster", folder=True):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in copies.items():
             write_whole(out / name, data)
-        for name, text in texts(held, asked):
-            write_whole(out / name, text)
         with step(f"writing {out / PACKAGE}"):
-            write(held.package, out / PACKAGE)
+            packed = write(package, out / PACKAGE)
         write_whole(path, f"{told}{as_yaml(cluster(held, asked))}")
     for each in (path, *sorted(out.iterdir())):
         print(each)
     print(told, end="")
+    words.info("%s: %s", PACKAGE, packed)
     if not asked.profile:
         words.info("Note: `ray up` makes a role of all rights on EC2 and S3 for the head, unless --instance-profile names one.")
-    words.info("Nothing is called. `ray get-auth-token --generate >/dev/null && ray up %s` makes it, `ray down` ends it.", path)
+    made = f"ray get-auth-token --generate >/dev/null && ray up {quote(str(path))}"
+    words.info("Nothing is called. `%s` makes it, `ray down` ends it.", made)
     return 0
 
 

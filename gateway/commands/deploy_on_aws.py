@@ -12,17 +12,21 @@ from gateway.deploying.packing import packed, write
 from gateway.deploying.sagemaker_standing import Deployed
 from gateway.documents.reader import Document
 from gateway.errors import ConfigError, PlatformRefused
-from gateway.process.console import step
+from gateway.process.console import step, words
 
 _Standing = TypeVar("_Standing", Deployed, StandingMachine)
 _MOST_PUT_BYTES: Final = 5 << 30  # of one PutObject
 
 
 def archive(document: Document, path: Path, remedy: str = "", *, apart: Iterable[Path] = ()) -> Sent:
-    """Pack it. remedy: where it is too long. apart: as `packed` has it. Raises: ConfigError; OSError."""
+    """Pack it, and tell what is in it. remedy: where it is too long. apart: as `packed` has it.
+
+    Raises: ConfigError; OSError.
+    """
     with step("packing"):
-        write(packed(document, apart=apart), path)
+        told = write(packed(document, apart=apart), path)
         found = sent(path, path.name)
+    words.info("%s: %s", path.name, told)
     if found.bytes > _MOST_PUT_BYTES:
         told = f"{document.source}: its package has {found.bytes / GIB:.1f} GiB: expected 5 GiB at most, as S3 takes it"
         raise ConfigError(": ".join(filter(None, (told, remedy))))

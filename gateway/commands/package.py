@@ -26,7 +26,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "gateway package configs/examples/iris.yaml --with LICENSE",
         more="The archive is a model.tar.gz of SageMaker; unpacked, it is a folder that `gateway serve` takes, and holds to "
         "its hashes. Of code, the modules beside it that it imports are packed, and the files beside it whose names stand in "
-        "it; --with adds what else it reads. The same files make the same bytes.",
+        "it; --with adds what else it reads. What `server` names (keys, certificates) is not packed. The same files make the "
+        "same bytes.",
     )
     config = command.add_argument("config", metavar="CONFIG", help="a YAML file")
     completed_by_files(config)
@@ -34,6 +35,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     command.add_argument("--out", type=Path, default=Path("model.tar.gz"), metavar="FILE", help=out)
     beside = "this file or folder too; may be repeated"
     command.add_argument("--with", dest="beside", type=Path, action="append", default=[], metavar="PATH", help=beside)
+    apart = "not this file, though it is in a folder that is packed, or code names it; may be repeated"
+    command.add_argument("--without", dest="apart", type=Path, action="append", default=[], metavar="FILE", help=apart)
     command.set_defaults(run=_package)
 
 
@@ -41,9 +44,11 @@ def _package(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     if not out.name.endswith(_ENDINGS):
         raise ConfigError(f"--out: {out}: expected a name that ends in {' or '.join(_ENDINGS)}")
-    package = packed(read(arguments.config), arguments.beside, apart=(out, partial_of(out)))
+    for path in arguments.apart:
+        if not path.is_file():
+            raise ConfigError(f"--without: {path}: no such file")
+    package = packed(read(arguments.config), arguments.beside, apart=(out, partial_of(out), *arguments.apart))
     with asked_by("--out"), step(f"writing {out}"):
-        names = write(package, out)
-    told = f"{out}: {out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files"
-    print("\n  ".join((told, *names)))
+        told = write(package, out)
+    print(f"{out}: {told}")
     return 0

@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from backends.artifacts import ONNX, identify
+from backends.files_below import files_below
 from backends.onnx_file import weights_beside
 from backends.source import is_source
 from gateway.config import Config, config_of, located
@@ -49,9 +50,8 @@ def as_yaml(value: object) -> str:
     return yaml.dump(value, Dumper=_Plain, sort_keys=False, width=1 << 16, allow_unicode=True)
 
 
-def contents(document: Document, models: str = MODELS, *, whole: bool = False, out: Path | None = None) -> Contents:
+def contents(document: Document, models: str = MODELS, *, whole: bool = False) -> Contents:
     """models: the pod's folder of models. whole: its package is unpacked there; else absolute paths are those of its image.
-    out: the folder that is written to, which does not go along.
 
     Raises: ConfigError.
     """
@@ -62,8 +62,6 @@ def contents(document: Document, models: str = MODELS, *, whole: bool = False, o
     kept = {key: section for key, section in document.value.items() if key not in ("server", "ray", "models")}
     there = replace(document, value={"server": server, **kept, "models": document.value["models"]})
     apart = secrets_here(document)
-    if out is not None and not (document.folder or Path()).resolve().is_relative_to(out.resolve()):
-        apart.append(out)
     package = packed(there, apart=apart) if whole else relative_of(there, apart)
     value: Any = located(package.value, Path(models))
     for model in value["models"]:
@@ -126,7 +124,7 @@ def _bytes(backend: dict[str, Any], folder: Path) -> int | None:
     if path.is_file():
         beside = weights_beside(path) if identify(path) == ONNX else ()
         return sum(file.stat().st_size for file in (path, *(path.parent / name for name in beside)) if file.is_file())
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) or None
+    return sum(file.stat().st_size for file in files_below(path)) or None
 
 
 class _Plain(yaml.SafeDumper):

@@ -53,6 +53,15 @@ IMAGES: Final[Mapping[tuple[Device, Architecture], str]] = {
     ("neuron", "amd64"): "/aws/service/neuron/dlami/pytorch-2.9/ubuntu-24.04/latest/image_id",
 }
 """Public parameters of AWS Systems Manager, which always name the newest image."""
+_PARTITIONS: Final = {  # as botocore's partitions.json has them
+    "cn": "aws-cn",
+    "eu-isoe": "aws-iso-e",
+    "eusc-de": "aws-eusc",
+    "us-gov": "aws-us-gov",
+    "us-iso": "aws-iso",
+    "us-isob": "aws-iso-b",
+    "us-isof": "aws-iso-f",
+}
 VOLUME_GIB: Final[Mapping[Device, int]] = {"cpu": 30, "cuda": 150, "neuron": 150}  # of the others, the image has 100 by itself
 
 
@@ -331,7 +340,7 @@ def policy(statements: list[dict[str, Any]]) -> str:
 
 
 def partition(region: str) -> str:
-    return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rsplit("-", 2)[0], "aws")
+    return _PARTITIONS.get(region.rsplit("-", 2)[0], "aws")
 
 
 def domain(region: str) -> str:

@@ -14,14 +14,16 @@ import os
 import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any, Final
 
 import yaml
 
 from backends.artifacts import ONNX, identify
 from backends.digests import digest
+from backends.files_below import files_below
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
 from backends.regular_file import absent
@@ -38,6 +40,7 @@ _OPTIONS: Final = ("class_options", "factory_options")
 _IMPORTED: Final = (".py", ".pyc", ".so")  # what Python imports
 _TRITON: Final = "TritonPythonModel"  # whose config.pbtxt is two folders up
 _HANDLERS: Final = "SageMakerHandlers"  # whose `model_dir` that is, unless it is named
+_APART: Final = "a file that no package holds: one that `server` or --without names, or the archive itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +55,23 @@ class Package:
     def configuration(self) -> str:
         return _as_yaml(self.value)
 
+    def without(self, written: Iterable[Path]) -> "Package":
+        """written: files that a command makes of it, perhaps in a folder that goes along."""
+        real = {*map(os.path.realpath, written)}
+        return replace(self, files={name: path for name, path in self.files.items() if os.path.realpath(path) not in real})
+
 
 def packed(document: Document, beside: Sequence[Path] = (), *, apart: Iterable[Path] = ()) -> Package:
-    """What a configuration names. beside: files and folders that go along. apart: that do not, also where they are in a folder
-    that does, as what `server` names does not.
+    """What a configuration names. beside: files and folders that go along. apart: files that never do, as those that `server`
+    names: of a folder, and of what code names, all others go; where one is asked for by itself, it is refused.
 
     Raises: ConfigError, with all that cannot be packed.
     """
     config_of(document)
     found = _Contents(document, apart=apart)
     for path in beside:
+        if found.is_apart(path):
+            raise ConfigError(f"--with: {path}: {_APART}: leave it out")
         if not found.take(Path(os.path.normpath(path.absolute()))):
             raise ConfigError(f"--with: {path}: no such file, or an empty folder")
     if found.faults:
@@ -107,7 +117,7 @@ class _Contents:
         self._document = document
         self._folder = (document.folder or Path()).absolute()
         self._relative_only = relative_only
-        self._apart = {path.resolve() for path in (*apart, *secrets_here(document))}
+        self._apart = {*map(os.path.realpath, (*apart, *secrets_here(document)))}
         value: Any = located(document.value, self._folder)
         elsewhere: Any = located(document.value, self._folder / "elsewhere")
         self.value: dict[str, Any] = value
@@ -170,19 +180,21 @@ class _Contents:
                 self._refuse((*at, "sha256"), f"another file: its SHA-256 is {found}", remedy)
 
     def take(self, path: Path) -> bool:
-        """A file, or all that is in a folder; False, if there is nothing."""
-        files = [each for each in _below(path) if each == path or not self._is_apart(each.resolve())]
+        """A file, or all that is in a folder, but what is apart; False, if there is nothing."""
+        files = [each for each in _below(path) if not self.is_apart(each)]
         self.files.update(files)
         if files:
             self.around.add(path.parent)
         return bool(files)
 
-    def _is_apart(self, path: Path) -> bool:
-        return path in self._apart or not self._apart.isdisjoint(path.parents)
+    def is_apart(self, path: Path) -> bool:
+        return os.path.isfile(path) and os.path.realpath(path) in self._apart
 
     def _look_at_artifact(self, at: Location, path: Path, *, built: bool) -> None:
-        if not self.take(path):
-            remedy = f"`gateway compile {self._document.source}` makes it" if built else near_file(path)
+        if self.is_apart(path):
+            self._refuse(at, _APART, "name another")
+        elif not self.take(path):
+            remedy = f"`gateway compile {quote(self._document.source)}` makes it" if built else near_file(path)
             self._refuse(at, absent(path), remedy)
         elif path.is_file():
             artifact = identify(path)
@@ -197,21 +209,25 @@ class _Contents:
         if not code.is_file():
             self._refuse(at, absent(code), near_file(code))
             return
+        if self.is_apart(code):
+            self._refuse(at, _APART, "name another")
+            return
         self.take(code)
         if whole:
             self.take(code.parent.parent)
-        unread = [code]
+        read, unread = {code}, [code]
         while unread:
             file = unread.pop()
             try:
                 named = [*_named_in(file, code.parent)]
             except (SyntaxError, ValueError) as exc:
-                self._refuse(at, f"{file}: not Python: {exc}", "")
-                return
+                if file == code:
+                    self._refuse(at, f"{file}: not Python: {exc}", "")
+                continue  # of another, such as a template, nobody knows that it is imported
             for path in named:
-                new = set(_below(path)) - self.files
                 self.take(path)
-                unread += (each for each in new if each.suffix == ".py")
+                unread += (each for each in _below(path) if each.suffix == ".py" and each not in read)
+                read.update(unread)
 
     def _look_at_option(self, at: Location, value: Any, folder: Path) -> None:
         """A text may be a path, which only the code knows: in a package it is right where it counts from the code itself."""
@@ -221,7 +237,9 @@ class _Contents:
         elif isinstance(value, str) and value:
             path = Path(os.path.normpath(folder / value))
             if not os.path.isabs(value):
-                if not folder.is_relative_to(path):  # "." may mean anything
+                if self.is_apart(path):
+                    self._refuse(at, _APART, "leave it out, or name another")
+                elif not folder.is_relative_to(path):  # "." may mean anything
                     self.take(path)
             elif os.path.isfile(path) or (os.path.isdir(path) and path.name):
                 remedy = "count it from the code, as Path(__file__).parent / … does, or name it by an environment variable"
@@ -232,14 +250,17 @@ class _Contents:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """A file itself; of a folder every file that is neither hidden nor a cache of Python's."""
+    """A file itself; of a folder every file that is neither hidden nor a cache of Python's. Raises: OSError."""
     if os.path.isfile(path):
         yield path
     elif os.path.isdir(path):
-        for each in path.rglob("*"):
-            inside = each.relative_to(path).parts
-            if each.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in inside):
-                yield each
+        yield from files_below(path, _is_shown)
+
+
+def _is_shown(path: Path) -> bool:
+    """A link: by its own name, and by that of what it leads to."""
+    names = [path.name, os.path.basename(os.path.realpath(path))] if path.is_symlink() else [path.name]
+    return not any(name.startswith(".") or name == "__pycache__" for name in names)
 
 
 def _named_in(file: Path, folder: Path) -> Iterator[Path]:
@@ -293,8 +314,8 @@ def partial_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.partial")
 
 
-def write(package: Package, out: Path) -> list[str]:
-    """Write the archive, whole or not at all, and tell what is in it.
+def write(package: Package, out: Path) -> str:
+    """Write the archive, whole or not at all, and tell what is in it: its size, and a line for each name.
 
     Raises: OSError, by the name of the archive; ConfigError, by that of a file that cannot be packed.
     """
@@ -322,7 +343,8 @@ def write(package: Package, out: Path) -> list[str]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
-    return [*hashes, SUMS]
+    names = (*hashes, SUMS)
+    return "\n  ".join((f"{out.stat().st_size / (1 << 20):.1f} MiB, {len(names)} files", *names))
 
 
 def _time_of(code: IO[bytes]) -> int:

@@ -212,7 +212,8 @@ def fetching(rollout: Rollout) -> Manifest:
         "name": "models",
         "image": rollout.models.fetcher,
         "command": ["aws"],
-        "args": ["s3", "cp", "--recursive", "--only-show-errors", rollout.models.place, contents.MODELS],
+        # In arguments Kubernetes takes $(NAME) for a variable, and $$ for $.
+        "args": ["s3", "cp", "--recursive", "--only-show-errors", rollout.models.place.replace("$", "$$"), contents.MODELS],
         "env": [{"name": "HOME", "value": "/tmp"}],
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": dict(SECURITY),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 from typing import IO, TYPE_CHECKING, Any, Final, get_args
 
 from gateway.process.command_line import add_command
@@ -222,7 +223,7 @@ def _opened(live: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
         except NotWritten as exc:
-            raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {live}` reads it") from exc
+            raise NotWritten(f"{exc}; what was measured is kept: `loadtest recover {quote(str(live))}` reads it") from exc
         except BaseException:
             live.unlink(missing_ok=True)
             raise

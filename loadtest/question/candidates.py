@@ -248,9 +248,7 @@ class Expansion:
     def _candidate(self, instance: _PricedInstance, backend: dict[str, Any], settings: dict[str, Any]) -> CandidateSetup:
         batching = {key: value for key, value in settings.items() if key in BATCHING_SETTINGS}
         own = {key: value for key, value in settings.items() if key not in BATCHING_SETTINGS}
-        # Where the load generator alone reaches it, it has none to lock.
-        locked = bool(self.doors) and not isinstance(self.file.launcher, Ec2Launcher)
-        document: dict[str, Any] = {"server": self.doors} if locked else {}
+        document: dict[str, Any] = {"server": self.doors} if self.doors else {}
         document |= {
             "models": [
                 {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from backends.artifacts import ONNX, identify
+from backends.files_below import files_below
 from backends.onnx_file import damage, weights_beside
 from loadtest.load.digests import digest_of_file, digests_of_files
 from loadtest.question.spec import SearchSpec
@@ -57,7 +58,7 @@ def _files(options: Mapping[str, Any]) -> Iterator[Path]:
                 if key == "model":
                     yield from _weights(path)
             elif key == "model" and options["kind"] != "triton" and path.is_dir():  # of Triton it is a name
-                yield from (file for file in path.rglob("*") if file.is_file())
+                yield from files_below(path)
 
 
 def _weights(path: Path) -> list[Path]:

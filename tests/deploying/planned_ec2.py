@@ -44,6 +44,7 @@ def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path, *options: str, conf
     code = main(command(tmp_path, *options, config=config))
     out, err = capsys.readouterr()
     assert code == 0, err
+    assert "model.tar.gz: 0.0 MiB, " in err
     return list(yaml.safe_load(out))
 
 

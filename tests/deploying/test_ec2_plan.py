@@ -12,7 +12,7 @@ import yaml
 from gateway.cli import main
 from gateway.deploying import machine_setup
 from gateway.deploying.calls import Call
-from gateway.deploying.ec2 import IMAGES
+from gateway.deploying.ec2 import IMAGES, partition
 from gateway.deploying.on_machine import moved
 from gateway.deploying.packing import packed
 from gateway.documents.reader import read
@@ -146,6 +146,20 @@ def test_no_secret_is_told_and_the_service_finds_each(capsys: pytest.CaptureFixt
     assert "server.access.keys_variable: 'KEYS': a variable that the service does not have" in refused(
         capsys, tmp_path, config=by_variable
     )
+
+
+def test_arns_are_those_of_the_regions_partition() -> None:
+    regions = (
+        "us-east-1",
+        "cn-north-1",
+        "us-gov-west-1",
+        "us-iso-west-1",
+        "us-isob-east-1",
+        "eu-isoe-west-1",
+        "eusc-de-east-1",
+    )
+    found = [partition(region) for region in regions]
+    assert found == ["aws", "aws-cn", "aws-us-gov", "aws-iso", "aws-iso-b", "aws-iso-e", "aws-eusc"]
 
 
 def test_an_engine_is_kept_where_the_service_may_write(tmp_path: Path) -> None:

@@ -520,6 +520,31 @@ def test_kustomize_builds_it(capsys: pytest.CaptureFixture[str], tmp_path: Path,
     assert all(each["metadata"]["name"].startswith("mine-") for each in found)
 
 
+def test_what_is_written_is_no_part_of_the_models_and_what_lies_beside_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for name, text in {"m/1/model.py": "import helper\n", "m/1/helper.py": "", "m/config.pbtxt": ""}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text)
+    tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
+    for config, model in ((tmp_path, "out/m/1/model.py"), (out, "m/1/model.py")):
+        backend = {"kind": "python", "model": f"{model}:TritonPythonModel"}
+        path = written(config, {"name": "m", **tensors, "max_rows": 8, "backends": [backend]})
+        asked = ["deploy", "kubernetes", str(path), *IMAGE, *KINDS["no-ray"], "--memory", "1Gi", "--output", str(out / "m")]
+        for _ in range(2):
+            assert main(asked) == 0
+            told = capsys.readouterr().err.splitlines()
+            assert told[1:] == ["  m/1/helper.py", "  m/1/model.py", "  m/config.pbtxt"]
+        assert (out / "m" / "deployment.yaml").exists()
+
+
+def test_where_models_are_is_no_variable_of_kubernetes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    place = ("--no-ray", "--models", "s3://bucket/$(HOME)$", "--fetcher", "registry.example.com/aws-cli")
+    (pod,) = pods(deployed(capsys, written(tmp_path), *place))
+    assert pod["spec"]["initContainers"][0]["args"][-2] == "s3://bucket/$$(HOME)$$"
+
+
 WRONG = {
     "image": (("--image", "two words", *KINDS["no-ray"]), r"--image: 'two words': expected an image"),
     "models": (("--no-ray", "--models", "nfs:x"), r"--models: nfs:x: expected image:FOLDER, pvc:CLAIM\[/FOLDER\] or s3:"),

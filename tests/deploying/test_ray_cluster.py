@@ -114,27 +114,35 @@ def test_rays_own_schema_takes_it_and_every_file_that_it_names_is_there(tmp_path
     ServeDeploySchema.model_validate(yaml.safe_load((folder / "serve.yaml").read_text()))
 
 
-def test_what_is_deployed_names_files_of_the_package_beside_it(tmp_path: Path) -> None:
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    for path in (here / "repository/m/1/model.py", here / "repository/m/config.pbtxt", elsewhere / "absolute.py"):
+def test_what_is_deployed_names_files_of_the_package_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, elsewhere = tmp_path / "here and", tmp_path / "elsewhere"
+    code = here / "out" / "gateway"  # where it is written to as well
+    for path in (code / "m/1/model.py", code / "m/config.pbtxt", code / "m/1/helper.py", elsewhere / "absolute.py"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
+        path.write_text("import helper")
     (here / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
     backends = [
-        {"kind": "python", "name": "t", "model": "repository/m/1/model.py:TritonPythonModel", "placement": "replicas"},
-        {"kind": "python", "name": "a", "model": f"{elsewhere}/absolute.py:A", "placement": "replicas"},
+        {"kind": "python", "name": "t", "model": "out/gateway/m/1/model.py:TritonPythonModel", "placement": "replicas"},
+        {"kind": "python", "name": "a", "model": f"{elsewhere}/absolute.py:A", "placement": "replicas",
+         "class_options": {"all": "../here and/out"}},
         {"kind": "tensorrt", "model": "m.onnx", "engines": "engines", "placement": "replicas"},
-    ]
+    ]  # fmt: skip
     path = config(here, {"name": "m", "max_rows": 8, **TENSORS, "backends": backends})
     locks = tmp_path / "locks"
     locks.mkdir()
     for device in ("cpu", "cuda"):
         (locks / f"requirements-{device}.lock").write_text("tensorrt==10.13.0 --hash=sha256:00\n")
-    written(tmp_path, path, "--memory", "1Gi", "--lock", str(locks))
-    deployed = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"][0]["args"]
+    for _ in range(2):
+        written(here, path, "--memory", "1Gi", "--lock", str(locks))
+    deployed = yaml.safe_load((code / "serve.yaml").read_text())["applications"][0]["args"]
     named = [backend["model"].partition(":")[0] for backend in deployed["models"][0]["backends"]]
-    with tarfile.open(tmp_path / "out" / "gateway" / "model.tar.gz") as archive:
+    with tarfile.open(code / "model.tar.gz") as archive:
         packed = archive.getnames()
+    own = [f"here and/out/gateway/m/{name}" for name in ("1/helper.py", "1/model.py", "config.pbtxt")]
+    assert packed == ["gateway.yaml", "elsewhere/absolute.py", "here and/m.onnx", *own, "SHA256SUMS"]
+    told = capsys.readouterr().err
+    assert f"&& ray up '{here}/out/cluster.yaml'` makes it" in told
+    assert "model.tar.gz: 0.0 MiB, 7 files\n  gateway.yaml\n" in told
     assert {name.removeprefix("/home/ubuntu/gateway/model/") for name in named} <= {*packed}
     assert deployed["models"][0]["backends"][2]["engines"] == "/tmp/engines"  # none was built yet
 

@@ -6,7 +6,7 @@ last that reaches AWS, before or after it took effect, as when the process is ki
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -118,7 +118,7 @@ def moto() -> Iterator[None]:
         yield
 
 
-async def packed(document: Mapping[str, Any], folder: Path, bucket: str) -> PackedModel:
+async def packed(document: Mapping[str, Any], folder: Path, bucket: str, apart: Sequence[Path]) -> PackedModel:
     """Without a process: any archive does."""
     archive = folder / "model.tar.gz"
     archive.write_bytes(b"an archive")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.cli import main
 from loadtest.commands.reap import reap
 from loadtest.errors import LoadtestError, UsageError
 from loadtest.lab.generating import GeneratorLost, LoadJob
@@ -19,7 +20,7 @@ from loadtest.lab.launchers.aws.endpoints import TAG_CANDIDATE, TAG_EXPIRES, TAG
 from loadtest.lab.launchers.aws.machines import GENERATOR_UNIT
 from loadtest.lab.launchers.aws.removal import NotRemoved
 from loadtest.lab.launchers.ec2 import Ec2
-from loadtest.lab.launchers.launcher import GENERATOR
+from loadtest.lab.launchers.launcher import GENERATOR, StartFailed
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.spec import SearchSpec
 from loadtest.question.spec_file import Ec2Launcher
@@ -117,6 +118,51 @@ def test_a_search_goes_on_without_those_that_do_not_start_and_removes_all_that_i
     # Of the generator too, which was up all the time.
     assert outcome.usd > 0
     assert sum("generator" in str(each["TagSpecifications"]) for each in aws.started) == 1
+
+
+class Packing:
+    """`children`, for a command that is carried out here, and is then said to have failed: that is enough."""
+
+    returncode = 1
+
+    async def begin(self, *command: str, **options: object) -> "Packing":
+        assert main([*command[3:]]) == 0
+        return self
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        return b"", b""
+
+    async def end(self, process: "Packing") -> None:
+        pass
+
+
+async def nothing_shared(launcher: Ec2) -> None:
+    pass
+
+
+def test_no_package_of_a_search_has_what_locks_the_doors_and_its_report_names_it(
+    aws: FakeEc2, catalogue: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tls.crt", "tls.key", "keys.yaml", "code/inference.py"):
+        (tmp_path / "m" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "m" / name).write_text("")
+    tensors = {key: [{"name": key, "datatype": "FP32", "shape": [-1, 1]}] for key in ("inputs", "outputs")}
+    backends = [{"kind": "python", "model": "m/code/inference.py:SageMakerHandlers"}]
+    doors = {"tls": {"certificate": "m/tls.crt", "key": "m/tls.key"}, "access": {"keys": "m/keys.yaml"}}
+    gateway = {"server": doors, "models": [{"name": "m", "max_rows": 4, **tensors, "backends": backends}]}
+    (tmp_path / "gateway.yaml").write_text(yaml.safe_dump(gateway))
+    candidates = [{"instances": ["c5.large"], "backend": "python"}]
+    named = {"gateway": str(tmp_path / "gateway.yaml"), "model": "m", "budget": {"minutes": 60, "usd": 5}}
+    spec = example_spec(catalogue, candidates=candidates, launcher=keys_of(tmp_path), **named)
+    assert isinstance(spec.launcher, Ec2Launcher)
+    monkeypatch.setattr("loadtest.lab.launchers.aws.packing.children", Packing())
+    monkeypatch.setattr(Ec2, "_share", nothing_shared)
+    launcher = Ec2(spec.launcher, catalogue, spec.budget, aws=aws.door, clock=aws.clock)
+    with pytest.raises(StartFailed):
+        asyncio.run(launcher.start(spec.candidates[0]))
+    assert capsys.readouterr().out.split()[-3:] == ["gateway.yaml", "m/code/inference.py", "SHA256SUMS"]
+    absolute = {part: {key: str(tmp_path / name) for key, name in files.items()} for part, files in doors.items()}
+    assert spec.candidates[0].document["server"] == absolute  # as `gateway deploy` then has it
 
 
 def test_what_is_measured_is_measured_beside_the_candidate(aws: FakeEc2, catalogue: Catalogue, tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ from typing import Any, Final
 from gateway.config import parse_config
 from gateway.deploying.ec2 import FAILED, PACKAGE, READY
 from gateway.deploying.machine_data import Sent, sent
+from gateway.deploying.packing import secrets_here
 from gateway.deploying.preflight import bare
+from gateway.documents.reader import Document
 from gateway.errors import GatewayError
 from gateway.process.console import words
 from loadtest.errors import LoadtestError
@@ -155,8 +157,10 @@ class Ec2:
         name = self._site.run.named(self._number)
         await seen_through(self._share())
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
+            # The load generator alone reaches it: it has no doors to lock, nor what locks them.
             document = {**candidate.document, "server": {"http_port": HTTP_PORT, "grpc_port": GRPC_PORT}}
-            await self._pack(document, Path(folder), self._wanted.bucket)
+            apart = secrets_here(Document(candidate.name, candidate.document))
+            await self._pack(document, Path(folder), self._wanted.bucket, apart)
             package = await asyncio.to_thread(sent, Path(folder) / PACKAGE, PACKAGE)
             pieces = [Piece("package", self._site.key(package), self._wanted.bucket)]
             try:

@@ -100,7 +100,9 @@ class SageMaker:
         made: list[Piece] = []
         runtime = await asyncio.to_thread(self._aws.address, "sagemaker-runtime")
         with tempfile.TemporaryDirectory(prefix="loadtest-") as folder:
-            hosting = self._hosting(name, candidate, await self._pack(candidate.document, Path(folder), self._wanted.bucket))
+            hosting = self._hosting(
+                name, candidate, await self._pack(candidate.document, Path(folder), self._wanted.bucket, ())
+            )
             try:
                 await self._create(hosting, candidate, made)
             except BaseException as exc:

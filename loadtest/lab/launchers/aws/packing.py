@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,15 +14,19 @@ from gateway.deploying.sagemaker import PackedModel
 from loadtest.lab.launchers.launcher import StartFailed
 from loadtest.measuring import children
 
-Pack = Callable[[Mapping[str, Any], Path, str], Awaitable[PackedModel]]
+Pack = Callable[[Mapping[str, Any], Path, str, Sequence[Path]], Awaitable[PackedModel]]
 _PACK_S: Final = 600.0
 
 
-async def packed(document: Mapping[str, Any], folder: Path, bucket: str) -> PackedModel:
-    """folder: an empty one, which holds the archive. bucket: where it is to go. Raises: StartFailed."""
+async def packed(document: Mapping[str, Any], folder: Path, bucket: str, apart: Sequence[Path] = ()) -> PackedModel:
+    """folder: an empty one, which holds the archive. bucket: where it is to go. apart: files that do not.
+
+    Raises: StartFailed.
+    """
     config, archive = folder / "gateway.yaml", folder / "model.tar.gz"
     config.write_text(yaml.safe_dump(dict(document), sort_keys=False))
-    command = (sys.executable, "-m", "gateway", "package", str(config), "--out", str(archive))
+    without = [f"--without={path}" for path in apart if path.is_file()]
+    command = (sys.executable, "-m", "gateway", "package", str(config), "--out", str(archive), *without)
     process = await children.begin(*command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE)
     try:
         async with asyncio.timeout(_PACK_S):

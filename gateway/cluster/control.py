@@ -21,6 +21,7 @@ import ray
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_NAMESPACE
 
+from gateway.engine.changes import Changes
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, NotReady
 
 # A call to follow returns at least this often, so that an ingress that was killed is noticed.
@@ -310,7 +311,8 @@ class SharedControl:
         self._comes = asyncio.Event()
         self._models: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
-        self._publishing: dict[str, tuple[bool, asyncio.Task[GatewayError | None]]] = {}  # the last call for each model
+        turn = asyncio.Lock()  # one call to `publish` at a time: the actor runs a thousand at once at most
+        self._changes = Changes(self._published, lambda name: turn)
         self._closes = asyncio.Event()
 
     async def asked(self) -> dict[str, bool]:
@@ -340,25 +342,17 @@ class SharedControl:
         return change.number if change is not None and change.loaded else 0
 
     async def publish(self, name: str, loaded: bool) -> None:
-        """Joins the last call for the model if that is to the same state: the actor runs a thousand calls at once at most."""
-        last, call = self._publishing.get(name, (not loaded, None))
-        if call is None or last != loaded:
-            call = asyncio.get_running_loop().create_task(self._published(name, loaded))
-            self._publishing[name] = loaded, call
-        error = await asyncio.shield(call)
-        if error is not None:
-            raise error.with_traceback(None)  # several may raise it
+        await self._changes.ask(name, loaded)
 
     async def _published(self, name: str, loaded: bool) -> GatewayError | None:
-        call = asyncio.ensure_future(self._publish(name, loaded))
-        closes = asyncio.ensure_future(self._closes.wait())
-        await asyncio.wait((call, closes), return_when=asyncio.FIRST_COMPLETED)
-        closes.cancel()
-        if self._publishing[name][1] is asyncio.current_task():
-            del self._publishing[name]
-        if call.done():
-            return call.result()
-        call.cancel()
+        if not self._closes.is_set():
+            call = asyncio.ensure_future(self._publish(name, loaded))
+            closes = asyncio.ensure_future(self._closes.wait())
+            await asyncio.wait((call, closes), return_when=asyncio.FIRST_COMPLETED)
+            closes.cancel()
+            if call.done():
+                return call.result()
+            call.cancel()
         return NotReady("the server is shutting down", retry_after_s=1.0)
 
     async def _publish(self, name: str, loaded: bool) -> GatewayError | None:

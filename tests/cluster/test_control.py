@@ -323,8 +323,8 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
     run(test)
 
 
-def test_clients_that_ask_for_the_same_share_one_call_and_are_told_as_the_ingress_closes(
-    monkeypatch: pytest.MonkeyPatch,
+def test_clients_that_load_and_unload_in_turn_share_calls_one_at_a_time_and_are_told_as_the_ingress_closes(
+    quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loading = asyncio.Event()
 
@@ -332,21 +332,31 @@ def test_clients_that_ask_for_the_same_share_one_call_and_are_told_as_the_ingres
         await loading.wait()
 
     async def test() -> None:
-        actor = LocalActor(await joined())
+        actor = LocalActor(await joined("killed"))  # with which several changes may end at once
         ingress = SharedControl("gateway", runtime_env={})
         monkeypatch.setattr(ingress, "_actor", lambda: actor)
         await ingress.asked()
-        await ingress.follow(apply, {"m"})
-        asking = [asyncio.create_task(ingress.publish("m", True)) for _ in range(2000)]
+        await ingress.follow(apply, {"m", "n"})
+
+        def ask(loads: int) -> list[asyncio.Task[None]]:
+            changes = [("m", True), ("m", False)] * loads + [("n", True)]
+            return [asyncio.create_task(ingress.publish(*change)) for change in changes]
+
+        asking = ask(loads=50)
         await asyncio.sleep(0.01)
         assert actor.calls.count("publish") == 1
-        asking[0].cancel()
-        unloading = asyncio.create_task(ingress.publish("m", False))
+        loading.set()
+        await asyncio.gather(*asking)
+        asked = [(model, loaded) for _, model, loaded in (await actor.state.asked())[1]]
+        assert (actor.calls.count("publish"), asked) == (4, [("n", True), ("m", False)])
+        loading.clear()
+        asking = ask(loads=2)
         await asyncio.sleep(0.01)
-        assert actor.calls.count("publish") == 2
+        asking[0].cancel()
         await ingress.close()
-        for each in (*asking[1:], unloading):
+        for each in (*asking[1:], *ask(loads=1)):
             with pytest.raises(NotReady, match="shutting down"):
                 await each
+        assert actor.calls.count("publish") == 5
 
     run(test)

@@ -214,11 +214,12 @@ def _column(declared: TensorSpec, values: Any) -> np.ndarray:
     if dtype.kind == "b":
         return array
     try:
-        return as_declared(declared, array.astype(np.float64))
+        floats = array.astype(np.float64)
     except OverflowError:
         raise ExecutionFailed(
             f"output {declared.name!r}: the function gave an integer too large for {declared.datatype}"
         ) from None
+    return floats if dtype == np.float64 else as_declared(declared, floats)
 
 
 def _texts(declared: TensorSpec, values: Any) -> np.ndarray:

@@ -60,7 +60,7 @@ def as_array(value: object) -> np.ndarray:
     # In its own text numpy drops zeros at the end of an element, and makes texts of numbers beside them.
     if array.dtype.kind in "SU":
         return as_objects(value)
-    if array.dtype == np.float64 and not isinstance(value, np.ndarray) and (array >= 1 << 63).any():
+    if array.dtype == np.float64 and not isinstance(value, np.ndarray) and array.max(initial=0.0) >= 1 << 63:
         whole = np.asarray(value, object)  # numpy makes floats of whole numbers of which only some are below that
         if all(isinstance(each, int) and 0 <= each < 1 << 64 for each in whole.ravel().tolist()):
             return whole.astype(np.uint64)

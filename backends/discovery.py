@@ -33,8 +33,8 @@ from backends.company import (
     tried,
     without_nan,
 )
-from backends.datatypes import datatype_of, normalised
-from backends.signatures import ANY_OUTPUT, Hint
+from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.signatures import ANY_OUTPUT, Hint, widened
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
 # Of drawn rows: the open sizes that are tried, least first, as networks for images fail on small ones.
@@ -340,18 +340,22 @@ def _common(first: tuple[TensorSpec, ...], second: tuple[TensorSpec, ...]) -> tu
 
     Raises: LoadFailed, if they differ in more than sizes.
     """
-    changes = [tensor.name for tensor in first] != [tensor.name for tensor in second]
+    names, others = ([tensor.name for tensor in each] for each in (first, second))
+    change = f"outputs {names}, then {others}" if names != others else ""
     found = []
-    for one, two in () if changes else zip(first, second, strict=True):
+    for one, two in () if change else zip(first, second, strict=True):
         if not (one.datatype and two.datatype):
             known = one if one.datatype else two
             found.append(replace(known, shape=(-1,) * len(known.shape)))
             continue
-        changes |= (one.datatype, len(one.shape)) != (two.datatype, len(two.shape))
+        if (one.datatype, len(one.shape)) != (two.datatype, len(two.shape)):
+            change = f"output {one.name!r}: {one.datatype} {list(one.shape)}, then {two.datatype} {list(two.shape)}"
         shape = tuple(size if size == other else -1 for size, other in zip(one.shape, two.shape, strict=False))
         found.append(replace(one, shape=shape))
-    if changes:
-        raise LoadFailed("what it gives changes with its inputs: state its return type or `outputs`")
+    if change:
+        raise LoadFailed(
+            f"what it gives changes with its inputs ({change}): state `outputs`, or a return type with datatype and shape"
+        )
     return tuple(found)
 
 
@@ -449,8 +453,7 @@ def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, Hint] | None) -> tup
     found = []
     for tensor in _specs(outputs):
         hint = (of_lists.get(tensor.name) or of_lists.get(ANY_OUTPUT)) if of_lists is not None else None
-        if hint is not None and hint.scalar is float and tensor.datatype == "INT64":
-            tensor = replace(tensor, datatype="FP64")
+        tensor = replace(tensor, datatype=widened(NUMPY[tensor.datatype].kind, hint) or tensor.datatype)
         if 0 in tensor.shape:
             tensor = replace(tensor, shape=tuple(size or -1 for size in tensor.shape))
             if of_lists is not None and tensor.datatype == "FP64":

@@ -14,6 +14,7 @@ def _remedy_for(value: object) -> str:
         return "it is on the device meta, where tensors have no values"
     calls = ".detach()" if getattr(value, "requires_grad", False) else ""
     calls += ".cpu()" if device != "cpu" else ""
+    calls += ".resolve_neg()" if getattr(value, "is_neg", bool)() else ""
     calls += ".to_dense()" if layout != "torch.strided" else ""
     calls += ".float()" if dtype == "torch.bfloat16" else ""
     return f"return it as …{calls}.numpy()"

@@ -60,6 +60,7 @@ from backends.signatures import (
     refuse_uncallable,
     single_value,
     stream_by_name,
+    widened,
 )
 from backends.source import check_options, example_of, line_of, load_object, make, takes_parameters
 
@@ -440,15 +441,15 @@ def _copied(outputs: Tensors) -> Tensors:
 
 
 def _of_lists(outputs: Tensors, declared: Mapping[str, TensorSpec], hints: Mapping[str, Hint]) -> Tensors:
-    """As declared what numpy cannot tell of a list: of an empty one the datatype and the sizes behind the first, and that whole
-    numbers in it are `float`, as hints may say."""
+    """As declared what numpy cannot tell of a list: of an empty one the datatype and the sizes behind the first, and what hints
+    say of whole numbers and truth values."""
     made: Tensors = {}
     for name, array in outputs.items():
         tensor, hint = declared.get(name), hints.get(name) or hints.get(ANY_OUTPUT)
         if not isinstance(array, np.ndarray) or tensor is None:
             continue
-        if array.dtype == np.int64 and tensor.datatype == "FP64" and hint is not None and hint.scalar is float:
-            made[name] = array.astype(np.float64)
+        if widened(array.dtype.kind, hint) == tensor.datatype:
+            made[name] = array.astype(NUMPY[tensor.datatype])
         elif not array.size:
             shape = (*array.shape, *(max(size, 0) for size in tensor.shape[array.ndim :]))
             made[name] = np.empty(shape, NUMPY[tensor.datatype] if array.dtype == np.float64 else array.dtype)

@@ -2,6 +2,7 @@
 
 import inspect
 import reprlib
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -19,7 +20,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, as_objects, fields_of, normalised
+from backends.datatypes import NUMPY, as_array, as_objects, fields_of
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -47,6 +48,14 @@ class Hint:
     def spec(self, name: str) -> TensorSpec | None:
         """None, if the type leaves something open."""
         return TensorSpec(name, self.datatype, self.shape) if self.datatype and self.shape is not None else None
+
+
+def widened(kind: str, hint: Hint | None) -> str | None:
+    """The datatype of a list, where its type says more than the kind of array that numpy makes of it; None: it does not."""
+    scalar = hint.scalar if hint is not None else None
+    if scalar is float and kind in "bui":
+        return "FP64"
+    return "INT64" if scalar is int and kind == "b" else None
 
 
 def single_value(hint: Hint, tensor: TensorSpec, key: str) -> TensorSpec:
@@ -159,14 +168,12 @@ def stream_by_name(
 
 
 def _of_batch(results: dict[str, Any], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
-    """What numpy makes of them. Whole numbers in a list have no width of their own: they take the floats that are declared."""
-    arrays = normalised(results)
-    for name, array in arrays.items():
-        declared = outputs.get(name) if outputs else None
-        of_python = array.dtype == np.int64 and isinstance(results[name], list | tuple | int)
-        if declared is not None and of_python and NUMPY[declared.datatype].kind in "fV":
-            arrays[name] = array.astype(np.float64)
-    return arrays
+    """An array is what it says; a list, as one output of all rows is."""
+    declared = outputs or {}
+    return {
+        name: _column(declared[name], value) if name in declared and not hasattr(value, "__array__") else _array(name, value)
+        for name, value in results.items()
+    }
 
 
 def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
@@ -177,7 +184,7 @@ def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] |
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
     try:
         if outputs is None:
-            return normalised(gathered)
+            return {name: _array(name, column) for name, column in gathered.items()}
         return {name: _column(outputs[name], column) if name in outputs else column for name, column in gathered.items()}
     except ValueError as exc:
         if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):
@@ -185,36 +192,108 @@ def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] |
         raise
 
 
-def _column(declared: TensorSpec, values: list[Any]) -> np.ndarray:
+def _column(declared: TensorSpec, values: Any) -> np.ndarray:
     """One output of all rows. A number of Python's has no width of its own: it takes the one that is declared.
 
+    values: a list, maybe of lists or arrays; or one value, of an output without dimensions.
     Raises: OutputsRefused, for a value of another type; ExecutionFailed, for one that does not fit.
     """
     dtype = NUMPY[declared.datatype]
     if dtype.hasobject:
-        texts = as_objects(values)
-        if any(isinstance(element, list | tuple | np.ndarray) for element in texts.flat):
-            raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
-        return texts
-    array, kinds = as_array(values), _kinds_into(dtype.kind)
+        return _texts(declared, values)
+    array, kinds = _array(declared.name, values), _kinds_into(dtype.kind)
+    if array.dtype == dtype:
+        return array
     if array.size and array.dtype.kind not in kinds:
-        for value in values:
-            if as_array(value).dtype.kind not in kinds and (dtype.kind == "b" or not isinstance(value, int)):
-                raise OutputsRefused(
-                    f"output {declared.name!r}: expected {declared.datatype}, the function gave {reprlib.repr(value)} "
-                    f"({type(value).__name__})"
-                )
+        for value in _leaves(values):
+            if (dtype.kind == "b" or not isinstance(value, int)) and as_array(value).dtype.kind not in kinds:
+                raise _odd(declared, value)
         array = np.asarray(values, object)  # of integers that numpy has no type for
     if dtype.kind in "iu":
         return integers_as_declared(declared, array)
     if dtype.kind == "b":
         return array
     try:
-        return as_declared(declared, array.astype(np.float64))
+        floats = array.astype(np.float64)
     except OverflowError:
         raise ExecutionFailed(
             f"output {declared.name!r}: the function gave an integer too large for {declared.datatype}"
         ) from None
+    return floats if dtype == np.float64 else as_declared(declared, floats)
+
+
+def _texts(declared: TensorSpec, values: Any) -> np.ndarray:
+    """One output of texts, as `_column`."""
+    texts = _array(declared.name, values, as_objects)
+    kinds = set(map(type, texts.ravel().tolist()))
+    if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+        raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
+    if not (kinds and all(issubclass(kind, bytes | str) for kind in kinds)):
+        for value in _leaves(values):  # of a bytearray, numpy makes an array of its bytes, maybe of none
+            if not isinstance(value, bytes | str) and not hasattr(value, "__array__"):
+                raise _odd(declared, value)
+    return texts
+
+
+def _leaves(values: Any) -> Iterator[Any]:
+    """What is in lists, or not in one."""
+    if not isinstance(values, list | tuple):
+        yield values
+        return
+    for value in values:
+        yield from _leaves(value)
+
+
+def _odd(declared: TensorSpec, value: Any) -> OutputsRefused:
+    given = f"{reprlib.repr(value)} ({type(value).__name__})"
+    if isinstance(value, bytearray | memoryview):
+        given = f"a {type(value).__name__}: return it as bytes(…)"
+    return OutputsRefused(f"output {declared.name!r}: expected {declared.datatype}, the function gave {given}")
+
+
+def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) -> np.ndarray:
+    """What numpy makes of an output. Raises: ExecutionFailed, if elements are masked; OutputsRefused; what numpy raises."""
+    if type(value) is np.ndarray:
+        return made(value)
+    try:
+        array = made(value)
+    except Exception:
+        if _masked((value,), sys.maxsize):
+            raise _of_mask(name) from None
+        for each in _leaves(value):
+            if hasattr(each, "requires_grad"):
+                _refuse_tensor(name, each)
+        raise
+    if "numpy.ma" in sys.modules:
+        # In the innermost lists, numpy makes NaN of what is masked. Who looks there for it alone spares all other numbers.
+        innermost = array.dtype.hasobject or (array.dtype.kind == "f" and bool(np.isnan(array).any()))
+        if _masked((value,), array.ndim if innermost else array.ndim - 1):
+            raise _of_mask(name)
+    return array
+
+
+def _masked(values: Iterable[Any], levels: int) -> bool:
+    """Whether elements of an array are masked, by which numpy gives what lies behind. levels: of lists that are looked into."""
+    kinds = set(map(type, values))
+    arrays = [kind for kind in kinds if issubclass(kind, np.ma.MaskedArray)]
+    if arrays and any(type(each) in arrays and each.mask.any() for each in values):
+        return True
+    lists = [kind for kind in kinds if issubclass(kind, list | tuple)] if levels > 0 else []
+    return bool(lists) and any(_masked(each, levels - 1) for each in values if type(each) in lists)
+
+
+def _of_mask(name: str) -> ExecutionFailed:
+    return ExecutionFailed(f"output {name!r}: elements are masked, expected values in their place, as by `.filled(0)`")
+
+
+def _refuse_tensor(name: str, tensor: Any) -> None:
+    """Raises: OutputsRefused, if it is one of PyTorch's that gives no array."""
+    from backends.no_array import no_array  # what few gateways need
+
+    try:
+        np.asarray(tensor)
+    except (RuntimeError, TypeError) as exc:
+        raise OutputsRefused(f"output {name!r}: {no_array(tensor)}") from exc
 
 
 def _arrays(signature: Signature, inputs: Tensors) -> Tensors:
@@ -267,21 +346,21 @@ def _named(
     if fields and (outputs is None or not outputs.keys().isdisjoint(fields)):
         result = dict(zip(fields, result, strict=True))
     if isinstance(result, Mapping):
-        return refuse_masked({str(name): value for name, value in result.items()})
+        return {str(name): value for name, value in result.items()}
     one = signature.in_sequence and (outputs is None or len(outputs) == 1)
     parts = result if isinstance(result, tuple) and not one else (result,)
     if outputs is not None and len(parts) != len(outputs):
         raise ExecutionFailed(f"the function gave {len(parts)} outputs, {len(outputs)} are declared: {', '.join(outputs)}")
     unnamed = ["output"] if len(parts) == 1 else [f"output_{index}" for index in range(len(parts))]
     names = unnamed if outputs is None or outputs.keys() == set(unnamed) else list(outputs)
-    return refuse_masked(dict(zip(names, parts, strict=True)))
+    return dict(zip(names, parts, strict=True))
 
 
 def refuse_masked(outputs: dict[str, Any]) -> dict[str, Any]:
     """The outputs. Raises: ExecutionFailed, where elements of one are masked: numpy would give what lies behind the mask."""
     for name, value in outputs.items():
-        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray) and value.mask.any():
-            raise ExecutionFailed(f"output {name!r}: elements are masked, expected values in their place, as by `.filled(0)`")
+        if type(value) is not np.ndarray and _masked((value,), 0):
+            raise _of_mask(name)
     return outputs
 
 

@@ -733,6 +733,15 @@ def test_outputs_are_seen_by_running_ones_of_two_sizes() -> None:
         from_ones(run_of(only_one), inputs)
 
 
+def test_what_changes_with_the_inputs_is_told() -> None:
+    for change, words in (
+        (lambda x: {"y": x.astype(np.uint64 if x.max() > 1 else np.int64)}, "output 'y': INT64 [3], then UINT64 [3]"),
+        (lambda x: {"y": x} if x.max() > 1 else {"z": x}, "outputs ['z'], then ['y']"),
+    ):
+        with pytest.raises(LoadFailed, match=re.escape(f"changes with its inputs ({words}): state `outputs`, or")):
+            from_ones(lambda arrays, change=change: change(arrays["x"]), (spec("x", -1),))  # type: ignore[misc]
+
+
 def test_what_gives_no_outputs_is_told_so() -> None:
     for seen, words in (
         (lambda: from_ones(lambda given: {}, (spec("x", -1),)), "it gave no outputs on ones: give an `example` that has"),

@@ -415,6 +415,10 @@ def sequence(x: float) -> Sequence[float]:
     return (1, 2) if x < 3 else [x / 2, 1]
 
 
+def known(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[int]:
+    return [value > 2 and int(value) for value in x.tolist()]
+
+
 def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
     return [[int(value) if value % 1 == 0 else float(value), 1] for value in x]
 
@@ -431,6 +435,8 @@ def rounded(x: Annotated[npt.NDArray[np.float32], (-1,)]) -> list[list[float]]:
         ("sequence", 2, [[1, 2]]),
         ("rounded", 1.5, [[1.5, 1]]),
         ("rounded", 1, [[1, 1]]),
+        ("known", 1, [0]),
+        ("known", 5, [5]),
         ("found_in", b"a@b or c@d", [["a@b", "c@d"]]),
         ("found_in", b"none", [[]]),
         ("boxes_of", 4, [[[2, 4], [3, 6]]]),

@@ -4,6 +4,8 @@ import re
 import typing
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
 
 import numpy as np
@@ -367,8 +369,19 @@ def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:
     return call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(len(values))}, declared)["y"]
 
 
+def given_in_list(values: Any, datatype: str) -> np.ndarray:
+    def predict(row: Annotated[npt.NDArray[np.int64], (-1,)]) -> Any:
+        return values, row
+
+    declared = specs(TensorSpec("y", datatype, (-1,)), TensorSpec("z", "INT64", (-1,)))
+    return call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(2)}, declared)["y"]
+
+
+GIVEN = pytest.mark.parametrize("given", [given_by_rows, given_in_list])
+
+
 @pytest.mark.parametrize(
-    ("value", "datatype", "given"),
+    ("value", "datatype", "shown"),
     [
         (2.55, "INT64", "2.55 (float)"),
         (np.float32(2), "INT32", "np.float32(2.0) (float32)"),
@@ -379,17 +392,36 @@ def given_by_rows(values: list[Any], datatype: str) -> np.ndarray:
         ("no", "BOOL", "'no' (str)"),
         (1, "BOOL", "1 (int)"),
         (1 + 2j, "FP64", "(1+2j) (complex)"),
+        (Decimal("1.5"), "FP64", "Decimal('1.5') (Decimal)"),
     ],
 )
-def test_a_value_of_another_type_than_declared_is_refused(value: Any, datatype: str, given: str) -> None:
-    words = re.escape(f"output 'y': expected {datatype}, the function gave {given}")
+@GIVEN
+def test_a_value_of_another_type_than_declared_is_refused(given: Any, value: Any, datatype: str, shown: str) -> None:
+    words = re.escape(f"output 'y': expected {datatype}, the function gave {shown}")
     with pytest.raises(OutputsRefused, match=words):
-        given_by_rows([True, value], datatype)
+        given([True, value], datatype)
 
 
-def test_texts_of_both_types_are_refused_where_numbers_are_declared() -> None:
-    with pytest.raises(OutputsRefused, match=r"expected FP64, the function gave \['ä'\]"):
-        given_by_rows([["ä"], ["ü".encode()]], "FP64")
+@GIVEN
+def test_texts_of_both_types_are_refused_where_numbers_are_declared(given: Any) -> None:
+    with pytest.raises(OutputsRefused, match=r"expected FP64, the function gave 'ä' \(str\)"):
+        given([["ä"], ["ü".encode()]], "FP64")
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([bytearray(b"ab")], "a bytearray: return it as bytes(…)"),
+        ([b"a", memoryview(b"")], "a memoryview: return it as bytes(…)"),
+        ([bytearray()], "a bytearray: return it as bytes(…)"),
+        (["a", None], "None (NoneType)"),
+        ([1.5], "1.5 (float)"),
+    ],
+)
+@GIVEN
+def test_what_is_no_text_is_refused_where_bytes_is_declared(given: Any, values: list[Any], shown: str) -> None:
+    with pytest.raises(OutputsRefused, match=re.escape(f"output 'y': expected BYTES, the function gave {shown}")):
+        given(values, "BYTES")
 
 
 @pytest.mark.parametrize(
@@ -405,9 +437,10 @@ def test_texts_of_both_types_are_refused_where_numbers_are_declared() -> None:
         pytest.param(10**400, "FP64", "an integer too large for FP64", id="10**400"),
     ],
 )
-def test_a_number_that_does_not_fit_is_refused(value: Any, datatype: str, words: str) -> None:
+@GIVEN
+def test_a_number_that_does_not_fit_is_refused(given: Any, value: Any, datatype: str, words: str) -> None:
     with pytest.raises(ExecutionFailed, match=f"output 'y': .*{words}"):
-        given_by_rows([0, value], datatype)
+        given([0, value], datatype)
 
 
 @pytest.mark.parametrize(
@@ -417,25 +450,52 @@ def test_a_number_that_does_not_fit_is_refused(value: Any, datatype: str, words:
         ([(1 << 64) - 1, 1], "UINT64"),
         ([np.True_, False], "BOOL"),
         ([7, 0.5], "FP32"),
+        ([True], "INT8"),
+        ([False], "UINT64"),
+        ([1 << 63, 1], "FP64"),
         ([1 << 70, 0.5], "FP64"),
+        ([[1 << 64, 1]], "FP64"),
+        ([True], "FP32"),
         ([np.float32(0.5), True], "FP16"),
         ([np.float64(0.5)], "BF16"),
         ([NUMPY["BF16"].type(0.5)], "FP32"),
         ([float("inf")], "FP16"),
     ],
 )
-def test_a_number_goes_into_a_wider_kind(values: list[Any], datatype: str) -> None:
-    given = given_by_rows(values, datatype)
-    assert given.dtype == NUMPY[datatype]
-    assert given.tolist() == values
+@GIVEN
+def test_a_number_goes_into_a_wider_kind(given: Any, values: list[Any], datatype: str) -> None:
+    array = given(values, datatype)
+    assert array.dtype == NUMPY[datatype]
+    assert array.tolist() == values
 
 
-def test_masked_elements_are_refused_as_in_a_request() -> None:
+@pytest.mark.filterwarnings("ignore:.*converting a masked element to nan")
+@GIVEN
+def test_masked_elements_are_refused_as_in_a_request(given: Any) -> None:
+    row, texts = (np.ma.masked_array(each, mask=[False, True]) for each in ([1, 2], np.array(["a", "b"], object)))
+    for values in ([row[0], row[:1][0]], [[row[:1]]], [[1.0, float("nan")]]):
+        np.testing.assert_array_equal(given(values, "FP64"), np.array(values))
     words = r"output 'y': elements are masked, expected values in their place, as by `.filled\(0\)`"
-    row = np.ma.masked_array([1.0, 2.0], mask=[False, True])
-    assert given_by_rows([row[0], row[:1][0]], "FP64").tolist() == [1, 1]
+    for values in ([1.0, row[1]], [row[1:].reshape(())], [row[:1], row[1:]], [[[3, 4], row]], [[0.5, row[1]]]):
+        with pytest.raises(ExecutionFailed, match=words):
+            given(values, "FP64")
     with pytest.raises(ExecutionFailed, match=words):
-        given_by_rows([row[0], row[1]], "FP64")
+        given([texts], "BYTES")
+
+
+class OfTorch(SimpleNamespace):
+    """As a tensor of PyTorch's that numpy cannot read."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
+def test_a_tensor_that_numpy_cannot_read_is_told_with_what_makes_it_an_array() -> None:
+    tensor = OfTorch(requires_grad=True, device="cpu", dtype="torch.bfloat16", layout="torch.strided", is_neg=lambda: True)
+    words = re.escape("expected an array, the model gave OfTorch: return it as ….detach().resolve_neg().float().numpy()")
+    for given, value in ((given_by_rows, [1.5, tensor]), (given_in_list, [[1.5, tensor]]), (given_in_list, tensor)):
+        with pytest.raises(OutputsRefused, match=f"output 'y': {words}"):
+            given(value, "FP64")
 
 
 @pytest.mark.parametrize("values", [[["a", "b"], ["c"]], ["a", ["b"]], [np.array(["a", "b"]), np.array(["c"])]])

@@ -46,7 +46,6 @@ from backends.base import (
 )
 from backends.datatypes import normalised
 from backends.early_failure import EarlyFailure
-from backends.files_below import files_below
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes
 from backends.source import line_of, load_object
@@ -110,6 +109,8 @@ def completed(config: Any, file: Path) -> Any:
     output.
     Raises: LoadFailed.
     """
+    from backends.files_below import files_below  # what few gateways need
+
     files = (file, *(each for each in files_below(file.parent) if each.suffix == ".py"))
     if config.input and config.output and not any(_COMPLETES.encode() in file_bytes(each) for each in files):
         return config

@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import urllib.error
-from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.config import Config, ModelSection, load_config
-from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
+from gateway.errors import BackendUnreachable, ConfigError
 from gateway.process.announcement import own_url
 from gateway.process.command_line import add_command, url_of
 from gateway.process.console import printable, printable_lines
@@ -62,18 +60,14 @@ def ask(url: str, model: str, version: str, rows: int, shown: Credentials = NOTH
     """What GET /v2/models/MODEL/route says. Raises: NotFound; BackendUnreachable, if nothing answers there."""
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     address = f"{url.rstrip('/')}{path}/route?rows={rows}"
+    body = shown.asked(address, timeout_s=_TIMEOUT_S)
     try:
-        with shown.opened(address, timeout_s=_TIMEOUT_S) as response:
-            told: dict[str, Any] = json.load(response)
+        told: dict[str, Any] = json.loads(body)
         if not isinstance(told, dict) or "lanes" not in told:
             raise ValueError("it answers otherwise")
         return told
-    except urllib.error.HTTPError as exc:
-        with exc:
-            body = exc.read().decode(errors="replace")
-        raise (NotFound if exc.code == 404 else GatewayError)(f"{address}: {exc.code}: {body}") from exc
-    except (OSError, ValueError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no JSON; no URL
-        raise BackendUnreachable(f"no gateway answers at {url} ({exc})") from exc
+    except ValueError as exc:
+        raise BackendUnreachable(f"what answers at {address} is no gateway of this kind") from exc
 
 
 def render(told: dict[str, Any]) -> str:

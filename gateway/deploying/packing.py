@@ -25,7 +25,7 @@ from backends.digests import digest
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
 from backends.regular_file import absent
-from backends.source import is_source
+from backends.source import is_source, not_python
 from gateway.config import config_of, located
 from gateway.deploying.on_machine import SECRETS
 from gateway.documents.faults import ConfigFaults, Fault, Location
@@ -206,7 +206,7 @@ class _Contents:
             try:
                 named = [*_named_in(file, code.parent)]
             except (SyntaxError, ValueError) as exc:
-                self._refuse(at, f"{file}: not Python: {exc}", "")
+                self._refuse(at, not_python(file, exc), "")
                 return
             for path in named:
                 new = set(_below(path)) - self.files

@@ -5,7 +5,8 @@ import json
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.config import Config, ModelSection, load_config
+from gateway.config import Config, ModelSection, config_of
+from gateway.configuring.argument import document_of
 from gateway.errors import BackendUnreachable, ConfigError
 from gateway.process.announcement import own_url
 from gateway.process.command_line import add_command, url_of
@@ -44,7 +45,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if url := url_of(arguments.where):
         told = ask(url, arguments.model, arguments.version, arguments.rows, shown)
     else:
-        config = load_config(arguments.where)
+        config = config_of(document_of(arguments.where))
         model = _model(config, arguments.model, arguments.version)
         try:
             told = ask(_url(config), arguments.model, arguments.version, arguments.rows, shown)

@@ -40,7 +40,7 @@ from backends.base import (
 from backends.refusals import Refusal
 from backends.regular_file import file_bytes
 from backends.sagemaker_lent import lend
-from backends.source import line_of, load_object
+from backends.source import line_of, load_object, not_python
 
 CLASS: Final = ":SageMakerHandlers"  # how what names one ends
 
@@ -80,7 +80,7 @@ def batch_size(file: Path) -> int:
     except OSError as exc:
         raise LoadFailed(f"{file}: cannot be read: {exc.strerror}") from exc
     except (SyntaxError, ValueError) as exc:
-        raise LoadFailed(f"{file}: not Python: {exc}") from exc
+        raise LoadFailed(not_python(file, exc)) from exc
     for node in body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue

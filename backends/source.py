@@ -40,6 +40,13 @@ def is_source(model: str) -> bool:
     return bool(colon) and bool(place) and name.isidentifier()
 
 
+def not_python(file: Path, exc: SyntaxError | ValueError) -> str:
+    """What is told of a file that could not be parsed."""
+    if isinstance(exc, SyntaxError) and exc.lineno:
+        return f"{file}:{exc.lineno}: not Python: {exc.msg}; correct that line"
+    return f"{file}: not Python: {exc}"
+
+
 def load_object(source: str, *behind: Path) -> Any:
     """The object `source` names. A file is executed once per process. Raises: LoadFailed.
 

@@ -176,11 +176,12 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _compile(arguments: argparse.Namespace) -> int:
     from gateway.commands.compile import compile_config
-    from gateway.config import load_config
+    from gateway.config import config_of
+    from gateway.configuring.argument import document_of
 
     with apart() as results:
         report = partial(print, file=results, flush=True)
-        compile_config(load_config(arguments.config), names=arguments.models, report=report)
+        compile_config(config_of(document_of(arguments.config)), names=arguments.models, report=report)
     return 0
 
 

@@ -108,6 +108,30 @@ def test_a_path_of_a_variable_that_is_not_set_is_no_folder(program: Program, cap
 
 
 @pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("gateway serve --port 8000 area.py", "--port: unknown option; did you mean `--http-port`?"),
+        ("gateway serve --htp-port=8000 area.py", "--htp-port: unknown option; did you mean `--http-port`?"),
+        ("gateway serve area.py other.py", "other.py: one argument too many"),
+        ("gateway route explain m.yaml m -x", "-x: unknown option"),
+        ("loadtest run --modle m 127.0.0.1:1", "--modle: unknown option; did you mean `--model`?"),
+        ("loadtest recommend a.yaml b.yaml", "b.yaml: one argument too many"),
+    ],
+)
+def test_what_a_command_does_not_take_is_told_with_its_own_usage(
+    typed: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *command = typed.split()
+    with pytest.raises(SystemExit) as ended:
+        {"gateway": GATEWAY, "loadtest": LOADTEST}[name].parser().parse_args(command)
+    assert ended.value.code == 2
+    usage, _, error = capsys.readouterr().err.partition(": error: ")
+    own = " ".join(typed.split()[: 3 if command[0] == "route" else 2])
+    assert usage.startswith(f"usage: {own} ")
+    assert error == f"{told}\n"
+
+
+@pytest.mark.parametrize(
     "typed",
     [
         ("gateway", "CONFIG", "check"),

@@ -86,6 +86,14 @@ def test_an_unknown_model_is_named(tmp_path: Path) -> None:
         compiled(config(tmp_path, source="m:f"), "nothing")
 
 
+def test_where_nothing_is_to_be_built_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compiled(config(tmp_path, source="m:f"), "other") == ["nothing to build: no backend has `build`"]
+    (tmp_path / "area.py").write_text("def predict(width: float) -> float:\n    return width\n")
+    assert main(["compile", f"{tmp_path}/area.py"]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"; of a model, `gateway init {tmp_path}/area.py` writes a configuration\n")
+
+
 def test_a_broken_record_is_built_anew_rather_than_trusted(tmp_path: Path) -> None:
     (tmp_path / "linear.onnx").write_bytes(b"half")
     (tmp_path / "linear.onnx.build.json").write_text("{")

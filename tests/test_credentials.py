@@ -113,6 +113,13 @@ def test_a_server_that_wants_a_certificate_gets_one_or_says_so(tmp_path: Path) -
         assert f"accept the certificate of --cert {foreign[0]}" in refusal(Credentials(ca, *map(str, foreign)), url)
 
 
+def test_a_server_that_ends_the_handshake_without_a_word_is_told_in_ours() -> None:
+    ended = ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed (EOF) (_ssl.c:992)")
+    for failed in (ended, urllib.error.URLError(ended)):
+        told = NOTHING_SHOWN.failed(failed, "https://127.0.0.1:8001")
+        assert told.startswith("https://127.0.0.1:8001: it ended the connection: it may speak no TLS; ")
+
+
 def test_a_key_is_shown_to_the_server_that_is_asked_and_to_no_other() -> None:
     shown = Credentials(api_key=SECRET)
     with server() as here, server() as there:
@@ -222,7 +229,7 @@ def test_files_that_cannot_be_used_are_told_by_their_option(tmp_path: Path) -> N
         ("plain\ntext", "plain text"),
         (" <html>", ""),
         ("[1]", "[1]"),
-        ("x" * 999, "x" * 300),
+        ("x" * 1999, "x" * 1000),
         ('{"error": "\\u001b[31mred"}', "·[31mred"),
         ("a\x1b]0;b\x07\x9b", "a·]0;b··"),
     ],

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import gateway
+from gateway.cli import main
 from gateway.config import load_config, parse_config
 from gateway.configuring.argument import is_configuration
 from gateway.configuring.check import check
@@ -302,8 +303,24 @@ def test_a_file_that_is_not_there_is_named_from_the_root(tmp_path: Path, monkeyp
     assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: no such file; expected an .onnx")
     (tmp_path / "models.py").touch()
     assert fault("model.py:Model") == f"{tmp_path}/model.py: no such file; did you mean `models.py`, which is there?"
+    assert (
+        fault("models.py:")
+        == "models.py:: no name behind the colon: expected models.py:Class, models.py:function, or models.py"
+    )
     (tmp_path / "model.onnx").symlink_to("gone.onnx")
     assert fault("model.onnx").startswith(f"{tmp_path}/model.onnx: a link to gone.onnx, which is not there; expected an .onnx")
+
+
+def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text("import os\ndef predict(x)\n    return x\n")
+    assert fault(f"{tmp_path}/typo.py") == f"{tmp_path}/typo.py:2: not Python: expected ':'; correct that line"
+
+
+@pytest.mark.parametrize("url", ["https://example.com/m.onnx", "s3://b/m.onnx", "s3://b/gateway.yaml", "file:///m.onnx"])
+@pytest.mark.parametrize("command", ["serve", "init", "check"])
+def test_a_url_is_no_path_on_this_machine(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, url]) == 2
+    assert capsys.readouterr().err == f"{url}: expected a path on this machine: download it, and name the file or folder\n"
 
 
 def test_no_name_is_not_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

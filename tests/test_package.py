@@ -330,7 +330,7 @@ PYTHON = "models: [{{name: m, backends: [{{kind: python, model: {}}}]}}]"
         (ONNX.format("absent.onnx, build: {source: 'a.py:b'}"), "no such file; `gateway compile {config}` makes it"),
         (ONNX.format("pointer.onnx"), "a pointer of Git LFS, not the file itself; `git lfs pull` brings the file"),
         (PYTHON.format("absent.py:Class"), "no such file"),
-        (PYTHON.format("broken.py:Class"), "broken.py: not Python"),
+        (PYTHON.format("broken.py:Class"), "broken.py:1: not Python: "),
         (PYTHON.format("own.py:Class, class_options: {a: [{b: /bin/sh}]}"), "class_options.a[0].b: an absolute path of this "
          "machine; count it from the code"),
         ("server: {state_dir: learned}\n" + SYNTHETIC, "server.state_dir: 'learned': a path beside the configuration"),

@@ -327,7 +327,9 @@ def test_an_archive_has_bounds(tmp_path: Path, kept: Path, limits: dict[str, int
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08 no more", b"PK\x03\x04"])
 def test_an_archive_that_is_none_is_told(tmp_path: Path, kept: Path, content: bytes) -> None:
     (tmp_path / "model.tar.gz").write_bytes(content)
-    assert "model.tar.gz: cannot be unpacked" in fault(tmp_path / "model.tar.gz")
+    told = fault(tmp_path / "model.tar.gz")
+    assert "model.tar.gz: cannot be unpacked: " in told
+    assert told.endswith("; copy or download it again, whole")
     assert [*kept.iterdir()] == []
 
 

@@ -4,13 +4,12 @@ import argparse
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from shlex import quote
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from gateway.config import Config
-from gateway.configuring.argument import is_configuration, opened
-from gateway.configuring.check import check
+from gateway.configuring.argument import document_of, opened
+from gateway.configuring.check import looked_at
 from gateway.documents.faults import ConfigFaults, Fault
 from gateway.process.command_line import add_command
 from gateway.process.console import words
@@ -42,7 +41,7 @@ def _told(arguments: argparse.Namespace, results: TextIO) -> int:
     config: Config | None = None
     failing: tuple[str, ...] = ()
     try:
-        document, config, faults = check(opened(arguments.config))
+        document, config, faults = looked_at(document_of(opened(arguments.config)))
         source = document.source
         if arguments.load and config is not None and not faults:
             from gateway.commands.trial import tried  # which imports all that serves
@@ -50,9 +49,6 @@ def _told(arguments: argparse.Namespace, results: TextIO) -> int:
             faults, failing = asyncio.run(tried(document, config))
     except ConfigFaults as exc:  # no YAML
         faults, source = exc.faults, exc.faults[0].source
-        if not is_configuration(arguments.config):
-            remedy = f"of a model, `gateway init {quote(arguments.config)}` writes a configuration"
-            faults = (replace(faults[0], remedy=remedy),)
     if arguments.json:
         print(json.dumps(as_json(source, config, faults, failing), indent=2), file=results)
     else:

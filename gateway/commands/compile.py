@@ -36,15 +36,16 @@ def compile_config(config: Config, *, names: Iterable[str] = (), report: Callabl
     unknown = wanted - {model.name for model in config.models}
     if unknown:
         raise ConfigError(f"no model {', '.join(sorted(unknown))} in the configuration")
+    backends = [(model, each) for model in config.models if not wanted or model.name in wanted for each in model.backends]
+    builds = [(model, each, build) for model, each in backends if (build := getattr(each, "build", None)) is not None]
+    if not builds:
+        report("nothing to build: no backend has `build`")
     failed: list[str] = []
-    for model in config.models:
-        for backend in model.backends:
-            build: Build | NeuronBuild | None = getattr(backend, "build", None)
-            if build is not None and (not wanted or model.name in wanted):
-                try:
-                    report(_compiled(model, backend, build))
-                except ConfigError as exc:
-                    failed.append(exc.message)
+    for model, backend, build in builds:
+        try:
+            report(_compiled(model, backend, build))
+        except ConfigError as exc:
+            failed.append(exc.message)
     if failed:
         raise ConfigError("\n".join(failed))
 

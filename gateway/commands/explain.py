@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import urllib.error
-from http.client import HTTPException
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.config import Config, ModelSection, load_config
-from gateway.errors import BackendUnreachable, ConfigError, GatewayError, NotFound
+from gateway.config import Config, ModelSection, config_of
+from gateway.configuring.argument import document_of
+from gateway.errors import BackendUnreachable, ConfigError
 from gateway.process.announcement import own_url
 from gateway.process.command_line import add_command, url_of
 from gateway.process.console import printable, printable_lines
@@ -46,7 +45,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if url := url_of(arguments.where):
         told = ask(url, arguments.model, arguments.version, arguments.rows, shown)
     else:
-        config = load_config(arguments.where)
+        config = config_of(document_of(arguments.where))
         model = _model(config, arguments.model, arguments.version)
         try:
             told = ask(_url(config), arguments.model, arguments.version, arguments.rows, shown)
@@ -62,18 +61,14 @@ def ask(url: str, model: str, version: str, rows: int, shown: Credentials = NOTH
     """What GET /v2/models/MODEL/route says. Raises: NotFound; BackendUnreachable, if nothing answers there."""
     path = f"/v2/models/{quote(model, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
     address = f"{url.rstrip('/')}{path}/route?rows={rows}"
+    body = shown.asked(address, timeout_s=_TIMEOUT_S)
     try:
-        with shown.opened(address, timeout_s=_TIMEOUT_S) as response:
-            told: dict[str, Any] = json.load(response)
+        told: dict[str, Any] = json.loads(body)
         if not isinstance(told, dict) or "lanes" not in told:
             raise ValueError("it answers otherwise")
         return told
-    except urllib.error.HTTPError as exc:
-        with exc:
-            body = exc.read().decode(errors="replace")
-        raise (NotFound if exc.code == 404 else GatewayError)(f"{address}: {exc.code}: {body}") from exc
-    except (OSError, ValueError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no JSON; no URL
-        raise BackendUnreachable(f"no gateway answers at {url} ({exc})") from exc
+    except ValueError as exc:
+        raise BackendUnreachable(f"what answers at {address} is no gateway of this kind") from exc
 
 
 def render(told: dict[str, Any]) -> str:

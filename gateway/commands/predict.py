@@ -13,7 +13,7 @@ import urllib.error
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http.client import BadStatusLine, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 from urllib.parse import quote
@@ -25,7 +25,7 @@ from backends.datatypes import NUMPY
 from gateway.documents.reader import standard_input
 from gateway.errors import BackendUnreachable, ConfigError, GatewayError, InvalidArgument
 from gateway.process.command_line import add_command, not_empty, url_of
-from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials, reason, unanswered
 from gateway.process.prints import apart, is_text_file
 from gateway.protocols.json_data import any_value
 from gateway.protocols.smallest import WITHOUT_JSON
@@ -235,16 +235,12 @@ def _opened(address: str, url: str, body: bytes | None, headers: dict[str, str],
         except urllib.error.HTTPError as exc:
             with exc:
                 raise GatewayError(_words(exc.read(), address, exc.code)) from exc
-        except (BadStatusLine, ConnectionResetError) as exc:
-            raise BackendUnreachable(
-                f"what listens at {url} speaks no HTTP ({exc}): name the server's HTTP port (8000 unless set; 8001 is gRPC)"
-            ) from exc
-        except (OSError, HTTPException) as exc:  # the latter of what is no URL
-            raise BackendUnreachable(f"nothing answers at {address} ({exc})") from exc
+        except (OSError, ValueError, HTTPException) as exc:  # the latter two of what is no URL, or no HTTP
+            raise unanswered(exc, url, _TIMEOUT_S) from exc
         try:
             yield response
         except (OSError, HTTPException) as exc:
-            raise BackendUnreachable(f"{address}: the answer broke off ({exc})") from exc
+            raise BackendUnreachable(f"{address}: the answer broke off ({reason(exc)})") from exc
 
 
 def here(client: "TestClient", path: str, body: bytes | None, headers: dict[str, str]) -> CallAnswer:

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from gateway.commands.rates import Figures, Statuses, Told
 from gateway.errors import BackendUnreachable, ConfigError
 from gateway.process.command_line import add_command
-from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials, told
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, add_credentials, credentials, told, unanswered
 
 if TYPE_CHECKING:
     from gateway.commands.top_screen import Shown
@@ -140,14 +140,7 @@ class StatusClient:
     def _unreachable(self, exc: Exception) -> BackendUnreachable:
         if isinstance(exc, OSError) and (words := self._shown.failed(exc, self.url)):
             return BackendUnreachable(words)
-        if isinstance(exc, TimeoutError):
-            return BackendUnreachable(f"{self.url}: no answer within {_TIMEOUT_S:g} s: is it overloaded, or the address wrong?")
-        if isinstance(exc, BadStatusLine) and not isinstance(exc, RemoteDisconnected):
-            return BackendUnreachable(f"{self.url}: speaks no HTTP: name the HTTP port (8000 unless set; 8001 is gRPC)")
-        why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-        return BackendUnreachable(
-            f"{self.url}: no gateway answers ({why}): start one, `gateway serve CONFIG`, or name the address of one that runs"
-        )
+        return unanswered(exc, self.url, _TIMEOUT_S)
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import urllib.error
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -109,7 +107,7 @@ def asked(url: str, model: str, shown: Credentials = NOTHING_SHOWN) -> bytes:
         while tries <= _TRIES * wanted and len(seen) < wanted:
             tries += 1
             try:
-                data = _get(f"{url}{path}/why", url, shown)
+                data = shown.asked(f"{url}{path}/why", timeout_s=_TIMEOUT_S)
             except BackendUnreachable:
                 raise
             except GatewayError as exc:
@@ -133,26 +131,7 @@ def _ready(url: str, shown: Credentials) -> list[tuple[str, str]]:
     """Name and version of each model that is ready. By the status: a key for `why` is one for that."""
     address = f"{url}/v2/status"
     try:
-        status: Any = json.loads(_get(address, url, shown))
+        status: Any = json.loads(shown.asked(address, timeout_s=_TIMEOUT_S))
         return [(model["name"], model["version"]) for model in status["models"] if model["state"] == "READY"]
     except (ValueError, KeyError, TypeError) as exc:
-        raise BackendUnreachable(f"what answers at {address} is no gateway of this kind ({exc})") from exc
-
-
-def _get(address: str, url: str, shown: Credentials) -> bytes:
-    try:
-        with shown.opened(address, timeout_s=_TIMEOUT_S) as response:
-            body: bytes = response.read()
-            return body
-    except urllib.error.HTTPError as exc:
-        with exc:
-            body = exc.read()
-        try:
-            words = str(json.loads(body)["error"])
-        except (ValueError, KeyError, TypeError):
-            words = body.decode(errors="replace")[:200]
-        raise (NotFound if exc.code == 404 else GatewayError)(f"{address}: {exc.code}: {words}") from exc
-    except (OSError, ValueError, HTTPException) as exc:  # no HTTP, as of the port of gRPC; no URL
-        raise BackendUnreachable(
-            f"no gateway answers at {url} ({exc}): name its HTTP port, as `gateway why http://127.0.0.1:9000`"
-        ) from exc
+        raise BackendUnreachable(f"what answers at {address} is no gateway of this kind") from exc

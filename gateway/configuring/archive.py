@@ -40,7 +40,8 @@ def unpacked(archive: Path, kept: Path, *, most_members: int = _MOST_MEMBERS, mo
                 _unpack(archive, made, most_members, min(most_bytes, shutil.disk_usage(kept).free))
                 put_in_place(made, folder)
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as exc:
-        raise ConfigError(f"{archive}: cannot be unpacked: {exc}") from exc
+        again = "" if isinstance(exc, OSError) and exc.errno else "; copy or download it again, whole"
+        raise ConfigError(f"{archive}: cannot be unpacked: {exc}{again}") from exc
     return folder
 
 

@@ -1,10 +1,14 @@
 """MODEL or CONFIG, as whoever starts a gateway names it: told apart without what guessing a configuration takes."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
-from gateway.documents.reader import configuration_in
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.reader import Document, configuration_in, read
+from gateway.errors import ConfigError
 from gateway.process.run_dir import private_directory, shared_run_dir
 
 CONFIGURATIONS: Final = (".yaml", ".yml")
@@ -25,6 +29,8 @@ def opened(what: str) -> str:
     it is unpacked in. Raises: ConfigError.
     """
     path = Path(what)
+    if "://" in what and not os.path.lexists(path):
+        raise ConfigError(f"{what}: expected a path on this machine: download it, and name the file or folder")
     if os.path.lexists(path) and is_archive(path):
         from gateway.configuring.archive import unpacked
 
@@ -32,6 +38,17 @@ def opened(what: str) -> str:
         if configuration_in(folder) is not None:
             return str(folder)
     return what
+
+
+def document_of(what: str) -> Document:
+    """As `read`, of CONFIG, for which a model may have been named. Raises: ConfigFaults."""
+    try:
+        return read(what)
+    except ConfigFaults as exc:
+        if is_configuration(what):
+            raise
+        remedy = f"of a model, `gateway init {quote(what)}` writes a configuration"
+        raise ConfigFaults([replace(exc.faults[0], remedy=remedy)]) from exc
 
 
 def kept() -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from backends.source import not_python
 from gateway.errors import ConfigError
 
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)  # the latter is refused in words when it is loaded
@@ -23,8 +24,10 @@ def models_of(path: Path, *, in_folder: bool = False) -> list[str]:
     """
     try:
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as exc:
-        raise ConfigError(f"{path}: not Python: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    except (SyntaxError, ValueError) as exc:
+        raise ConfigError(not_python(path, exc)) from exc
     nodes = list(_of_scope(tree))
     defined = [node for node in nodes if isinstance(node, _DEFINITIONS)]
     marks: set[str] = set()

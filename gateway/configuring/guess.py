@@ -72,6 +72,8 @@ def guess(what: str, *, example: Example | None = None, environment: Mapping[str
     if not what:  # which as a path is the folder that this was started in
         raise ConfigError(f"MODEL: '': expected {_FORMS}")
     path = Path(os.path.normpath(Path(what).absolute()))
+    if what.endswith(".py:"):
+        raise ConfigError(f"{what}: no name behind the colon: expected {place}:Class, {place}:function, or {place}")
     if not path.exists() or special(path):
         raise ConfigError(_absent(path))
     notes: tuple[str, ...] = ()

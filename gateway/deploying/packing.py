@@ -27,7 +27,7 @@ from backends.files_below import files_below
 from backends.near_file import near_file
 from backends.onnx_file import weights_beside
 from backends.regular_file import absent
-from backends.source import is_source
+from backends.source import is_source, not_python
 from gateway.config import config_of, located
 from gateway.deploying.on_machine import SECRETS
 from gateway.documents.faults import ConfigFaults, Fault, Location
@@ -222,7 +222,7 @@ class _Contents:
                 named = [*_named_in(file, code.parent)]
             except (SyntaxError, ValueError) as exc:
                 if file == code:
-                    self._refuse(at, f"{file}: not Python: {exc}", "")
+                    self._refuse(at, not_python(file, exc), "")
                 continue  # of another, such as a template, nobody knows that it is imported
             for path in named:
                 self.take(path)

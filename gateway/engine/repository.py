@@ -103,16 +103,16 @@ class Repository:
     async def start(self) -> None:
         """Load what is to be loaded at start. Raises: GatewayError, that names every model that fails."""
         failed: list[GatewayError] = []
-        for served in self.all_models():
-            if served.wanted:
-                try:
-                    with step(f"loading {served.name}"):
-                        await self._load(served)
-                except GatewayError as exc:
-                    failed.append(exc)
-                    if self._loads_ended:
-                        break
-                    log.warning("%s; the other models are loaded, to name all that fail", exc.message)
+        wanted = [served for served in self.all_models() if served.wanted]
+        for served in wanted:
+            try:
+                with step(f"loading {served.name}"):
+                    await self._load(served)
+            except GatewayError as exc:
+                failed.append(exc)
+                if self._loads_ended or served is wanted[-1]:
+                    break
+                log.warning("%s; the other models are loaded, to name all that fail", exc.message)
         if failed:
             raise _together(failed)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway import __version__
+from gateway.documents.faults import did_you_mean
 from gateway.errors import ConfigError, GatewayError
 from gateway.process.completion import SHELLS, PrintCompletion, completed_by_files
 from gateway.process.console import FORMATS, LEVELS, Speech, words
@@ -21,7 +22,21 @@ _ADDRESS: Final = re.compile(r"[\w.-]+:\d+")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends a faulty command with 2, whether or not its fault can be told, as argparse of later versions does."""
+    """Ends a faulty command with 2, whether or not its fault can be told, as argparse of later versions does.
+
+    What a command does not take it refuses itself: argparse leaves that to the root, whose usage says nothing of it.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            # An option first: what follows it is often its value, and by that another argument is one too many.
+            option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+            if option:
+                meant = did_you_mean(option, self._option_string_actions)
+                self.error("; ".join(filter(None, (f"{option}: unknown option", meant))))
+            self.error(f"{unknown[0]}: one argument too many")
+        return found, unknown
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with contextlib.suppress(OSError):

@@ -13,11 +13,11 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import RemoteDisconnected
+from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.errors import BackendUnreachable, ConfigError, Forbidden, GatewayError, Limited, Unauthenticated
+from gateway.errors import BackendUnreachable, ConfigError, Forbidden, GatewayError, Limited, NotFound, Unauthenticated
 from gateway.process.console import printable
 
 VARIABLE: Final = "GATEWAY_API_KEY"
@@ -26,6 +26,7 @@ _HOW: Final = f"put it into the environment's {VARIABLE}, or name its file with 
 _NOT_YET: Final = 9
 _EXPIRED: Final = 10
 _NAMES: Final = (62, 64)
+_TOLD_CHARS: Final = 1000  # of a server's words
 _REFUSED: Final[dict[int, type[GatewayError]]] = {401: Unauthenticated, 403: Forbidden, 429: Limited}
 
 
@@ -124,6 +125,22 @@ class Credentials:
                 raise BackendUnreachable(words) from exc
             raise
 
+    def asked(self, url: str, *, timeout_s: float) -> bytes:
+        """What a gateway answers at a URL.
+
+        Raises: as `opened`; NotFound or another GatewayError, with its words; BackendUnreachable, if nothing answers in HTTP.
+        """
+        try:
+            with self.opened(url, timeout_s=timeout_s) as answer:
+                body: bytes = answer.read()
+                return body
+        except urllib.error.HTTPError as exc:
+            with exc:
+                words = told(exc.read().decode(errors="replace"))
+            raise (NotFound if exc.code == 404 else GatewayError)(f"{url}: {exc.code}: {words}") from exc
+        except (OSError, ValueError, HTTPException) as exc:  # the latter two of what is no URL, or no HTTP
+            raise unanswered(exc, "/".join(url.split("/")[:3]), timeout_s) from exc
+
     def refused(self, url: str, status: int, answer: str) -> GatewayError:
         """Of an answer with 401, 403 or 429. answer: its body."""
         return _REFUSED[status](f"{url}: {self.refusal(status, told(answer))}")
@@ -146,11 +163,12 @@ class Credentials:
             return f"{where}: it ended the connection without an answer: if it speaks TLS, write {where.replace(':', 's:', 1)}"
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"{where}: {self._distrust(cause)}"
-        broken = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError)
+        broken = isinstance(cause, ConnectionResetError | BrokenPipeError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
         if tls and (broken or getattr(cause, "reason", None) == "SSLV3_ALERT_HANDSHAKE_FAILURE"):
             if self.certificate:
                 return f"{where}: it ended the connection: it may not accept the certificate of --cert {self.certificate}"
-            return f"{where}: it ended the connection: if it asks for a client's certificate, name one with --cert and --key"
+            how = "it may speak no TLS; if it asks for a client's certificate, name one with --cert and --key"
+            return f"{where}: it ended the connection: {how}"
         if not isinstance(cause, ssl.SSLError):
             return ""
         reason = cause.reason or ""
@@ -197,11 +215,29 @@ def credentials(arguments: argparse.Namespace, environment: Mapping[str, str] = 
     return Credentials(ca, certificate, key, shown, source)
 
 
+def unanswered(exc: Exception, url: str, timeout_s: float) -> BackendUnreachable:
+    """What is told of a gateway that was asked in HTTP in vain, with what to do. timeout_s: after which it was given up."""
+    cause = exc.reason if isinstance(exc, urllib.error.URLError) else exc
+    if isinstance(cause, TimeoutError):
+        return BackendUnreachable(f"{url}: no answer within {timeout_s:g} s: is it overloaded, or the address wrong?")
+    if isinstance(cause, BadStatusLine | ConnectionResetError):
+        return BackendUnreachable(f"{url}: no answer in HTTP: name the HTTP port (8000 unless set; 8001 is gRPC)")
+    return BackendUnreachable(
+        f"{url}: no gateway answers ({reason(exc)}): start one, `gateway serve CONFIG`, or name the address of one that runs"
+    )
+
+
+def reason(exc: Exception) -> str:
+    """Why something could not be asked, without the words of Python around it."""
+    cause = exc.reason if isinstance(exc, urllib.error.URLError) else exc
+    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+
+
 def told(answer: str) -> str:
     """A server's words of an error, in one printable line of bounded length; its own JSON has them under `error`."""
     with suppress(ValueError, KeyError, TypeError):
         answer = str(json.loads(answer)["error"])
-    return "" if answer.lstrip().startswith("<") else printable(" ".join(answer[:300].split()))
+    return "" if answer.lstrip().startswith("<") else printable(" ".join(answer[:_TOLD_CHARS].split()))
 
 
 def _said(exc: Exception) -> str:

@@ -42,6 +42,8 @@ _ABSENT: Final = msgspec.Raw()
 _B64: Final = "b64"
 _OBJECTS: Final = re.compile(rb"\s*\[\s*\{")
 _ENCODED: Final = re.compile(rb'\s*\[\s*\{\s*"b64"\s*:')
+_OF_V2: Final = frozenset(("name", "datatype", "shape"))
+_BEGINNING_BYTES: Final = 512
 _EMPTY: Final = re.compile(rb"\s*\[\s*\]\s*")
 _MANY_ROWS: Final = 1 << 10  # of several outputs, an object each
 _MUCH_WORK: Final = 1 << 16  # numbers, or bytes of text, of these
@@ -228,6 +230,8 @@ def _of_rows(rows: _Field, spec: ModelSpec, model: str) -> dict[str, _Field]:
 
 
 def _of_columns(columns: _Field, spec: ModelSpec, model: str) -> dict[str, _Field]:
+    if _is_plainly_v2(columns):
+        raise InvalidArgument(f"malformed request: 'inputs': this is a body of v2: send it to /v2/models/{model}/infer")
     if type(columns) is not msgspec.Raw:
         named = isinstance(columns, dict) and (set(columns) != {_B64} or _B64 in spec.input_by_name)
         return dict(columns) if named else {_the_only(spec, model).name: columns}
@@ -240,6 +244,14 @@ def _of_columns(columns: _Field, spec: ModelSpec, model: str) -> dict[str, _Fiel
     if set(found) == {_B64} and _B64 not in spec.input_by_name:
         return {_the_only(spec, model).name: columns}
     return found
+
+
+def _is_plainly_v2(inputs: _Field) -> bool:
+    """Whether they say of themselves what tensors of v2 say: of a text, in its first bytes."""
+    if type(inputs) is msgspec.Raw:
+        begins = bytes(memoryview(inputs)[:_BEGINNING_BYTES])
+        return _OBJECTS.match(begins) is not None and all(b'"%b"' % key.encode() in begins for key in _OF_V2)
+    return isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], dict) and inputs[0].keys() >= _OF_V2
 
 
 def _the_only(spec: ModelSpec, model: str) -> TensorSpec:

@@ -19,8 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 
-from gateway.process.console import printable
-from gateway.process.credentials import NOTHING_SHOWN, Credentials, told
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, reason, told
 from gateway.wire.http2_frames import PREFACE, settings
 from loadtest.errors import TargetError, UsageError
 from loadtest.load.dialler import host_and_port
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 _ASK_TIMEOUT_S: Final = 5.0
 _MAX_ANSWER_BYTES: Final = 16 << 20
-_TOLD_BYTES: Final = 300  # of an error's text
 REFUSED: Final = (401, 403, 429)
 REFUSED_BY_GRPC: Final = {16: 401, 7: 403}  # UNAUTHENTICATED, PERMISSION_DENIED; what is exhausted may be something else
 _CLOSED: Final = (http.client.RemoteDisconnected, http.client.BadStatusLine, ConnectionResetError)
@@ -249,7 +247,8 @@ def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
             if isinstance(exc, OSError) and (words := address.shown.failed(exc, address.url)):
                 raise TargetError(f"{words}{other if not address.tls else ''}") from exc
             unread = isinstance(exc, http.client.BadStatusLine) and not isinstance(exc, http.client.RemoteDisconnected)
-            raise TargetError(f"{where} cannot be asked: {'it does not answer in HTTP/1.1' if unread else exc}{other}") from exc
+            why = "it does not answer in HTTP/1.1" if unread else reason(exc)
+            raise TargetError(f"{where} cannot be asked: {why}{other}") from exc
     if response.status in REFUSED:
         raise TargetError(f"{address.url}: {address.shown.refusal(response.status, told(body.decode(errors='replace')))}")
     if response.status != 200:
@@ -263,9 +262,9 @@ def _ask_http(address: Address, method: str, path: str, spec: LoadSpec) -> Any:
 
 def _told(content_type: str, body: bytes) -> str:
     """What a server says of an error, in one line; a page for browsers says nothing here."""
-    text = printable(" ".join(body[:_TOLD_BYTES].decode(errors="replace").split()))
-    if content_type == "text/html" or text.startswith("<"):
+    if content_type == "text/html" or body.lstrip().startswith(b"<"):
         return " with a page of HTML: is it a server of the Open Inference Protocol v2?"
+    text = told(body.decode(errors="replace"))
     return f": {text}" if text else ""
 
 

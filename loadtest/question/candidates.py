@@ -304,7 +304,9 @@ class Expansion:
         if not isinstance(model, str) or ":" in model:
             return  # code: its size is known when it is loaded
         if not Path(model).exists():
-            raise UsageError(f"{self.at}: backend: no file {model!r}; paths count from the spec's folder")
+            built = any(backend.get("model") == model and backend.get("build") for backend in self.model.get("backends", ()))
+            remedy = f"`gateway compile {self.file.gateway}` makes it" if built else "paths count from the spec's folder"
+            raise UsageError(f"{self.at}: backend: no file {model!r}; {remedy}")
         size_gib = Path(model).stat().st_size / (1 << 30)
         if self._launched or not instance_type:
             return

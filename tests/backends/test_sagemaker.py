@@ -263,7 +263,7 @@ def transform_fn(model, body, content_type, accept, context):
         ("", "expected one .pt or .pth file, got none"),
         ("max_batch_size = 4\n\ndef model_fn(model_dir): ...\n", "max_batch_size: is of a `predict_fn` that takes lists"),
         ("max_batch_size = len('four')\n", "inference.py:1: max_batch_size: expected a number from 1 to"),
-        ("def model_fn(:\n", "not Python"),
+        ("def model_fn(:\n", "inference.py:1: not Python: invalid syntax; correct that line"),
     ],
 )
 def test_a_package_that_cannot_be_served_says_why(tmp_path: Path, code: str, told: str) -> None:

@@ -206,6 +206,17 @@ def test_what_cannot_be_read_is_400_with_a_sentence(served: Served, model: str, 
     assert said in answer.error
 
 
+@pytest.mark.parametrize("beside", ["", ', "x": NaN'])
+@pytest.mark.parametrize("model", ["echo", "pair", "text"])
+def test_a_body_of_v2_is_told_where_to_go(served: Served, model: str, beside: str) -> None:
+    tensor = b'{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}'
+    answer = ask(served, "POST", f"/v1/models/{model}:predict", b'{"inputs": [%b]%b}' % (tensor, beside.encode()))
+    assert answer.status == 400
+    assert answer.error == f"malformed request: 'inputs': this is a body of v2: send it to /v2/models/{model}/infer"
+    other = ask(served, "POST", f"/v1/models/{model}:predict", b'{"inputs": [{"name": "a", "shape": [1]}]%b}' % beside.encode())
+    assert (other.status, "v2" in other.error) == (400, False)
+
+
 @pytest.mark.parametrize("body", [b"{}", b"", b'{"instances": [{}]}', b'{"inputs": {}}'])
 @pytest.mark.parametrize("model", ["pair", "half", "whole"])
 def test_the_smallest_request_that_an_error_of_v1_shows_is_served(served: Served, model: str, body: bytes) -> None:

@@ -55,6 +55,16 @@ def test_a_model_and_its_backend_can_be_named_in_a_gateway_file(catalogue: Catal
     assert spec.candidates[0].document["models"][0]["backends"][0]["fixed_ms"] == 4
 
 
+def test_a_model_that_the_gateway_file_builds_is_told_to_be_built(catalogue: Catalogue, tmp_path: Path) -> None:
+    backend = {"kind": "onnxruntime", "model": str(tmp_path / "m.onnx")}
+    path = tmp_path / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"models": [{**changed()["model"], "backends": [{**backend, "build": {"source": "m:f"}}]}]}))
+    (told,) = faults_of(
+        catalogue, gateway=str(path), model="adder", candidates=[{"instances": ["c7i.large"], "backend": backend}]
+    )
+    assert told.endswith(f"backend: no file '{tmp_path}/m.onnx'; `gateway compile {path}` makes it")
+
+
 def test_a_price_of_ones_own_needs_no_instance_type(catalogue: Catalogue) -> None:
     own = {"backend": CANDIDATE["backend"], "usd_per_hour": 0.03, "price_source": "electricity and depreciation"}
     (candidate,) = example_spec(catalogue, candidates=[own]).candidates

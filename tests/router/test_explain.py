@@ -44,14 +44,14 @@ def test_a_running_gateway_tells_the_parts_of_every_prediction(tmp_path: Path, c
     assert told["backend"] == "cheap"
     said = capsys.readouterr()
     assert "m version 1, 4 rows, policy cheapest, SLO 200 ms, spill at 100 ms" in said.out
-    assert "404" in said.err
+    assert "route?rows=1: 404: Request for unknown model: 'other' is not found; models here: 'm'\n" in said.err
 
 
 def test_without_one_the_configuration_says_what_it_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "server: {http_port: 1}\n" + TWO
     assert main(["route", "explain", written(tmp_path, text), "m"]) == 0
     said = capsys.readouterr().out
-    assert "no gateway answers at http://127.0.0.1:1" in said
+    assert "http://127.0.0.1:1: no gateway answers (Connection refused): start one, `gateway serve CONFIG`, or " in said
     lines = said.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["cheap", "next", "dear"]
     assert "shadow 50%" in lines[-2]
@@ -182,14 +182,14 @@ def test_what_is_no_answer_is_told_with_where_it_came_from() -> None:
                 ask(url, "m", "", 1)
             assert type(refused.value) is kind
     for body in (b"<html>", b"[]", b"{}"):
-        with answering(200, body) as answers, pytest.raises(BackendUnreachable, match="no gateway answers at"):
+        with answering(200, body) as answers, pytest.raises(BackendUnreachable, match="is no gateway of this kind"):
             ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)
-    with pytest.raises(BackendUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:abc"):
+    with pytest.raises(BackendUnreachable, match=r"^http://127\.0\.0\.1:abc: no gateway answers"):
         ask("http://127.0.0.1:abc", "m", "", 1)
 
 
 def test_the_port_of_grpc_is_told_to_be_none_of_http() -> None:
-    with answering_grpc() as port, pytest.raises(BackendUnreachable, match=f"no gateway answers at http://127.0.0.1:{port}"):
+    with answering_grpc() as port, pytest.raises(BackendUnreachable, match=f":{port}: no answer in HTTP: name the HTTP port"):
         ask(f"http://127.0.0.1:{port}", "m", "", 1)
 
 
@@ -201,7 +201,7 @@ def test_the_gateway_of_a_configuration_is_asked_at_its_port(tmp_path: Path, cap
             assert capsys.readouterr().out == render(told()) + "\n"
     assert len(answers.asked) == 2
     assert main(["route", "explain", written(tmp_path, "server: {http_port: 1, host: '::'}\n" + TWO), "m"]) == 0
-    assert "no gateway answers at http://[::1]:1 " in capsys.readouterr().out
+    assert "http://[::1]:1: no gateway answers (" in capsys.readouterr().out
     assert main(["route", "explain", written(tmp_path, "server: {http_port: null}\n" + TWO), "m"]) == 0
     assert "server.http_port names no port to ask; this is what the configuration says" in capsys.readouterr().out
 

@@ -61,6 +61,7 @@ def test_every_model_that_cannot_load_is_named_with_its_reason(tmp_path: Path) -
         f"{start}failed to load '{name}' version 1: {name}:1/synthetic: failed to load: session 0: told to fail by `fail_opens`"
         for start, name in (("gateway: ", "m"), ("", "n"))
     ]
+    assert done.stderr.count("; the other models are loaded, to name all that fail") == 1  # once m has failed
     assert "Traceback" not in done.stderr
 
 

@@ -268,9 +268,10 @@ NOT_RUN = {
         "ray start",
         "ray up",
     ),
-    "takes over four minutes: demo.py with Ray and a search": (
+    "takes over four minutes: demo.py with Ray and searches": (
         "make demo",
         "loadtest recommend configs/loadtests/minilm-local.yaml",
+        "loadtest recommend configs/loadtests/minilm-space.yaml",
     ),
     "a line that is printed": ("gateway ready http=HOST:PORT grpc=HOST:PORT",),
     "is the set-up without which this is skipped": ("make models/.ready",),

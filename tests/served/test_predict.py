@@ -209,7 +209,11 @@ def test_an_input_that_is_none_is_told(
 def test_a_server_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.json").write_text(PLAIN)
     code, _, err = predict(capsys, "127.0.0.1:1", "double", tmp_path / "in.json")
-    assert (code, "nothing answers at http://127.0.0.1:1/v2/models/double" in err) == (1, True)
+    assert code == 1
+    assert err == (
+        "gateway: http://127.0.0.1:1: no gateway answers (Connection refused): start one, `gateway serve CONFIG`, or name the "
+        "address of one that runs\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,10 +234,11 @@ def test_the_port_of_grpc_and_an_address_that_is_none_are_told(tmp_path: Path, c
     (tmp_path / "in.json").write_text(PLAIN)
     with answering_grpc() as port:
         code, _, err = predict(capsys, f"127.0.0.1:{port}", "double", tmp_path / "in.json")
-    assert (code, f"what listens at http://127.0.0.1:{port} speaks no HTTP" in err) == (1, True), err
+    assert (code, f"http://127.0.0.1:{port}: no answer in HTTP: name" in err) == (1, True), err
     assert "8001 is gRPC" in err
-    code, _, err = predict(capsys, "http://127.0.0.1:abc", "double", tmp_path / "in.json")
-    assert (code, "nothing answers at http://127.0.0.1:abc/v2/models/double" in err) == (1, True)
+    for url, words in (("http://127.0.0.1:abc", "nonnumeric port: 'abc'"), ("http://[::1", "Invalid IPv6 URL")):
+        code, _, err = predict(capsys, url, "double", tmp_path / "in.json")
+        assert (code, f"{url}: no gateway answers ({words})" in err) == (1, True), err
 
 
 @pytest.mark.parametrize("over_the_wire", [False, True])

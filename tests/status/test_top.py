@@ -134,7 +134,7 @@ def test_the_port_of_grpc_is_told_apart(capsys: pytest.CaptureFixture[str]) -> N
     from gateway.commands.top import StatusClient
     from gateway.errors import BackendUnreachable
 
-    with answering_grpc() as port, pytest.raises(BackendUnreachable, match="speaks no HTTP: name the HTTP port"):
+    with answering_grpc() as port, pytest.raises(BackendUnreachable, match="no answer in HTTP: name the HTTP port"):
         StatusClient(f"127.0.0.1:{port}").look()
 
 

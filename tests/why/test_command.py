@@ -118,12 +118,14 @@ def test_a_model_that_is_not_recorded_says_how_to_have_it(overloaded: Served, ca
     assert main(["why", f"http://{overloaded.http}", "--model", "other"]) == 1
     assert "'other' is not found" in capsys.readouterr().err
     assert main(["why", f"http://{overloaded.grpc}"]) == 1  # the other port
-    assert "this port speaks gRPC" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "this port speaks gRPC" in said
+    assert said.count("\n") == 1
 
 
 def test_where_no_gateway_is_the_command_says_what_to_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "http://127.0.0.1:1"]) == 1
-    assert "no gateway answers at" in capsys.readouterr().err
+    assert "http://127.0.0.1:1: no gateway answers (Connection refused): start one, " in capsys.readouterr().err
 
 
 def test_files_that_are_no_recording_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

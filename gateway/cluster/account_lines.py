@@ -95,8 +95,12 @@ class AccountKeeper:
     def _published(self, taken: list[tuple[bytes, ReplicaAccount, int]]) -> None:
         for token, account, number in taken:
             account.published = max(account.published, number)
-            if token in self._lines:
-                self._lines[token].published(account.published)
+            if token in self._lines and not _ended_as_lapsed(self._lines[token], account):
+                self._say(self._lines[token], account)
+
+    def _say(self, line: Channel, account: ReplicaAccount) -> None:
+        line.published(account.published)
+        account.said_ns = time.monotonic_ns()
 
     async def _hold(self, token: bytes, host: str, port: int) -> None:
         await self._started.wait()
@@ -116,7 +120,7 @@ class AccountKeeper:
                 _end(over)
             line.on_told = partial(self._told, line, account)
             line.keep(name, account.number)
-            line.published(account.published)  # of which the replica may not have heard
+            self._say(line, account)  # of which the replica may not have heard
             self._lines[token] = line
             try:
                 await self._silence(account, over)
@@ -137,11 +141,21 @@ class AccountKeeper:
             await asyncio.wait((over,), timeout=self._silent_s)
 
     def _told(self, line: Channel, account: ReplicaAccount, number: int, content: Buffer) -> None:
+        if _ended_as_lapsed(line, account):
+            return
         blocks = read(content)
         if blocks is None or any(kind not in _KINDS or len(state) != len(FIELDS[kind]) for kind, _, state in blocks):
             line.abort()  # of another version: it tells another one
             return
         account.told(number, {Key(kind, labels): state for kind, labels, state in blocks})
+
+
+def _ended_as_lapsed(line: Channel, account: ReplicaAccount) -> bool:
+    """End the line of an account that has lapsed, and with it what waits there: the next says how much of it was taken."""
+    lapsed = account.lapsed(time.monotonic_ns())
+    if lapsed:
+        line.abort()
+    return lapsed
 
 
 def _end(over: "asyncio.Future[None]") -> None:

@@ -4,9 +4,10 @@ All that a replica has counted is parted among accounts. One is a file on its ow
 While none lives there, what comes is told to the account of an ingress elsewhere. That is told its running total, with a
 number, so that to tell it again changes nothing; and it says which number it has published, so that it stays counted if the
 ingress is killed. What it has not said so of is taken to be counted as long as it is heard of now and then; not any more, once
-it was silent for `GIVE_UP_NS`: then it goes to the next, or stays in the file. Should the ingress come back and say that it has
-counted more, the others get so much less of what comes. So nothing is counted twice for longer than that takes, except what an
-ingress published in the moment it was killed, and could not say.
+it was silent for `GIVE_UP_NS`: then it goes to the next, or stays in the file. What comes does so as soon as its connection has
+ended. An ingress that was silent for so long drops what waits for it, and says what it has; the others get so much less of what
+comes. So nothing but what it took between two of its sayings is counted twice, and for no longer than that takes, unless the
+replica ends before, or the ingress published it in the moment it was killed, and could not say.
 
 Both halves are pure: they get what happened, and when.
 """
@@ -45,11 +46,6 @@ class _Account:
 
     def given_up(self, now_ns: int) -> bool:
         return now_ns - self.alive_ns > GIVE_UP_NS
-
-    @property
-    def took_leave(self) -> bool:
-        """It has published all that it was told, as one that ends does, and has gone."""
-        return not self.connected and len(self.sent) == 1
 
     def counted(self, now_ns: int) -> Blocks:
         """As far as is known."""
@@ -111,7 +107,7 @@ class Division:
             self._current = None
             return
         current = self._accounts.get(self._current or "")
-        if current is None or current.given_up(now_ns) or current.took_leave:
+        if current is None or not current.connected or current.given_up(now_ns):
             usable = (name for name, one in self._accounts.items() if one.connected and not one.given_up(now_ns))
             self._current = next(usable, None)
 
@@ -132,11 +128,18 @@ class Division:
 
 
 class ReplicaAccount:
-    """The ingress's half: what one replica has told. number: of the last; published: of the last that is published."""
+    """The ingress's half: what one replica has told. number: of the last; published: of the last that is published.
+
+    said_ns: when it last told the replica so.
+    """
 
     def __init__(self) -> None:
-        self.number = self.published = 0
+        self.number = self.published = self.said_ns = 0
         self.blocks: Blocks = _NOTHING
+
+    def lapsed(self, now_ns: int) -> bool:
+        """Whether the replica may have given it up, and told another what waits here: this process stood still."""
+        return now_ns - self.said_ns > GIVE_UP_NS
 
     def told(self, number: int, blocks: Blocks) -> None:
         """What was told before is in it, and what was told already changes nothing."""

@@ -104,12 +104,13 @@ class HostedModel:
         take_in()
 
     async def close(self) -> None:
-        """End the sessions, and what they run."""
+        """End the sessions. What runs or loads is given up; where nothing does, the model has its time to close."""
         if self._loading is not None:
             self._loading.cancel()
         pools = [self.pool] if self._opening is None else [self.pool, self._opening]
         for pool in (*pools, *self._ending):
-            pool.abort()
+            if pool.busy or pool is self._opening:
+                pool.abort()
         await asyncio.gather(*(pool.close() for pool in pools), *self._ending.values())
 
 

@@ -40,9 +40,9 @@ from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
 from gateway.cluster.control import end_control
-from gateway.cluster.deployments import application, deployer, port_owner
+from gateway.cluster.deployments import INGRESS, application, deployer, port_owner
 from gateway.cluster.head import CONNECT_S, Head
-from gateway.cluster.leaving import end_silent, end_unplaced, replicas_of
+from gateway.cluster.leaving import end_closing, end_silent, end_unplaced, replicas_of
 from gateway.cluster.run_dirs import begin_life, clear_run_dirs, run_dir_name
 from gateway.cluster.serve_instance import serve_instance
 from gateway.cluster.stopping import Stop, StopAsked
@@ -62,6 +62,7 @@ _TOLD_S: Final = 0.5
 # After the drain: the ends of replicas that answer.
 _ENDED_S: Final = 0.5
 _SILENT_S: Final = 1.5
+_CLOSED_S: Final = 1.0  # of those whose models take longer to close than the drain has left them
 # After the drain: what a cluster whose processes are gone gets for answering, instead of UNANSWERED_S.
 _LOST_S: Final = 1.0
 # Who gives up waits so long for whom it was to replace to deploy again.
@@ -451,7 +452,9 @@ def _delete(config: Config, head: Head, watch: _ApplicationWatch, run_dir: str |
                 log.error("the application %s is still being deleted", application)
                 return
             if now > drained:
-                end_silent(replicas, _SILENT_S)
+                answering = end_silent(replicas, _SILENT_S)
+                if now > drained + _CLOSED_S and not followed:
+                    end_closing(answering, application, but=INGRESS)
             elif now > told and not followed:
                 end_unplaced(before)
             seen = replicas_of(application)  # this one's, unless the next look finds another

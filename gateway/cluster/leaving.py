@@ -64,6 +64,17 @@ def end_unplaced(details: Mapping[str, Any]) -> None:
             _kill(replica["actor_name"])
 
 
+def end_closing(replicas: Collection[str], application: str, *, but: str) -> None:
+    """Kill an application's replicas, whose models take long to close, unless one is of the deployment `but`.
+
+    Raises: RayError.
+    """
+    if not any(replica.startswith(_prefix(application, but)) for replica in replicas):
+        for replica in replicas:
+            log.error("replica %s still closed its model after server.drain_timeout_s: killing it", replica)
+            _kill(replica)
+
+
 def _kill(replica: str) -> None:
     with contextlib.suppress(ValueError):  # it has ended
         ray.kill(ray.get_actor(replica, namespace=SERVE_NAMESPACE))

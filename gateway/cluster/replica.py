@@ -259,9 +259,9 @@ class Replica:
         if not self._closed:
             self._closed = True
             self._attendance.close()
-            await self._channel.close()
             self._begin_early()
-            await self._hosted.close()
+            await self._hosted.close()  # for seconds: meanwhile ingresses come to be told what it costs
+            await self._channel.close()
             if self._tracer is not None:
                 await self._loop.run_in_executor(None, self._tracer.close, _TRACES_SENT_S)
             if self._publishing is not None:  # an application's files are removed as soon as its replicas have closed

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.cluster import account_lines
 from gateway.cluster.account_lines import AccountKeeper, AccountTeller
-from gateway.cluster.accounts import ReplicaAccount
+from gateway.cluster.accounts import GIVE_UP_NS, ReplicaAccount
 from gateway.cluster.channel import Answer, ChannelServer, Running, Tell, Tenant
 from gateway.engine.metric_files import Block, read
 from gateway.engine.metrics import Metrics
@@ -106,6 +107,34 @@ def test_an_ingress_says_what_it_has_published_and_so_it_counts_once_if_the_ingr
         account = next(iter(replica.teller._division._accounts.values()))
         number = max(account.sent)
         await until_true(lambda: (how(metrics), min(account.sent) == number)[1])
+        await keeper.close()
+        await replica.server.close()
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+@pytest.mark.parametrize("first", ["reads", "publishes"])
+def test_an_ingress_that_stood_still_leaves_what_waits_to_others_and_says_what_it_has(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(account_lines, "_RETRY_S", 0.0)
+
+    async def test() -> None:
+        keeper, metrics, replica = AccountKeeper(), Metrics(), Replica()
+        metrics.watch_told(keeper)
+        await replica.reached_by(keeper)
+        keeper.start()
+        await until_true(lambda: (replica.tick(40), bool(told(metrics)))[1])
+        (account,), (line,) = keeper._accounts.values(), replica.teller._tell.values()
+        account.said_ns -= 2 * GIVE_UP_NS
+        if first == "publishes":
+            metrics.flush()
+        replica.tick(50)
+        await until_true(lambda: replica.teller._tell and line not in replica.teller._tell.values())
+        assert account.blocks[COST][0] == cost(40)[0]
+        (known,) = replica.teller._division._accounts.values()
+        assert max(known.sent) == account.number
+        await until_true(lambda: (replica.tick(60), 'state="busy",version="1"} 2.0\n' in told(metrics))[1])
         await keeper.close()
         await replica.server.close()
 

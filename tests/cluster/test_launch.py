@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster import launch
+from gateway.cluster import launch, leaving
 from gateway.cluster.deployments import INGRESS
 from gateway.cluster.head import Head
 from gateway.cluster.launch import _failure  # of Serve's status message
@@ -77,3 +77,22 @@ def test_what_somebody_deletes_as_it_loads_over_what_no_gateway_deployed_leaves_
     monkeypatch.setattr(launch, "clear_run_dirs", lambda name, *_, **__: cleared.append(name))
     launch._delete(config(), Head(pytest.fail), watch, "of the application", "")
     assert (cleared, caplog.messages) == (["of the application"], [])
+
+
+def test_models_that_close_for_longer_than_the_drain_are_left_once_no_ingress_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = launch._ApplicationWatch("gateway", pytest.fail)
+    watch.deployed = True
+    there = {f"SERVE_REPLICA::gateway#{name}#x" for name in (INGRESS, "m-1-python")}
+    looks = iter([there, there, there - {f"SERVE_REPLICA::gateway#{INGRESS}#x"}, set(), set()])
+    killed: list[str] = []
+    monkeypatch.setattr(launch, "_TOLD_S", -1000.0)  # the drain is over
+    monkeypatch.setattr(launch, "_DELETED_S", 2000.0)
+    monkeypatch.setattr(watch, "details", lambda: None if killed else deployed(watch.token, "DELETING"))
+    monkeypatch.setattr(watch, "ours", lambda: True)
+    monkeypatch.setattr(launch.serve, "delete", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "replicas_of", lambda _: next(looks))
+    monkeypatch.setattr(launch, "end_silent", lambda replicas, _: replicas)
+    monkeypatch.setattr(launch, "end_control", lambda _: None)
+    monkeypatch.setattr(leaving, "_kill", killed.append)
+    launch._delete(config(), Head(pytest.fail), watch, None, None)
+    assert killed == ["SERVE_REPLICA::gateway#m-1-python#x"]

@@ -515,6 +515,46 @@ def test_a_replica_that_is_closed_waits_for_no_run(isolation: str) -> None:
     run(test)
 
 
+CLOSES = """
+import pathlib, time
+
+class Closes:
+    inputs = outputs = (("INPUT0", "FP32", (-1, 16)),)
+
+    def predict(self, inputs):
+        return inputs
+
+    def close(self):
+        folder = pathlib.Path("{folder}")
+        (folder / "closing").touch()
+        while not (folder / "gate").exists():
+            time.sleep(0.01)
+        (folder / "closed").touch()
+"""
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_model_may_close_at_the_end_and_meanwhile_ingresses_are_told_what_that_costs(isolation: str, tmp_path: Path) -> None:
+    (tmp_path / "closes.py").write_text(CLOSES.format(folder=tmp_path))
+
+    async def test() -> None:
+        replica = await open_replica(kind="python", model=f"{tmp_path}/closes.py:Closes", isolation=isolation)
+        endpoints = await replica._channel.start()
+        ending = asyncio.ensure_future(replica._end())
+        await until_true(lambda: ending.done() or (tmp_path / "closing").exists())
+        channel = await Channel.connect(replica._channel.token, unix=endpoints.unix)
+        channel.keep("account", 0)
+        await until_true(lambda: replica._teller._tell)
+        _, extra = decode_frame(await replica.run(frame()))
+        assert extra["message"].endswith("it was not begun")
+        (tmp_path / "gate").touch()
+        await ending
+        assert (tmp_path / "closed").exists()
+        channel.close()
+
+    run(test)
+
+
 def test_a_replica_that_is_closed_while_it_loads_leaves_nothing() -> None:
     async def test() -> None:
         backend = misbehaving(isolation="process", class_options={"at_load": "hangs"})

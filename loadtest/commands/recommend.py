@@ -236,7 +236,7 @@ async def _search(
         journal.close()
     outcome = await unless_interrupted(with_platform(outcome, launcher), interrupted, outcome)
     if launcher.left_behind:
-        outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
+        outcome = replace(outcome, notes=(*outcome.notes, *((each,) for each in launcher.left_behind)))
     now = datetime.datetime.now(datetime.UTC)
     again = asked_with(arguments)
     return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, asked_with=again)

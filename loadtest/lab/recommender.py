@@ -297,7 +297,7 @@ class Lab:
             # It is the candidate itself, but where an interrupted search goes on.
             failure, answers = await self._ask(self._candidates[experiment.reference], test.files, experiment.seconds)
             if failure and experiment.entrant != experiment.reference:
-                failure = f"cannot be compared: the reference {experiment.reference} {failure}"
+                failure = f"cannot be compared: the reference {failure}"
             self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
             failure, theirs = await self._ask(candidate, test.files, experiment.seconds)

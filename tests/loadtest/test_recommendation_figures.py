@@ -20,7 +20,7 @@ from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
 from loadtest.search.events import UNREACHED, Agreed, Measured, Predicted, Profiled, Timing
-from loadtest.search.standing import SearchOutcome, Standing
+from loadtest.search.standing import Name, SearchOutcome, Standing, listed
 from tests.loadtest.examples import NOW, example_spec
 
 ONE, TWO, THREE, FOUR = (f"{kind}.large synthetic (sessions {n})" for kind in ("c7i", "c8g") for n in (1, 2))
@@ -345,8 +345,24 @@ def test_what_a_proof_would_take_is_told_in_whole_minutes(seconds: float, minute
 
 def test_what_the_decisive_run_says_of_itself_is_a_note() -> None:
     noted = {ONE: [run(ONE, 400, notes=("blocks are short",)), run(ONE, 380, notes=("another",))]}
-    found = told(noted, ONE, notes=("the first",))
-    assert found.notes[:2] == ("the first", f"the run behind {ONE}'s rate: blocks are short")
+    found = told(noted, ONE, notes=(("the first",),))
+    assert found.notes[:2] == ("the first", "the run behind A's rate: blocks are short")
+
+
+def test_candidates_are_letters_where_a_sentence_names_them_and_nowhere_else() -> None:
+    busy = f"busy with other work ({ONE} 1.21 cores)"
+    outs = {TWO: f"{ONE}.py: no module", THREE: f"{ONE} is what it said"}
+    agreed = {TWO: Agreed(TWO, 0.5, 300, "cosine"), ONE: Agreed(ONE, 0.5, 300, "cosine")}
+    named: dict[str, Any] = {"notes": (("the machine of ", Name(TWO), f" failed: {ONE}"),)}
+    named["lacking"] = (("that is too short for ", *listed((TWO, ONE))),)
+    found = told({ONE: [run(ONE, 400, notes=(busy,))]}, ONE, outs=outs, agreed=agreed, reference=TWO, **named)
+    two = found.candidate(TWO).letter
+    assert found.warnings[0] == f"the winner's answers agree only 0.5 with those of {two}; the spec allows it"
+    assert found.notes[:2] == (f"the machine of {two} failed: {ONE}", f"the run behind A's rate: {busy}")
+    assert found.notes[2].endswith(f" before its budget: that is too short for {two}, A")
+    for form in ("text", "md", "html"):
+        shown = " ".join(forms.render(found, form).split())
+        assert all(told in shown for told in (*outs.values(), busy)), form
 
 
 # Fleets.
@@ -451,7 +467,7 @@ def test_the_figures_of_a_mix_are_of_whoever_is_in_it() -> None:
     assert facts(found)[7].label == "a month is what 1 × A costs, the cheapest alone"
     assert [candidate.status for candidate in found.candidates] == ["cheapest alone", "in the fleet", "in the fleet"]
     assert found.leaders == ("B", "C")
-    assert f"the run behind {found.candidates[2].name}'s rate: a stall" in found.notes
+    assert "the run behind C's rate: a stall" in found.notes
     assert "A alone recovers from an overload" in forms.render(found, "html")
     assert "cheapest alone, recovers" not in forms.render(told(BRACKETS, ONE, TWO, verified=True), "html")
 
@@ -610,7 +626,7 @@ def test_a_winner_below_the_default_is_told_with_its_loss() -> None:
         return [line for line in found.warnings if line.startswith("the winner's answers")]
 
     assert loss(Agreed(ONE, 0.9989, 300, "cosine")) == [
-        f"the winner's answers agree only 0.9989 with those of {TWO}; the spec allows it"
+        "the winner's answers agree only 0.9989 with those of B; the spec allows it"
     ]
     assert loss(Agreed(ONE, 0.999, 300, "cosine")) == []
     assert loss(None) == []

@@ -183,7 +183,13 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
     hopeful = (s for s in outcome.standings if s.unreached or (s.predicted_rps and not s.broken))
     undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
     kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
-    return "not proven" if undecided or kept else "no candidate"
+    return "not proven" if undecided or kept or _is_open(outcome) else "no candidate"
+
+
+def _is_open(outcome: SearchOutcome) -> bool:
+    """Whether, without a winner, something was left to try that may find one: no rate is below that of the floor."""
+    missed = outcome.floor is not None and outcome.floor.verdict == "fail"
+    return outcome.winner is None and bool(outcome.lacking) and not missed
 
 
 def _incomparable(outcome: SearchOutcome) -> bool:
@@ -316,7 +322,8 @@ def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> S
     if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
     # At a lower rate it may keep the SLO, or in a run that no stall disturbs.
-    if standing.predicted_rps and not standing.broken and (standing.unclear or (standing.evidence and standing.invalid_runs)):
+    left = standing.invalid_runs or (_is_open(outcome) and standing.tries < MOST_VAIN)
+    if standing.predicted_rps and not standing.broken and (standing.unclear or (standing.evidence and left)):
         return "undecided"
     if standing.unknown:
         return "not measurable"

@@ -211,6 +211,19 @@ def test_without_a_winner_it_depends_on_what_is_known() -> None:
     assert told(undecided).state == "not proven"
 
 
+def test_who_missed_only_rates_that_were_too_high_may_be_the_answer_while_lower_ones_are_left_to_try() -> None:
+    vain = {name: [run(name, 100, "fail", MISSED)] * 4 for name in (TWO, THREE, FOUR)}
+    missed = {**vain, ONE: [run(ONE, 100, "fail", MISSED)]}
+    left: dict[str, Any] = {"lacking": (("that is too short for a run of ", Name(ONE), " at 80.0/s"),), "needed_seconds": 70.0}
+    found = told(missed, **left)
+    assert (found.state, found.candidate(ONE).status, found.candidate(TWO).status) == ("not proven", "undecided", "rejected")
+    assert found.command == "loadtest recommend example.yaml --resume --budget-minutes 2"
+    assert told(missed, needed_seconds=70.0).candidate(ONE).status == "rejected"  # nothing was left to try
+    floor = run(ONE, 13.0, "fail", MISSED, purpose="floor")  # hardly any load is too much already
+    assert told(missed, **left, floor=floor).state == "no candidate"
+    assert told(missed, **left, floor=replace(floor, verdict="undecided")).state == "not proven"
+
+
 def test_whom_the_budget_did_not_reach_leaves_the_answer_open() -> None:
     missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE)}
     unreached: dict[str, Any] = {"predicted": {FOUR: 0.0}, "outs": {FOUR: UNREACHED}}

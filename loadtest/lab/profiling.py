@@ -19,6 +19,7 @@ from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import Timing
 from loadtest.search.prediction import ProfiledService
 from loadtest.search.strategy import powers_up_to
+from loadtest.wording import failures
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
@@ -113,9 +114,7 @@ async def profile(
             if result.succeeded:
                 break
             if set(result.errors) - TOO_LATE:
-                said = {error: f": {words}" for error, words in result.error_samples.items() if words}
-                failed = [f"{count} × {error}{said.get(error, '')}" for error, count in result.errors.items()]
-                raise ProfileFailed(", ".join(failed))
+                raise ProfileFailed(failures(result.errors, result.error_samples))
         else:
             return math.inf
         executed = (await look()).since(before)

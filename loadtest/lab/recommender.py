@@ -423,6 +423,8 @@ class Lab:
             mean_ms=result.latency.mean,
             goodput_rps=result.goodput_rps,
             error_rate=result.error_rate,
+            errors=result.errors,
+            error_samples=result.error_samples,
             overrun=max(each.overrun for each in result.objectives) if len(result.objectives) > 1 else None,
             queue_ms=result.server.queue_ms if result.server else None,
             compute_ms=result.server.compute_ms if result.server else None,

@@ -106,6 +106,8 @@ def build(
     if short and state != "no candidate":  # there it is the answer
         notes.append(short)
     floor = outcome.floor
+    if floor and floor.valid and floor.unanswered:
+        notes.append(f"{letter_of[floor.entrant]}, hardly loaded with {rate(floor.rps)}: {floor.unanswered}")
     found = Recommendation(
         created_at=now.isoformat(timespec="seconds"),
         source=spec.source,
@@ -135,7 +137,7 @@ def build(
         InferenceRecommendations=tuple(
             _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)
         ),
-        floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
+        floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.p99_ms else None,
         generator_limited=limited,
         configuration=configured[lead.entrant.name].document if lead else {},
         configuration_of=lead.entrant.name if lead else None,

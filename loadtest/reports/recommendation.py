@@ -170,7 +170,7 @@ class FleetAtRate:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """If nobody meets the SLO: the best there is, at hardly any load."""
+    """If nobody meets the SLO: the best there is, at hardly any load; None where no request succeeded."""
 
     candidate: str
     rps: float
@@ -203,6 +203,7 @@ class Recommendation:
     configuration_of; empty for a running server. configurations: candidate -> its own, of all of a fleet of several kinds.
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
     pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
+    warnings, notes: what to keep in mind; they name candidates by their letters.
     min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
     with: a candidate's name, or "the expected answers"; "" if nothing was compared. refused: were not started, as they cannot
     work where they were to be launched.

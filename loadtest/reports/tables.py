@@ -101,7 +101,11 @@ def runs(found: Recommendation) -> list[Column]:
             ("blocks", True, lambda pair: str(len(pair[1].blocks)) if pair[1].blocks else ""),
             ("CPU", True, lambda pair: f"{pair[1].cpu_percent:.0f} %" if pair[1].cpu_percent is not None else ""),
             ("seconds", True, lambda pair: f"{pair[1].seconds:.0f}"),
-            ("note", False, lambda pair: pair[1].failure or ("; ".join(pair[1].notes) if not pair[1].valid else "")),
+            (
+                "note",
+                False,
+                lambda pair: pair[1].failure or (pair[1].unanswered if pair[1].valid else "; ".join(pair[1].notes)),
+            ),
         ],
     )
 
@@ -140,4 +144,4 @@ def _agreement(candidate: CandidateReport) -> str:
 
 
 def _measured(run: Measured, value: float) -> str:
-    return figures(value) if run.requests and run.valid and not run.failure else ""
+    return figures(value) if run.requests and run.valid and not run.failure and not run.unanswered else ""

@@ -335,8 +335,9 @@ class _Search:
             return ""
         seen = ""
         if standing.evidence:
-            seen = f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was "
-            seen += "measured" if standing.invalid_runs else "tried"
+            lowest = min(standing.evidence, key=lambda run: run.rps)
+            seen = f"misses the SLO at {rate(lowest.rps)}, the lowest rate that was "
+            seen += ("measured" if standing.invalid_runs else "tried") + f": {lowest.unanswered}" * bool(lowest.unanswered)
         elif run := standing.unclear:
             seen = f"{rate(run.rps)} was tried for a short time: {attained(run.attainment or 0.0)} in the SLO, {run.verdict}"
         if invalid := standing.invalid_runs:

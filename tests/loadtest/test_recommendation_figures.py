@@ -15,7 +15,7 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.fleet import Fleet
 from loadtest.question.spec import SearchSpec
-from loadtest.reports import forms
+from loadtest.reports import forms, tables
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
@@ -273,7 +273,23 @@ def test_a_floor_that_could_not_be_measured_or_that_kept_the_slo_is_no_miss() ->
     )
     assert told(missed, floor=replace(floor, valid=False)).state == "invalid"
     assert told(missed, floor=replace(floor, verdict="pass")).state == "not proven"
-    assert told(missed, floor=replace(floor, blocks=())).floor is None
+    assert told(missed, floor=replace(floor, blocks=(), p99_ms=0.0)).floor is None
+
+
+def test_a_floor_of_errors_only_is_told_as_errors_and_not_as_0_ms() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
+    failed: dict[str, Any] = {"p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0, "error_rate": 1.0}
+    errors = {"errors": {"http 500": 1000}, "error_samples": {"http 500": "boom"}}
+    floor = run(ONE, 13.0, "fail", 0.0, purpose="floor", **failed, **errors)
+    found = told({**missed, ONE: [*missed[ONE], floor]}, floor=floor)
+    assert (found.state, found.floor, facts(found)) == ("no candidate", None, [])
+    one = found.candidate(ONE).letter
+    assert f"{one}, hardly loaded with 13.0/s: 1,000 of 1,000 failed: 1,000 × http 500: boom" in found.notes
+    (row,) = [row for row in zip(*(column.cells for column in tables.runs(found)), strict=True) if "floor" in row]
+    assert "1,000 of 1,000 failed: 1,000 × http 500: boom" in row
+    assert "0" not in row
+    waiting = replace(floor, errors={}, error_samples={}, error_rate=0.0)  # all were cut off by the end of the run
+    assert told(missed, floor=waiting).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests was answered")
 
 
 def test_where_nothing_could_be_compared_nothing_is_known() -> None:

@@ -296,6 +296,7 @@ def test_a_target_that_nobody_answers_at_is_lost(spec: SearchSpec) -> None:
 
     measured = answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, "peak"))
     assert measured.failure == "the target went away: 90 of 100 requests found nobody"
+    assert measured.errors == {"refused": 90}
 
 
 @pytest.mark.parametrize(

@@ -633,6 +633,16 @@ def test_a_rate_is_told_without_an_exponent() -> None:
     assert outcome.standings[1].out == "misses the SLO at 19,218/s, the lowest rate that was tried"
 
 
+def test_of_a_rate_at_which_nothing_succeeded_the_errors_are_told() -> None:
+    asked = asking(1.0)
+    failed = run(
+        "c0", 12, "fail", 0.0, p99_ms=0.0, errors={"timeout": 900, "http 500": 100}, error_samples={"http 500": "boom"}
+    )
+    (standing,) = answered(asked, known(asked, 0.5, (500.0,), failed)).standings
+    told = "1,000 of 1,000 failed: 900 × timeout, 100 × http 500: boom"
+    assert standing.out == f"misses the SLO at 12.0/s, the lowest rate that was tried: {told}"
+
+
 def test_why_each_of_the_others_is_not_ranked() -> None:
     asked = asking(1.0, 1.3, 1.4, 1.0)
     events = known(

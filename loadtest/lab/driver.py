@@ -58,7 +58,7 @@ class _SearchRun:
         self._journal = journal
         self._on_step = on_step
         self.spent = Spent(question)
-        self.unkept: list[str] = []  # why, of each run whose result could not be
+        self.unkept: list[str] = []  # why, for each run whose result could not be kept
         for entry in journal.events:
             self.spent.add(entry)
         self._earlier_usd = self.spent.usd

@@ -23,9 +23,9 @@ from loadtest.wording import failures
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
-WAITED = "timeout"  # the error of a request that we gave up
-# And those with which a server may refuse what it would answer too late.
-REFUSED = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED"}
+TIMEOUT = "timeout"  # the error of a request that got no answer
+# Errors of requests that took too long, or may have, as the server or we see it.
+TOO_LATE = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", TIMEOUT}
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
 TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
 SATURATION_VISITS = 4  # as long as so many visits, with users for full batches on all sessions
@@ -116,8 +116,8 @@ async def profile(
             result = await measure(wanted)
             if result.succeeded:
                 break
-            refused = failures(result.errors, result.error_samples) if set(result.errors) - {WAITED} else ""
-            if set(result.errors) - REFUSED - {WAITED}:
+            refused = failures(result.errors, result.error_samples) if set(result.errors) - {TIMEOUT} else ""
+            if set(result.errors) - TOO_LATE:
                 raise ProfileFailed(refused)
         else:
             return math.inf

@@ -131,7 +131,7 @@ class Lab:
         return f"<Lab with {self._up!r}, {self._count} runs so far>"
 
     def begin(self, earlier: Sequence[Event], *, spent_usd: float) -> None:
-        """earlier: of the search that goes on, with what it has spent of the same money."""
+        """earlier: events of the search that goes on. spent_usd: by it, of the same money."""
         for event in earlier:
             self.remember(event)
         self._count = sum(isinstance(event, Measured) and not cut_off(event) for event in earlier)

@@ -184,9 +184,9 @@ class Recommendation:
     """The whole document.
 
     state: what every output says, and the exit code. proven: the winner's rate passed at 95 % confidence. not proven: a rate
-    only held in the sample, or time ended before anything was decided. no candidate: every one was measured and misses the SLO
-    or the agreement, or does not run; or as many as can be had do not carry target_rps. invalid: what would decide it could not
-    be measured.
+    only held in the sample, or time ended before anything was decided, or while lower rates were left to try. no candidate:
+    every one was measured and misses the SLO or the agreement, or does not run; or as many as can be had do not carry
+    target_rps. invalid: what would decide it could not be measured.
     needed: what a proof would take, in words, and the command for it; where no fleet carries target_rps, what keeps it from
     that. Empty if it is proven, or no amount of time brings it.
     winner, runner_up: the cheapest alone, and the next: names of candidates; None if there is none. proven: state, as a flag.

@@ -41,9 +41,9 @@ class Objective:
 
     def __post_init__(self) -> None:
         if not 0 < self.percentile < 100:
-            raise UsageError(f"objective p{self.percentile:g}: the percentile must lie between 0 and 100, without them")
+            raise UsageError(f"SLO: p{self.percentile:g}: the percentile must lie between 0 and 100, without them")
         if not 0 < self.limit_ms <= sys.float_info.max:
-            raise UsageError(f"objective p{self.percentile:g}: limit {self.limit_ms:g} ms: expected a number above 0")
+            raise UsageError(f"SLO: p{self.percentile:g}: limit {self.limit_ms:g} ms: expected a number above 0")
 
     def __str__(self) -> str:
         prefix = "" if self.metric == "latency" else f"{self.metric}."

@@ -45,6 +45,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def failures(errors: Mapping[str, int], samples: Mapping[str, str]) -> str:
+    """Failed requests by kind, each with a message if there is one: `240 × http 500: boom, 3 × timeout`."""
+    said = {kind: f": {words}" for kind, words in samples.items() if words}
+    return ", ".join(f"{count:,} × {kind}{said.get(kind, '')}" for kind, count in errors.items())
+
+
 def minutes(seconds: float, adjective: str = "") -> str:
     """`1 minute`, `12 more minutes`: rounded up."""
     whole = max(1, math.ceil(seconds / 60))

@@ -113,8 +113,6 @@ def _recommend(arguments: argparse.Namespace) -> int:
         try:
             found = uvloop.run(_search(spec, question, launcher, folder, arguments, meanwhile(arguments), interrupted, shown))
         except asyncio.CancelledError:
-            again = "the same command" + " without --fresh" * arguments.fresh
-            words.warning("loadtest: interrupted: what was measured is kept in %s; %s goes on from there", folder, again)
             if launcher.paid:
                 words.warning("loadtest: %s were spent, and %s", usd(launcher.purse.usd), _removed(launcher))
             return interrupted.exit_code
@@ -231,12 +229,18 @@ async def _search(
     try:
         with interrupted.calls(cancel):
             outcome = await run_search(question, lab, journal, on_step=display.on_step)
+    except asyncio.CancelledError:
+        display.clear()
+        again = "the same command" + " without --fresh" * arguments.fresh
+        kept = f": what was measured is kept in {folder}; {again} goes on from there"
+        words.warning("loadtest: interrupted%s", " before anything was measured" if journal.is_empty else kept)
+        raise
     finally:
         display.clear()
         journal.close()
     outcome = await unless_interrupted(with_platform(outcome, launcher), interrupted, outcome)
     if launcher.left_behind:
-        outcome = replace(outcome, notes=(*outcome.notes, *launcher.left_behind))
+        outcome = replace(outcome, notes=(*outcome.notes, *((each,) for each in launcher.left_behind)))
     now = datetime.datetime.now(datetime.UTC)
     again = asked_with(arguments)
     return build(spec, question, outcome, now=now, machine=machine(), paid=launcher.paid, asked_with=again)

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from loadtest.errors import UsageError
 from loadtest.lab.journal import Journal
 from loadtest.lab.recommender import Lab
 from loadtest.search.events import Entry, Event, Experiment, Paid, Predicted, Question, Spent, Volley
 from loadtest.search.standing import SearchOutcome
 from loadtest.search.strategy import search
+from loadtest.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,14 @@ async def run_search(
             await lab.close()
         finally:
             run.settle()
-    journal.finish()
-    return replace(outcome, usd=run.spent.usd)
+    notes = list(outcome.notes)
+    if run.unkept:
+        notes.append((f"{counted(len(run.unkept), 'run')} could not be kept in `runs/`: {run.unkept[-1]}",))
+    try:
+        journal.finish()
+    except UsageError as exc:
+        notes.append((str(exc),))
+    return replace(outcome, usd=run.spent.usd, notes=tuple(notes))
 
 
 class _SearchRun:
@@ -50,12 +58,11 @@ class _SearchRun:
         self._journal = journal
         self._on_step = on_step
         self.spent = Spent(question)
+        self.unkept: list[str] = []  # why, for each run whose result could not be kept
         for entry in journal.events:
-            if not isinstance(entry, Paid):
-                lab.remember(entry)
             self.spent.add(entry)
         self._earlier_usd = self.spent.usd
-        lab.begin(spent_usd=self._earlier_usd)
+        lab.begin([entry for entry in journal.events if not isinstance(entry, Paid)], spent_usd=self._earlier_usd)
 
     async def execute(self) -> SearchOutcome:
         steps = search(self._question, self._journal.events)
@@ -108,6 +115,10 @@ class _SearchRun:
             if self._lab.paid:
                 event = replace(event, beside_usd=self._unaccounted_usd() - self.spent.own_usd(event))
         self._journal.append(event)
+        try:
+            self._lab.keep(event)
+        except OSError as exc:
+            self.unkept.append(exc.strerror or str(exc))
         self.spent.add(event)
         self._on_step(SearchStep(experiment, event, self.spent.seconds, self.spent.usd))
         return event

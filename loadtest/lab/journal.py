@@ -27,12 +27,14 @@ KINDS: Final[dict[str, type[Entry]]] = {
     "paid": Paid,
 }
 CHANGED: Final = "candidates, prices, SLO, payload or model changed"
+KEPT: Final = "what is there is kept, and the same command goes on from it, without --fresh"
 FINISHED: Final = b'{"finished":true}\n'
 NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 
 class Journal:
     """Life: open, append any number of events, finish if the search did, close. events: found when opened, oldest first.
+    is_empty: nothing that was measured is there.
 
     While it is open no other search has it: the kernel holds a lock on the file, until this process has ended at the latest.
     """
@@ -49,6 +51,7 @@ class Journal:
         with contextlib.ExitStack() as refused:
             self._file: FileIO = refused.enter_context(path.open("a+b", buffering=0))
             self.events = self._begin(question, fresh=fresh, resume=resume)
+            self.is_empty = all(isinstance(event, Paid) for event in self.events)
             refused.pop_all()
 
     def _begin(self, question: Question, *, fresh: bool, resume: bool) -> tuple[Entry, ...]:
@@ -73,22 +76,23 @@ class Journal:
         return events
 
     def append(self, event: Entry) -> None:
-        self._write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n")
+        self._write(msgspec.json.encode({"event": NAMES[type(event)], "data": event}) + b"\n", told=f": {KEPT}")
+        self.is_empty = self.is_empty and isinstance(event, Paid)
 
     def finish(self) -> None:
-        self._write(FINISHED)
+        self._write(FINISHED, told=f": {KEPT}")
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, *, told: str = "") -> None:
         """Raises: UsageError; half of a line is left out by who goes on."""
         left = memoryview(line)
         try:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as exc:
-            raise UsageError(f"{self._path}: cannot be written: {exc.strerror}") from exc
+            raise UsageError(f"{self._path}: cannot be written: {exc.strerror}{told}") from exc
 
 
 def fingerprint(question: Question) -> str:

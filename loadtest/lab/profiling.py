@@ -19,11 +19,13 @@ from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import Timing
 from loadtest.search.prediction import ProfiledService
 from loadtest.search.strategy import powers_up_to
+from loadtest.wording import failures
 
 LEAST_SECONDS = 0.3  # of one visit
 PATIENCE_LIMITS = 5  # a visit without an answer is repeated once, for so many limits
-# Errors of requests that took too long, as the server or we see it.
-TOO_LATE = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", "timeout"}
+TIMEOUT = "timeout"  # the error of a request that got no answer
+# Errors of requests that took too long, or may have, as the server or we see it.
+TOO_LATE = {"http 503", "http 504", "grpc UNAVAILABLE", "grpc DEADLINE_EXCEEDED", TIMEOUT}
 TRAFFIC_VISITS = 4  # as long as so many visits, with open traffic
 TRAFFIC_SHARE = 0.8  # of what full batches on all sessions would carry, and of what saturation did
 SATURATION_VISITS = 4  # as long as so many visits, with users for full batches on all sessions
@@ -98,12 +100,14 @@ async def profile(
     concurrencies = powers_up_to(sessions)
     slice_s = max(LEAST_SECONDS, seconds / (len(rows) * len(concurrencies) * 2 + 1 + SATURATION_VISITS + TRAFFIC_VISITS))
     samples: dict[tuple[int, int], list[tuple[int, float, float, float]]] = {}
+    refused = ""  # what the last visit without a success was answered; "": nothing
 
     async def visit(n: int, k: int) -> float:
         """The model's time; infinite, if no request ended within several limits, or the server shed all of them as late.
 
         A server that ran no batch of n, as it joined requests of several users, has told nothing of n.
         """
+        nonlocal refused
         for duration_s in (slice_s, max(3 * slice_s, PATIENCE_LIMITS * limit_ms / 1e3)):
             before = await look()
             wanted = replace(
@@ -112,10 +116,9 @@ async def profile(
             result = await measure(wanted)
             if result.succeeded:
                 break
+            refused = failures(result.errors, result.error_samples) if set(result.errors) - {TIMEOUT} else ""
             if set(result.errors) - TOO_LATE:
-                said = {error: f": {words}" for error, words in result.error_samples.items() if words}
-                failed = [f"{count} × {error}{said.get(error, '')}" for error, count in result.errors.items()]
-                raise ProfileFailed(", ".join(failed))
+                raise ProfileFailed(refused)
         else:
             return math.inf
         executed = (await look()).since(before)
@@ -128,7 +131,8 @@ async def profile(
         return model_ms or client_ms
 
     if await visit(rows[0], 1) == math.inf:
-        raise ProfileFailed(f"one request alone is not answered within {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms")
+        late = f"one request alone is not answered within {PATIENCE_LIMITS} times the limit of {limit_ms:g} ms"
+        raise ProfileFailed(refused or late)
     samples.clear()  # that was the warm-up
     slower = dict.fromkeys(concurrencies, 1.0)  # than one alone, as far as it is known
     for n in rows:
@@ -145,7 +149,7 @@ async def profile(
         if max(point[1] for point in points) > MUCH_SLOWER * min(point[1] for point in points):
             await visit(n, k)
     if (rows[0], 1) not in samples:
-        raise ProfileFailed("requests that were answered at first were so no longer")
+        raise ProfileFailed("requests that were answered at first were so no longer" + f": {refused}" * bool(refused))
     timings = tuple(Timing(n, k, *_mean(points)[:2]) for (n, k), points in sorted(samples.items()))
     model_ms, _, client_ms = _mean(samples[rows[0], 1])
     saturated_rps = 0.0

@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +48,7 @@ from loadtest.search.events import (
     Profiled,
     Question,
     TakenBack,
+    cut_off,
 )
 from loadtest.search.prediction import Lengths, predicted_rps
 from loadtest.verdict.blocks import suffice
@@ -129,8 +130,11 @@ class Lab:
     def __repr__(self) -> str:
         return f"<Lab with {self._up!r}, {self._count} runs so far>"
 
-    def begin(self, *, spent_usd: float) -> None:
-        """spent_usd: by an earlier search, of the same money."""
+    def begin(self, earlier: Sequence[Event], *, spent_usd: float) -> None:
+        """earlier: events of the search that goes on. spent_usd: by it, of the same money."""
+        for event in earlier:
+            self.remember(event)
+        self._count = sum(isinstance(event, Measured) and not cut_off(event) for event in earlier)
         self._earlier_usd = spent_usd
         self._up = UpCandidates(self._launcher, spent_usd=spent_usd)
 
@@ -151,7 +155,6 @@ class Lab:
         elif isinstance(event, Profiled):
             self._profiles[event.group] = event
         elif isinstance(event, Measured):
-            self._count += 1
             self._disturbed = not event.valid
             if event.valid and not event.failure:
                 self._slowdown[event.entrant] = event.slowdown
@@ -160,6 +163,7 @@ class Lab:
         """left_s: of the budget; soon after it everything ends, whatever it waits for."""
         began_s = time.monotonic()
         candidate = self._candidates[experiment.entrant]
+        self._results.pop(experiment.entrant, None)  # of one that came to nothing after all
         if isinstance(experiment, Predict):
             rps, why = await asyncio.to_thread(self._predict, candidate)
             ceiling_rps = await self._generating.limit_rps(self._spec.payload.protocol) if rps > FAST_RPS else None
@@ -180,11 +184,16 @@ class Lab:
         event = replace(event, seconds=time.monotonic() - began_s)
         if isinstance(event, Profiled | Measured) and event.failure.startswith(CUT_OFF) and candidate not in self._up:
             event = replace(event, start_s=event.seconds)
-        result = self._results.pop(experiment.entrant, None)
-        if isinstance(event, Measured) and self._runs is not None:
-            keep(self._runs, self._count, result)  # numbered as runs end: several may be under way
         self.remember(event)
         return event
+
+    def keep(self, event: Event) -> None:
+        """Keep a run's full result, behind those of the runs before it, once the journal has the event. Raises: OSError."""
+        if not isinstance(event, Measured) or cut_off(event):  # that is no run of the report either
+            return
+        number, self._count = self._count, self._count + 1  # as runs end: several may be under way
+        if self._runs is not None:
+            keep(self._runs, number, self._results.pop(event.entrant, None))
 
     def _failed(self, experiment: Agree | Profile | Load, exc: Exception) -> Event:
         """What to say of an experiment that came to no end. Whose machine was taken back may be started again, and whom the
@@ -297,7 +306,7 @@ class Lab:
             # It is the candidate itself, but where an interrupted search goes on.
             failure, answers = await self._ask(self._candidates[experiment.reference], test.files, experiment.seconds)
             if failure and experiment.entrant != experiment.reference:
-                failure = f"cannot be compared: the reference {experiment.reference} {failure}"
+                failure = f"cannot be compared: the reference {failure}"
             self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
             failure, theirs = await self._ask(candidate, test.files, experiment.seconds)
@@ -423,6 +432,8 @@ class Lab:
             mean_ms=result.latency.mean,
             goodput_rps=result.goodput_rps,
             error_rate=result.error_rate,
+            errors=result.errors,
+            error_samples=result.error_samples,
             overrun=max(each.overrun for each in result.objectives) if len(result.objectives) > 1 else None,
             queue_ms=result.server.queue_ms if result.server else None,
             compute_ms=result.server.compute_ms if result.server else None,

@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -40,7 +40,7 @@ from loadtest.search.events import UNREACHED, Agreed, Measured, Question
 from loadtest.search.knowledge import MOST_INVALID
 from loadtest.search.next_load import MOST_VAIN, PRECISION
 from loadtest.search.ranking import rank
-from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
+from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import clock, differences, letters, percent, rate
 
 CURVE_POINTS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)  # of the best peak: rates of the table of fleets
@@ -91,20 +91,23 @@ def build(
         [_candidate(configured[name], standing, outcome, question, today, mix) for name, standing in standings.items()], outcome
     )
     ranking = rank(question, outcome, seed=spec.seed)
-    notes = list(outcome.notes)
+    letter_of = {report.name: report.letter for report in reports}
+    notes = [_in_letters(note, letter_of) for note in outcome.notes]
     for standing in answering:
         decisive = next(run for run in reversed(standing.evidence) if run.rps == standing.claimed_rps)
-        notes += [f"the run behind {standing.entrant.name}'s rate: {note}" for note in decisive.notes]
+        notes += [f"the run behind {letter_of[standing.entrant.name]}'s rate: {note}" for note in decisive.notes]
     configurations = {name: configured[name].document for name in mix if configured[name].document}
     if configurations and lead:
         notes.append(
-            f"`gateway.yaml` is of {lead.entrant.name} alone: "
+            f"`gateway.yaml` is of {letter_of[lead.entrant.name]} alone: "
             "those of all of the fleet stand under `configurations` in report.json"
         )
-    notes += ended_early(question, outcome)
+    notes += [_in_letters(note, letter_of) for note in ended_early(question, outcome)]
     if short and state != "no candidate":  # there it is the answer
         notes.append(short)
     floor = outcome.floor
+    if floor and floor.valid and floor.unanswered:
+        notes.append(f"{letter_of[floor.entrant]}, hardly loaded with {rate(floor.rps)}: {floor.unanswered}")
     found = Recommendation(
         created_at=now.isoformat(timespec="seconds"),
         source=spec.source,
@@ -134,7 +137,7 @@ def build(
         InferenceRecommendations=tuple(
             _aws(configured[s.entrant.name], s, question, fleet) for s in sorted(ranked, key=_aws_order)
         ),
-        floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.requests else None,
+        floor=Floor(floor.entrant, floor.rps, floor.p50_ms, floor.p95_ms, floor.p99_ms) if floor and floor.p99_ms else None,
         generator_limited=limited,
         configuration=configured[lead.entrant.name].document if lead else {},
         configuration_of=lead.entrant.name if lead else None,
@@ -182,7 +185,13 @@ def _state(question: Question, outcome: SearchOutcome, limited: Sequence[str], *
     hopeful = (s for s in outcome.standings if s.unreached or (s.predicted_rps and not s.broken))
     undecided = any(all(run.verdict != "fail" for run in standing.evidence) for standing in hopeful)
     kept = outcome.floor is not None and outcome.floor.verdict == "pass"  # though its profile said that it could not be
-    return "not proven" if undecided or kept else "no candidate"
+    return "not proven" if undecided or kept or _is_open(outcome) else "no candidate"
+
+
+def _is_open(outcome: SearchOutcome) -> bool:
+    """Whether, without a winner, something was left to try that may find one: no rate is below that of the floor."""
+    missed = outcome.floor is not None and outcome.floor.verdict == "fail"
+    return outcome.winner is None and bool(outcome.lacking) and not missed
 
 
 def _incomparable(outcome: SearchOutcome) -> bool:
@@ -289,15 +298,17 @@ def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | Non
 
 def _loss(reports: Sequence[CandidateReport], answering: Sequence[str | None]) -> list[str]:
     """At what loss those win that the answer is of, where it is one that the default would not allow."""
+    letter_of = {report.name: report.letter for report in reports}
     losses = []
     for report in reports:
         found = report.agreement
         if report.name not in answering or found is None or (found.value is not None and found.value >= MIN_AGREEMENT):
             continue
-        told = f"agree only {agreement_text(found.value or 0.0)} with those of {found.reference}"
+        reference = letter_of.get(found.reference, found.reference)  # the expected answers have none
+        told = f"agree only {agreement_text(found.value or 0.0)} with those of {reference}"
         if found.value is None:
             told = f"could not be judged: {found.failure}"
-        whose = "the winner's answers" if len(answering) == 1 else f"answers of {report.name}"
+        whose = "the winner's answers" if len(answering) == 1 else f"answers of {report.letter}"
         losses.append(f"{whose} {told}; the spec allows it")
     return losses
 
@@ -313,7 +324,8 @@ def _status(standing: Standing, outcome: SearchOutcome, mix: Sequence[str]) -> S
     if standing.claimed_rps:
         return "measured" if standing.out else "finalist"
     # At a lower rate it may keep the SLO, or in a run that no stall disturbs.
-    if standing.predicted_rps and not standing.broken and (standing.unclear or (standing.evidence and standing.invalid_runs)):
+    left = standing.invalid_runs or (_is_open(outcome) and standing.tries < MOST_VAIN)
+    if standing.predicted_rps and not standing.broken and (standing.unclear or (standing.evidence and left)):
         return "undecided"
     if standing.unknown:
         return "not measurable"
@@ -333,22 +345,27 @@ def _order(report: CandidateReport) -> tuple[int, float]:
     return _ORDER.index(report.status), report.cost_per_million_usd or predicted
 
 
-def ended_early(question: Question, outcome: SearchOutcome) -> list[str]:
+def _in_letters(sentence: Sentence, letter_of: Mapping[str, str]) -> str:
+    return "".join(letter_of[part] if isinstance(part, Name) else part for part in sentence)
+
+
+def ended_early(question: Question, outcome: SearchOutcome) -> list[Sentence]:
     """Why the search left some of its budget, in a sentence; none if it did not, or hardly."""
     left_s = question.seconds - outcome.seconds
     if left_s < max(LEAST_SECONDS, SPARE_SHARE * question.seconds):
         return []
     ended = f"the search ended {clock(left_s)} (minutes:seconds) before its budget"
     if outcome.lacking:
-        return [f"{ended}: {'; '.join(outcome.lacking)}"]
+        return [(f"{ended}: ", *tuple(part for each in outcome.lacking for part in ("; ", *each))[1:])]
     tried = [standing for standing in outcome.standings if standing.estimated_rps and not standing.broken]
     if not tried:
-        return [f"{ended}: no candidate was left that could be measured"]
-    if vain := ", ".join(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
-        return [f"{ended}: the last {MOST_INVALID} runs of {vain} were INVALID, and no other could change the answer"]
+        return [(f"{ended}: no candidate was left that could be measured",)]
+    if vain := listed(standing.entrant.name for standing in tried if len(standing.invalid_runs) >= MOST_INVALID):
+        told = " were INVALID, and no other could change the answer"
+        return [(f"{ended}: the last {MOST_INVALID} runs of ", *vain, told)]
     if any(standing.tries >= MOST_VAIN and not standing.peak_rps for standing in tried) and not outcome.winner:
-        return [f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO"]
-    return [f"{ended}: nothing was left to try that could change the answer"]
+        return [(f"{ended}: {MOST_VAIN} runs, ever further down, showed of no rate that it keeps the SLO",)]
+    return [(f"{ended}: nothing was left to try that could change the answer",)]
 
 
 def _short(question: Question, claimed: Sequence[Standing]) -> str:

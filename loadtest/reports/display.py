@@ -105,6 +105,8 @@ class Display:
             offered = f"{rate(event.rps)}  "
             if not event.valid:
                 return offered, f"not counted: {'; '.join(event.notes)}", "yellow"
+            if event.unanswered:
+                return f"{offered}{event.unanswered}  ", *VERDICTS[event.verdict]
             within = f", {attained(event.attainment)} in the SLO  " if event.attainment is not None else "  "
             return f"{offered}p99 {ms(event.p99_ms)} of {self._question.limit_ms:g}{within}", *VERDICTS[event.verdict]
         alone = [timing for timing in event.timings if timing.concurrency == 1]

@@ -138,7 +138,6 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     from rich.text import Text
 
     from loadtest.reports import tables
-    from loadtest.reports.headline import lettered
 
     main = tables.candidates(found)
     kept = NARROW if console.width < 90 else NARROW + WIDE
@@ -150,7 +149,7 @@ def _show_tables(found: "Recommendation", console: "Console") -> None:
     reasons: dict[str, list[str]] = {}
     for candidate in found.candidates:
         if candidate.out and not tables.missed_agreement(candidate):
-            reasons.setdefault(lettered(found, candidate.out), []).append(candidate.letter)
+            reasons.setdefault(candidate.out, []).append(candidate.letter)
     for reason, letters in reasons.items():
         console.print(Text(f"{', '.join(letters)}: {reason}", style="dim"))
     if apart := tables.apart(found):
@@ -245,7 +244,7 @@ def junit(found: "Recommendation") -> str:
     for candidate in found.candidates:
         name = f"{candidate.letter}: {candidate.name}"
         case = ElementTree.SubElement(suite, "testcase", classname=_CASES, name=name)
-        measured, told = _measured(found, candidate)
+        measured, told = _measured(candidate)
         if measured:
             ElementTree.SubElement(case, "system-out").text = told
         else:
@@ -262,20 +261,18 @@ def junit(found: "Recommendation") -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _measured(found: "Recommendation", candidate: "CandidateReport") -> tuple[bool, str]:
+def _measured(candidate: "CandidateReport") -> tuple[bool, str]:
     """Whether anything valid was measured of it, and what that says."""
-    from loadtest.reports.headline import lettered
     from loadtest.search.standing import agreement_text
     from loadtest.wording import rate
 
-    why = lettered(found, candidate.out)
-
+    why = candidate.out
     if candidate.claimed_rps:
         proof = "proven at 95 % confidence" if candidate.max_rps else "not proven"
         return True, f"kept the SLO at {rate(candidate.claimed_rps)}, {proof}"
     agreed = candidate.agreement
     if agreed is not None and not agreed.met and agreed.value is not None:
-        return True, f"agreement {agreement_text(agreed.value)}: {why or lettered(found, agreed.failure)}"
+        return True, f"agreement {agreement_text(agreed.value)}: {why or agreed.failure}"
     if candidate.curve:
         return True, why or f"missed the SLO at {rate(candidate.curve[0].offered_rps)}"
     return False, why or "not measured"

@@ -1,7 +1,6 @@
 """The answer in words: one signal per state, and figures that agree because each is made here, once, for every output."""
 
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,15 +157,7 @@ def price_reservation(types: str, price: PriceReport) -> str:
 def reservations(found: Recommendation) -> list[str]:
     """What to keep in mind, each with what to do where something can be done."""
     refused = [f"refused before it was paid for: {each.name}: {reason}" for each in found.refused for reason in each.reasons]
-    return [*refused, *(lettered(found, line) for line in (*found.warnings, *found.notes))]
-
-
-def lettered(found: Recommendation, text: str) -> str:
-    """A text that names candidates, with their letters instead."""
-    letters = {candidate.name: candidate.letter for candidate in found.candidates}
-    names = "|".join(re.escape(name) for name in sorted(letters, key=len, reverse=True))
-    # A name may be a word that also stands in a path, or in another's name.
-    return re.sub(rf"(?<![\w./-])(?:{names})(?![\w/-]|\.\w|\s\()", lambda name: letters[name[0]], text)
+    return [*refused, *found.warnings, *found.notes]
 
 
 def fleet_told(found: Recommendation, counts: dict[str, int]) -> str:
@@ -237,8 +228,8 @@ def _agreed(found: Recommendation, candidate: CandidateReport, of: str = "") -> 
     agreed = candidate.agreement
     if agreed is None or agreed.value is None or agreed.measured_on == agreed.reference:
         return []
-    with_whom = lettered(found, agreed.reference)
-    label = f"agreement{of} with {with_whom} ({agreed.statistic}, {agreed.inputs} inputs)"
+    names = {each.name: each.letter for each in found.candidates}
+    label = f"agreement{of} with {names.get(agreed.reference, agreed.reference)} ({agreed.statistic}, {agreed.inputs} inputs)"
     return [Fact("agreement", agreement_text(agreed.value), label, candidate.name)]
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from loadtest.lab.runs_folder import file_of
 from loadtest.reports.recommendation import Recommendation
 from loadtest.results import Block, RunResult, read_run
 
@@ -37,7 +38,8 @@ def named(result: RunResult) -> NamedRun:
 def kept(folder: Path, found: Recommendation) -> list[NamedRun]:
     """The runs that a search has kept in its folder, by their numbers; none, if nothing was loaded. Raises: UsageError."""
     count = sum(len(candidate.runs) for candidate in found.candidates)  # files of a higher number are of an earlier search
-    results = {path: read_run(path) for path in sorted((folder / "runs").glob("*.json")) if int(path.stem) < count}
+    paths = [path for number in range(count) if (path := file_of(folder / "runs", number)).exists()]
+    results = {path: read_run(path) for path in paths}
     return [NamedRun(f"{folder.name} {path.stem}", result, result.spec.label) for path, result in results.items()]
 
 

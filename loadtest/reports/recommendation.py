@@ -170,7 +170,7 @@ class FleetAtRate:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """If nobody meets the SLO: the best there is, at hardly any load."""
+    """If nobody meets the SLO: the best there is, at hardly any load; None where no request succeeded."""
 
     candidate: str
     rps: float
@@ -184,9 +184,9 @@ class Recommendation:
     """The whole document.
 
     state: what every output says, and the exit code. proven: the winner's rate passed at 95 % confidence. not proven: a rate
-    only held in the sample, or time ended before anything was decided. no candidate: every one was measured and misses the SLO
-    or the agreement, or does not run; or as many as can be had do not carry target_rps. invalid: what would decide it could not
-    be measured.
+    only held in the sample, or time ended before anything was decided, or while lower rates were left to try. no candidate:
+    every one was measured and misses the SLO or the agreement, or does not run; or as many as can be had do not carry
+    target_rps. invalid: what would decide it could not be measured.
     needed: what a proof would take, in words, and the command for it; where no fleet carries target_rps, what keeps it from
     that. Empty if it is proven, or no amount of time brings it.
     winner, runner_up: the cheapest alone, and the next: names of candidates; None if there is none. proven: state, as a flag.
@@ -203,6 +203,7 @@ class Recommendation:
     configuration_of; empty for a running server. configurations: candidate -> its own, of all of a fleet of several kinds.
     generator_limited: candidates that could not be offered what was needed, so that nothing is known of them.
     pareto_p99, pareto_agreement: where nothing measured is both cheaper and quicker, or cheaper and closer to the reference.
+    warnings, notes: what to keep in mind; they name candidates by their letters.
     min_agreement: what a candidate's answers must reach to win; None: not asked. reference: whose answers they are compared
     with: a candidate's name, or "the expected answers"; "" if nothing was compared. refused: were not started, as they cannot
     work where they were to be launched.

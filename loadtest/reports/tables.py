@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from loadtest.reports.headline import fleet_told, lettered
+from loadtest.reports.headline import fleet_told
 from loadtest.reports.recommendation import CandidateReport, Recommendation
 from loadtest.search.events import Measured
 from loadtest.search.standing import agreement_text
@@ -44,7 +44,7 @@ def candidates(found: Recommendation) -> list[Column]:
             ("p99 ms", True, lambda c: figures(c.p99_ms_at_max) if c.p99_ms_at_max else ""),
             ("USD/million", True, lambda c: usd(c.cost_per_million_usd) if c.cost_per_million_usd else ""),
             ("agreement", True, _agreement),
-            ("why not", False, lambda c: lettered(found, c.out)),
+            ("why not", False, lambda c: c.out),
         ],
     )
 
@@ -59,7 +59,7 @@ def apart(found: Recommendation) -> list[Column]:
             ("agreement", True, _agreement),
             ("inputs", True, lambda c: str(c.agreement.inputs) if c.agreement and c.agreement.inputs else ""),
             ("statistic", False, lambda c: c.agreement.statistic if c.agreement else ""),
-            ("why", False, lambda c: lettered(found, (c.agreement.failure if c.agreement else "") or c.out)),
+            ("why", False, lambda c: (c.agreement.failure if c.agreement else "") or c.out),
         ],
     )
 
@@ -101,7 +101,11 @@ def runs(found: Recommendation) -> list[Column]:
             ("blocks", True, lambda pair: str(len(pair[1].blocks)) if pair[1].blocks else ""),
             ("CPU", True, lambda pair: f"{pair[1].cpu_percent:.0f} %" if pair[1].cpu_percent is not None else ""),
             ("seconds", True, lambda pair: f"{pair[1].seconds:.0f}"),
-            ("note", False, lambda pair: pair[1].failure or ("; ".join(pair[1].notes) if not pair[1].valid else "")),
+            (
+                "note",
+                False,
+                lambda pair: pair[1].failure or (pair[1].unanswered if pair[1].valid else "; ".join(pair[1].notes)),
+            ),
         ],
     )
 
@@ -140,4 +144,4 @@ def _agreement(candidate: CandidateReport) -> str:
 
 
 def _measured(run: Measured, value: float) -> str:
-    return figures(value) if run.requests and run.valid and not run.failure else ""
+    return figures(value) if run.requests and run.valid and not run.failure and not run.unanswered else ""

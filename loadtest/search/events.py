@@ -8,6 +8,7 @@ from typing import Literal
 from loadtest.prices.costs import cost_per_million, fleet_usd_per_hour, replicas_for
 from loadtest.prices.fleet import HEADROOM, Fleet, FleetOption, NoFleet, cheapest_fleet
 from loadtest.results import Verdict
+from loadtest.wording import counted, failures
 
 Purpose = Literal["round", "peak", "overload", "recovery", "floor"]
 
@@ -253,6 +254,7 @@ class Measured:
     endpoint, began_at: what the platform calls the candidate, and when it was loaded (ISO 8601), to ask it for its figures:
     model_latency_ms, overhead_latency_ms are its means; None: it has none.
     overrun: of several objectives, the one that was kept worst: its misses over those that it allows; None: there is but one.
+    errors, error_samples: of requests that failed, as in a run's result. Latencies are of those that succeeded; 0: none did.
     """
 
     entrant: str
@@ -289,6 +291,8 @@ class Measured:
     model_latency_ms: float | None = None
     overhead_latency_ms: float | None = None
     overrun: float | None = None
+    errors: dict[str, int] = field(default_factory=dict)
+    error_samples: dict[str, str] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
@@ -298,6 +302,15 @@ class Measured:
     def attainment(self) -> float | None:
         """Share that met the SLO; None if nothing was measured."""
         return sum(met for _, met in self.blocks) / self.requests if self.requests else None
+
+    @property
+    def unanswered(self) -> str:
+        """What became of the requests, in words, where none succeeded; else ""."""
+        if self.p99_ms or not self.requests:
+            return ""
+        failed = sum(self.errors.values())
+        told = f"{failed:,} of {self.requests:,} failed: {failures(self.errors, self.error_samples)}"
+        return told if failed else f"none of {counted(self.requests, 'request')} was answered"
 
     def share(self, required: float) -> float:
         """What to compare with `required`: the share that met the SLO, or would, were its worst kept objective such a one.

@@ -1,6 +1,7 @@
 """What is known of each candidate from the events so far, and what all of it comes to."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loadtest.prices.fleet import Fleet
@@ -14,6 +15,16 @@ LIKELY_ERROR = 0.1  # of an estimate that nothing bounds from above
 # predictions, good to 25 %. The oftener that was wrong, the less they are worth.
 COLLAPSED = 0.87
 BURST = 0.95  # of a rate that a burst of misses may have spoilt; no more is expected of one that failed
+
+
+class Name(str):
+    """An entrant's, within a sentence: a report puts its letter there. What else is said is shown as it is."""
+
+    __slots__ = ()
+
+
+Sentence = tuple[str, ...]
+"""In parts, of which each entrant is a `Name`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -190,13 +201,18 @@ class SearchOutcome:
     floor: Measured | None
     seconds: float
     usd: float
-    notes: tuple[str, ...]
+    notes: tuple[Sentence, ...]
     needed_seconds: float | None = None
     needed_usd: float = 0.0
     needed_at_least: bool = False
     reference: str = ""
     hoped: Fleet | None = None
-    lacking: tuple[str, ...] = ()
+    lacking: tuple[Sentence, ...] = ()
+
+
+def listed(names: Iterable[str]) -> Sentence:
+    """Several entrants, with commas."""
+    return tuple(part for name in names for part in (", ", Name(name)))[1:]
 
 
 def misses(agreed: Agreed, min_agreement: float | None) -> str:

@@ -32,7 +32,7 @@ from loadtest.search.events import (
 )
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
-from loadtest.search.standing import SearchOutcome, Standing, agreement_text, misses
+from loadtest.search.standing import Name, SearchOutcome, Sentence, Standing, agreement_text, listed, misses
 from loadtest.wording import attained, counted, percent, rate, usd
 
 BOUNDLESS = 1e9  # seconds: more than all that could be measured takes
@@ -63,9 +63,9 @@ class _Search:
         self._known = known
         self._question = known.question
         self._reference = known.question.reference
-        self._notes: list[str] = []
+        self._notes: list[Sentence] = []
         self._unreached: dict[str, list[str]] = {}  # why, in words -> of whom nothing is known
-        self._lacking: tuple[str, ...] = ()
+        self._lacking: tuple[Sentence, ...] = ()
 
     def run(self) -> Generator[Asked, Answered, SearchOutcome]:
         yield from self._agree()
@@ -124,7 +124,7 @@ class _Search:
             known = (self._known.standings[entrant.name].agreement for entrant in entrants)
             event = next((agreed for agreed in known if agreed), None)  # of the reference, or of one that failed as such
             if event is None and reference is not None and reference.failure:
-                event = Agreed(asked.name, failure=f"cannot be compared: the reference {reference.entrant} {reference.failure}")
+                event = Agreed(asked.name, failure=f"cannot be compared: the reference {reference.failure}")
             elif event is None:
                 event = yield from self._compare(asked)
             for entrant in entrants:
@@ -137,7 +137,7 @@ class _Search:
         if self._reference == EXPECTED:
             return None
         asked = (self._question.reference, *self._question.stand_ins)
-        replaced: list[str] = []
+        replaced: list[Sentence] = []
         for place, name in enumerate(asked):
             self._reference = name
             standing = self._known.standings[name]
@@ -147,10 +147,11 @@ class _Search:
                 self._notes += replaced
                 break
             if place + 1 < len(asked):
-                replaced.append(f"the reference {name} {event.failure}: {asked[place + 1]} stands in for it")
+                told = f" {event.failure}: "
+                replaced.append(("the reference ", Name(name), told, Name(asked[place + 1]), " stands in for it"))
         if event.agreement is not None and misses(event, self._question.min_agreement):
-            told = f"agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
-            self._notes.append(f"the reference {event.entrant} {told}")
+            told = f" agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
+            self._notes.append(("the reference ", Name(event.entrant), told))
         return event
 
     def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
@@ -244,7 +245,7 @@ class _Search:
         """Whether it serves its claimed rate after an overload; None if that was not seen."""
         after = [run for run in winner.runs if run.purpose in ("overload", "recovery")]
         if died := next((run.failure for run in after if run.failure), ""):
-            self._note(f"under overload {winner.entrant.name} failed: {died}")
+            self._note("under overload ", Name(winner.entrant.name), f" failed: {died}")
             return False
         if [run.purpose for run in after[-2:]] != ["overload", "recovery"] or not after[-1].valid:
             return None
@@ -252,14 +253,15 @@ class _Search:
         if not math.isclose(last.rps, min(SAFE * winner.claimed_rps, winner.ceiling_rps)):
             return None  # another rate was claimed then
         if last.verdict == "fail":
-            self._note(f"after an overload {winner.entrant.name} misses the SLO at {SAFE:g} of its claimed peak")
+            told = f" misses the SLO at {SAFE:g} of its claimed peak"
+            self._note("after an overload ", Name(winner.entrant.name), told)
             return False
         # One that was too short to decide, and missed the SLO in what was seen, tells neither.
         return True if last.verdict == "pass" or last.share(self._question.required) >= self._question.required else None
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _note(self, *sentence: str) -> None:
+        if sentence not in self._notes:
+            self._notes.append(sentence)
 
     def _seek_floor(self) -> Steps:
         """Nobody meets the SLO: measure what the quickest can do with hardly any load."""
@@ -281,17 +283,17 @@ class _Search:
         unreached = self._unreached.setdefault(lacks, [])
         unreached += [name for name in names if name not in unreached]
 
-    def _what_lacks(self) -> tuple[str, ...]:
+    def _what_lacks(self) -> tuple[Sentence, ...]:
         """As in SearchOutcome; when all loads are done but the check of the winner."""
         if self._unreached:
-            return tuple(f"{lacks} {', '.join(names)}" for lacks, names in self._unreached.items())
+            return tuple((f"{lacks} ", *listed(names)) for lacks, names in self._unreached.items())
         known, asked = self._known, self._question
         for seconds, max_usd in ((asked.seconds, None), (BOUNDLESS, asked.max_usd), (BOUNDLESS, None)):
             if load := next_load(known.with_budget(seconds, max_usd)):
-                run = f"a run of {load.entrant} at {rate(load.rps)}"
+                run = Name(load.entrant), f" at {rate(load.rps)}"
                 check = ", and for the check of the winner behind it" * (known.reserved_seconds() > 0)
-                short = (f"that is too short for {run}{check}",) if seconds != asked.seconds else ()
-                return short if max_usd == asked.max_usd else (*short, f"{self._money_short()} {run}")
+                short = (("that is too short for a run of ", *run, check),) if seconds != asked.seconds else ()
+                return short if max_usd == asked.max_usd else (*short, (f"{self._money_short()} a run of ", *run))
         return ()
 
     def _money_short(self) -> str:
@@ -307,7 +309,7 @@ class _Search:
         for standing in known.contenders:
             standing.out = self._why_not(standing, winner)
         for name, times in known.taken_back.items():
-            self._note(f"the machine of {name} was taken back {counted(times, 'time')}, and another was started")
+            self._note("the machine of ", Name(name), f" was taken back {counted(times, 'time')}, and another was started")
         floor = [run for standing in known.standings.values() for run in standing.runs if run.purpose == "floor"]
         return SearchOutcome(
             standings=tuple(known.standings.values()),
@@ -333,8 +335,9 @@ class _Search:
             return ""
         seen = ""
         if standing.evidence:
-            seen = f"misses the SLO at {rate(min(run.rps for run in standing.evidence))}, the lowest rate that was "
-            seen += "measured" if standing.invalid_runs else "tried"
+            lowest = min(standing.evidence, key=lambda run: run.rps)
+            seen = f"misses the SLO at {rate(lowest.rps)}, the lowest rate that was "
+            seen += ("measured" if standing.invalid_runs else "tried") + f": {lowest.unanswered}" * bool(lowest.unanswered)
         elif run := standing.unclear:
             seen = f"{rate(run.rps)} was tried for a short time: {attained(run.attainment or 0.0)} in the SLO, {run.verdict}"
         if invalid := standing.invalid_runs:

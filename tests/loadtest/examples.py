@@ -112,7 +112,7 @@ def incomparable(why: str = "did not answer") -> Recommendation:
     reference = spec.candidates[0].name
     standings = []
     for standing in outcome.standings:
-        failure = why if standing.entrant.name == reference else f"cannot be compared: {reference} {why}"
+        failure = why if standing.entrant.name == reference else f"cannot be compared: the reference {why}"
         agreed = Agreed(standing.entrant.name, failure=failure)
         standings.append(Standing(standing.entrant, standing.required, standing.limit_ms, agreement=agreed, out=failure))
     silent = replace(outcome, standings=tuple(standings), winner=None, runner_up=None, verified=None, reference=reference)

@@ -72,6 +72,11 @@ def step(experiment: Any, event: Any = None) -> SearchStep:
             "02:13 predict  sessions 2  could not be measured: other work",
         ),
         (
+            LOAD,
+            replace(RUN, verdict="fail", p99_ms=0.0, errors={"http 500": 412}, error_samples={"http 500": "boom"}),
+            f"02:13 peak     sessions 2  412/s  412 of {RUN.requests:,} failed: 412 × http 500: boom  missed",
+        ),
+        (
             Profile(ENTRANT.name, "g", (1, 2), 2, 5.0),
             Profiled("g", (Timing(1, 1, 5.0), Timing(2, 1, 7.5), Timing(2, 2, 9.0)), 0.5, 5.0),
             "02:13 profile  sessions 2  1: 5.00, 2: 7.50 ms by rows",

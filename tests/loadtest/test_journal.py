@@ -68,7 +68,7 @@ def test_a_full_disk_costs_no_event_that_is_there(tmp_path: Path) -> None:
         assert reopened(path) == EVENTS
     with no_file_longer_than(size_bytes + 10):
         journal = Journal(path, QUESTION)
-        with pytest.raises(UsageError, match=f"{path}: cannot be written: File too large"):
+        with pytest.raises(UsageError, match=f"{path}: cannot be written: File too large: what is there is kept"):
             journal.append(EVENTS[0])
         journal.close()
     assert path.stat().st_size == size_bytes + 10

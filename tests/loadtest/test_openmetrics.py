@@ -163,7 +163,7 @@ example = cache(example_recommendation)  # a whole search is simulated
 
 
 def search_folder(folder: Path, runs: int) -> Path:
-    """As a search leaves it: a report, and each run's result; one more of an earlier search."""
+    """As a search leaves it: a report, and each run's result; one more of an earlier search, and a file of somebody else."""
     found = example()
     (folder / "runs").mkdir(parents=True)
     (folder / "report.json").write_text(recommendation_json(found))
@@ -172,6 +172,7 @@ def search_folder(folder: Path, runs: int) -> Path:
         spec = replace(SPEC, label=f"candidate {number % 2}")
         began = f"2026-11-22T20:{number:02}:00+00:00"
         (folder / "runs" / f"{number:03}.json").write_text(to_json(measured(spec, began=began)))
+    (folder / "runs" / "mine.json").touch()
     return folder / "report.json"
 
 

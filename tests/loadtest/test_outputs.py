@@ -16,10 +16,10 @@ from loadtest.errors import ExitCode
 from loadtest.lab.recommender import question_of
 from loadtest.reports import forms, recommendation, tables
 from loadtest.reports.conclusion import ended_early
-from loadtest.reports.headline import Fact, facts, headline, lettered, needed, question
+from loadtest.reports.headline import Fact, facts, headline, needed, question
 from loadtest.reports.recommendation import Recommendation, to_json
 from loadtest.reports.states import SIGNALS
-from loadtest.search.standing import SearchOutcome
+from loadtest.search.standing import Name, SearchOutcome
 from tests.loadtest.examples import EXAMPLES, altered, example_outcome, example_spec, incomparable, told
 from tests.loadtest.simulated_lab import Truth
 
@@ -179,14 +179,6 @@ def test_candidates_are_letters_in_order_of_rank_with_one_legend(name: str) -> N
             assert candidate.name not in text
 
 
-def test_only_whole_names_become_letters() -> None:
-    found = example("proven")
-    short, long = "torch", "torch (sessions 2)"
-    named = (replace(found.candidates[0], name=long), replace(found.candidates[1], name=short), *found.candidates[2:])
-    told = lettered(replace(found, candidates=named), "torch and torch (sessions 2): models/torch.py, torch-fast, torch.")
-    assert told == "B and A: models/torch.py, torch-fast, B."
-
-
 def test_the_evidence_comes_before_the_reservations(name: str) -> None:
     for form in ("text", "md", "html"):
         output = rendered(name, form)
@@ -339,13 +331,15 @@ def test_a_search_that_leaves_some_of_its_budget_says_why() -> None:
     asked = question_of(spec, paid=False)
 
     def note(left_s: float, outcome: SearchOutcome = whole) -> list[str]:
-        return ended_early(asked, replace(outcome, seconds=asked.seconds - left_s))
+        return ["".join(told) for told in ended_early(asked, replace(outcome, seconds=asked.seconds - left_s))]
 
     assert note(80) == []  # of 30 minutes
     assert note(100, whole) == [
         "the search ended 01:40 (minutes:seconds) before its budget: nothing was left to try that could change the answer"
     ]
-    (short,) = note(100, replace(whole, lacking=("that is too short for one", "the rest of $1 does not pay for it")))
+    (short,) = note(
+        100, replace(whole, lacking=(("that is too short for ", Name("one")), ("the rest of $1 does not pay for it",)))
+    )
     assert short.endswith("before its budget: that is too short for one; the rest of $1 does not pay for it")
     busy = altered(whole, lambda run: replace(run, valid=False))
     assert "the last 3 runs of c7i.large synthetic (sessions 2)" in note(100, busy)[0]

@@ -305,15 +305,23 @@ def test_a_visit_without_an_answer_is_repeated_once_for_several_limits() -> None
         assert durations == [pytest.approx(1), pytest.approx(patience_s)]
 
 
-def test_a_server_that_stops_answering_has_no_profile() -> None:
+@pytest.mark.parametrize(
+    ("errors", "told"),
+    [({}, ""), ({"timeout": 2}, ""), ({"http 503": 90, "timeout": 1}, "90 × http 503: full, 1 × timeout")],
+)
+def test_a_server_that_refuses_or_stops_answering_has_no_profile(errors: dict[str, int], told: str) -> None:
     server = Server()
+    silent = dataclasses.replace(run_result(errors=errors), error_samples={"http 503": "full"})
 
     async def measure(spec: LoadSpec) -> RunResult:
-        return await server.measure(spec) if not server.visits else run_result()
+        return await server.measure(spec) if not server.visits else silent
 
     how = {"rows": (1,), "sessions": 1, "limit_ms": 100.0, "measure": measure, "look": server.look}
-    with pytest.raises(ProfileFailed, match="requests that were answered at first were so no longer"):
-        asyncio.run(profile(BASE, seconds=1, **how))  # type: ignore[arg-type]
+    later = "requests that were answered at first were so no longer" + f": {told}" * bool(told)
+    never = told or "one request alone is not answered within 5 times the limit of 100 ms"
+    for words in (later, never):
+        with pytest.raises(ProfileFailed, match=f"^{words}$"):
+            asyncio.run(profile(BASE, seconds=1, **how))  # type: ignore[arg-type]
 
 
 def test_users_are_asked_for_what_others_beside_them_leave_time_for() -> None:

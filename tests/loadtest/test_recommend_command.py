@@ -1,3 +1,4 @@
+import asyncio
 import json
 import signal
 import subprocess
@@ -13,7 +14,10 @@ from gateway.config import load_config
 from loadtest.cli import main, parser
 from loadtest.commands.recommend import asked_with
 from loadtest.errors import ExitCode
+from loadtest.lab.journal import Journal
+from loadtest.lab.recommender import Lab
 from loadtest.reports.recommendation import to_json
+from loadtest.search.events import Paid, Profiled, Question
 from tests.loadtest.examples import DOCUMENT, changed, example_recommendation
 from tests.loadtest.test_spec_agreement import requests_file
 
@@ -127,13 +131,45 @@ def test_a_report_is_told_again_in_another_form(tmp_path: Path, capsys: pytest.C
     assert main(["report", str(tmp_path / "none.json")]) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "measured", "told"),
+    [
+        ([], False, "interrupted before anything was measured"),
+        ([], True, "interrupted: what was measured is kept in {out}; the same command goes on from there"),
+        (
+            ["--fresh"],
+            True,
+            "interrupted: what was measured is kept in {out}; the same command without --fresh goes on from there",
+        ),
+    ],
+)
+def test_an_interruption_tells_what_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    measured: bool,
+    told: str,
+) -> None:
+    async def search(question: Question, lab: Lab, journal: Journal, **how: Any) -> None:
+        if measured:
+            journal.append(Profiled(question.entrants[0].group))
+        journal.append(Paid(0.5))
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("loadtest.lab.driver.run_search", search)
+    out = tmp_path / "out"
+    assert main(["recommend", write(tmp_path), "--out", str(out), *options]) == 128 + signal.SIGINT
+    assert told.format(out=out) in capsys.readouterr().err
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "again"), [([], "the same command"), (["--fresh"], "the same command without --fresh")])
-def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path, options: list[str], again: str) -> None:
+def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path) -> None:
     candidates = [{"instances": ["c7i.large"], "backend": {"kind": "synthetic"}}]
     spec = write(tmp_path, candidates=candidates, launcher={"kind": "local", "stands_for": {"c7i.large": [0]}})
     command = [sys.executable, "-m", "loadtest.cli", "recommend", spec, "--out", str(tmp_path / "results")]
-    command += ["--budget-minutes", "0.4", *options]
+    command += ["--budget-minutes", "0.4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -142,7 +178,7 @@ def test_an_interrupted_search_ends_cleanly_and_can_be_resumed(tmp_path: Path, o
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
-    assert f"; {again} goes on from there" in " ".join(rest.split())
+    assert "; the same command goes on from there" in " ".join(rest.split())
     assert "Traceback" not in rest
     journal = (tmp_path / "results" / "journal.jsonl").read_text()
     assert '"profiled"' in journal

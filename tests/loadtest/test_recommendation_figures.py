@@ -15,12 +15,12 @@ from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.fleet import Fleet
 from loadtest.question.spec import SearchSpec
-from loadtest.reports import forms
+from loadtest.reports import forms, tables
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
 from loadtest.reports.recommendation import Recommendation, read, to_json
 from loadtest.search.events import UNREACHED, Agreed, Measured, Predicted, Profiled, Timing
-from loadtest.search.standing import SearchOutcome, Standing
+from loadtest.search.standing import Name, SearchOutcome, Standing, listed
 from tests.loadtest.examples import NOW, example_spec
 
 ONE, TWO, THREE, FOUR = (f"{kind}.large synthetic (sessions {n})" for kind in ("c7i", "c8g") for n in (1, 2))
@@ -211,6 +211,19 @@ def test_without_a_winner_it_depends_on_what_is_known() -> None:
     assert told(undecided).state == "not proven"
 
 
+def test_who_missed_only_rates_that_were_too_high_may_be_the_answer_while_lower_ones_are_left_to_try() -> None:
+    vain = {name: [run(name, 100, "fail", MISSED)] * 4 for name in (TWO, THREE, FOUR)}
+    missed = {**vain, ONE: [run(ONE, 100, "fail", MISSED)]}
+    left: dict[str, Any] = {"lacking": (("that is too short for a run of ", Name(ONE), " at 80.0/s"),), "needed_seconds": 70.0}
+    found = told(missed, **left)
+    assert (found.state, found.candidate(ONE).status, found.candidate(TWO).status) == ("not proven", "undecided", "rejected")
+    assert found.command == "loadtest recommend example.yaml --resume --budget-minutes 2"
+    assert told(missed, needed_seconds=70.0).candidate(ONE).status == "rejected"  # nothing was left to try
+    floor = run(ONE, 13.0, "fail", MISSED, purpose="floor")  # hardly any load is too much already
+    assert told(missed, **left, floor=floor).state == "no candidate"
+    assert told(missed, **left, floor=replace(floor, verdict="undecided")).state == "not proven"
+
+
 def test_whom_the_budget_did_not_reach_leaves_the_answer_open() -> None:
     missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE)}
     unreached: dict[str, Any] = {"predicted": {FOUR: 0.0}, "outs": {FOUR: UNREACHED}}
@@ -260,7 +273,23 @@ def test_a_floor_that_could_not_be_measured_or_that_kept_the_slo_is_no_miss() ->
     )
     assert told(missed, floor=replace(floor, valid=False)).state == "invalid"
     assert told(missed, floor=replace(floor, verdict="pass")).state == "not proven"
-    assert told(missed, floor=replace(floor, blocks=())).floor is None
+    assert told(missed, floor=replace(floor, blocks=(), p99_ms=0.0)).floor is None
+
+
+def test_a_floor_of_errors_only_is_told_as_errors_and_not_as_0_ms() -> None:
+    missed = {name: [run(name, 100, "fail", MISSED)] for name in (ONE, TWO, THREE, FOUR)}
+    failed: dict[str, Any] = {"p50_ms": 0.0, "p95_ms": 0.0, "p99_ms": 0.0, "error_rate": 1.0}
+    errors = {"errors": {"http 500": 1000}, "error_samples": {"http 500": "boom"}}
+    floor = run(ONE, 13.0, "fail", 0.0, purpose="floor", **failed, **errors)
+    found = told({**missed, ONE: [*missed[ONE], floor]}, floor=floor)
+    assert (found.state, found.floor, facts(found)) == ("no candidate", None, [])
+    one = found.candidate(ONE).letter
+    assert f"{one}, hardly loaded with 13.0/s: 1,000 of 1,000 failed: 1,000 × http 500: boom" in found.notes
+    (row,) = [row for row in zip(*(column.cells for column in tables.runs(found)), strict=True) if "floor" in row]
+    assert "1,000 of 1,000 failed: 1,000 × http 500: boom" in row
+    assert "0" not in row
+    waiting = replace(floor, errors={}, error_samples={}, error_rate=0.0)  # all were cut off by the end of the run
+    assert told(missed, floor=waiting).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests was answered")
 
 
 def test_where_nothing_could_be_compared_nothing_is_known() -> None:
@@ -345,8 +374,24 @@ def test_what_a_proof_would_take_is_told_in_whole_minutes(seconds: float, minute
 
 def test_what_the_decisive_run_says_of_itself_is_a_note() -> None:
     noted = {ONE: [run(ONE, 400, notes=("blocks are short",)), run(ONE, 380, notes=("another",))]}
-    found = told(noted, ONE, notes=("the first",))
-    assert found.notes[:2] == ("the first", f"the run behind {ONE}'s rate: blocks are short")
+    found = told(noted, ONE, notes=(("the first",),))
+    assert found.notes[:2] == ("the first", "the run behind A's rate: blocks are short")
+
+
+def test_candidates_are_letters_where_a_sentence_names_them_and_nowhere_else() -> None:
+    busy = f"busy with other work ({ONE} 1.21 cores)"
+    outs = {TWO: f"{ONE}.py: no module", THREE: f"{ONE} is what it said"}
+    agreed = {TWO: Agreed(TWO, 0.5, 300, "cosine"), ONE: Agreed(ONE, 0.5, 300, "cosine")}
+    named: dict[str, Any] = {"notes": (("the machine of ", Name(TWO), f" failed: {ONE}"),)}
+    named["lacking"] = (("that is too short for ", *listed((TWO, ONE))),)
+    found = told({ONE: [run(ONE, 400, notes=(busy,))]}, ONE, outs=outs, agreed=agreed, reference=TWO, **named)
+    two = found.candidate(TWO).letter
+    assert found.warnings[0] == f"the winner's answers agree only 0.5 with those of {two}; the spec allows it"
+    assert found.notes[:2] == (f"the machine of {two} failed: {ONE}", f"the run behind A's rate: {busy}")
+    assert found.notes[2].endswith(f" before its budget: that is too short for {two}, A")
+    for form in ("text", "md", "html"):
+        shown = " ".join(forms.render(found, form).split())
+        assert all(told in shown for told in (*outs.values(), busy)), form
 
 
 # Fleets.
@@ -451,7 +496,7 @@ def test_the_figures_of_a_mix_are_of_whoever_is_in_it() -> None:
     assert facts(found)[7].label == "a month is what 1 × A costs, the cheapest alone"
     assert [candidate.status for candidate in found.candidates] == ["cheapest alone", "in the fleet", "in the fleet"]
     assert found.leaders == ("B", "C")
-    assert f"the run behind {found.candidates[2].name}'s rate: a stall" in found.notes
+    assert "the run behind C's rate: a stall" in found.notes
     assert "A alone recovers from an overload" in forms.render(found, "html")
     assert "cheapest alone, recovers" not in forms.render(told(BRACKETS, ONE, TWO, verified=True), "html")
 
@@ -610,7 +655,7 @@ def test_a_winner_below_the_default_is_told_with_its_loss() -> None:
         return [line for line in found.warnings if line.startswith("the winner's answers")]
 
     assert loss(Agreed(ONE, 0.9989, 300, "cosine")) == [
-        f"the winner's answers agree only 0.9989 with those of {TWO}; the spec allows it"
+        "the winner's answers agree only 0.9989 with those of B; the spec allows it"
     ]
     assert loss(Agreed(ONE, 0.999, 300, "cosine")) == []
     assert loss(None) == []

@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from loadtest.errors import Interrupted, TargetError
 from loadtest.lab.driver import SearchStep, run_search
-from loadtest.lab.journal import Journal
+from loadtest.lab.journal import FINISHED, Journal
 from loadtest.lab.launchers.launcher import StartFailed, TakenAway, Unaffordable, Unpaid, Usage
 from loadtest.lab.recommender import HARD_END_S, WRAP_UP_S, Lab, question_of
 from loadtest.measuring.progress import Progress
@@ -19,9 +20,10 @@ from loadtest.question.preflight import Refusals
 from loadtest.question.spec import SearchSpec
 from loadtest.results import LoadSpec, RunResult, read_run
 from loadtest.search.budget import decisive_seconds
-from loadtest.search.events import UNREACHED, Load, Measured, Profile, Profiled, cut_off
+from loadtest.search.events import CUT_OFF, UNREACHED, Load, Measured, Profile, Profiled, cut_off
 from loadtest.search.knowledge import Knowledge
 from loadtest.verdict.decision import JudgedRequests, judge
+from tests.file_limit import no_file_longer_than
 from tests.loadtest.examples import example_spec
 from tests.loadtest.made_results import run_result
 
@@ -152,7 +154,9 @@ def test_a_whole_search_measures_predicts_and_finds_the_better(spec: SearchSpec,
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_measures_only_what_is_missing(spec: SearchSpec, tmp_path: Path) -> None:
+def test_an_interrupted_search_measures_only_what_is_missing_though_its_folder_takes_no_more_files(
+    spec: SearchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = FakeLauncher()
     measure = FakeMeasure(launcher)
 
@@ -167,15 +171,26 @@ def test_an_interrupted_search_measures_only_what_is_missing(spec: SearchSpec, t
         searched(spec, launcher, measure, tmp_path, interrupt)
     assert launcher.running == set()  # stopped all the same
     before = len(measure.specs)
-    outcome = searched(spec, launcher, measure, tmp_path)
-    assert len(outcome.standings[0].runs + outcome.standings[1].runs) > 1
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "runs").touch()  # as if there were no room
+    monkeypatch.setattr(Journal, "finish", lambda journal: journal._write(FINISHED * 10_000))
+    with no_file_longer_than(100_000):
+        outcome = searched(spec, launcher, measure, tmp_path)
+    runs = outcome.standings[0].runs + outcome.standings[1].runs
+    assert len(runs) > 1
+    assert outcome.notes[-2:] == (
+        (f"{len(runs) - 1} runs could not be kept in `runs/`: File exists",),
+        (f"{tmp_path / 'journal.jsonl'}: cannot be written: File too large",),
+    )
     assert not any(later.pattern.startswith("users") for later in measure.specs[before:])
 
 
 def answer(lab: Lab, experiment: Any) -> Any:
     async def main() -> Any:
         try:
-            return await lab.answer(experiment)
+            event = await lab.answer(experiment)
+            lab.keep(event)
+            return event
         finally:
             await lab.close()
 
@@ -190,6 +205,16 @@ def test_a_run_without_a_result_leaves_none_of_an_earlier_search(spec: SearchSpe
     launcher.broken.add(two)
     answer(Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent), Load(two, 100.0, 4.0, "peak"))
     assert not kept.exists()
+
+
+def test_the_number_of_a_run_is_its_place_among_those_of_the_report(spec: SearchSpec, tmp_path: Path) -> None:
+    launcher, name = FakeLauncher(), spec.candidates[0].name
+    lab = Lab(spec, launcher, FakeMeasure(launcher), runs=tmp_path)
+    cut = Measured(name, "peak", 100.0, "fail", (), 9.0, failure=f"{CUT_OFF} time ended: {UNREACHED}")
+    lab.begin([Measured(name, "peak", 90.0, "pass", ((200, 200),), 9.0), cut], spent_usd=0.0)
+    lab.keep(cut)
+    answer(lab, Load(name, 100.0, 4.0, "peak"))
+    assert [path.name for path in tmp_path.iterdir()] == ["001.json"]
 
 
 def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> None:
@@ -296,6 +321,7 @@ def test_a_target_that_nobody_answers_at_is_lost(spec: SearchSpec) -> None:
 
     measured = answer(Lab(spec, launcher, measure), Load(spec.candidates[0].name, 10, 5, "peak"))
     assert measured.failure == "the target went away: 90 of 100 requests found nobody"
+    assert measured.errors == {"refused": 90}
 
 
 @pytest.mark.parametrize(

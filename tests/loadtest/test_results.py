@@ -45,7 +45,7 @@ def test_an_slo_is_read_from_yaml() -> None:
         ("p0<5ms", "between 0 and 100"),
         ("p100<5ms", "between 0 and 100"),
         ("p99<0ms", "above 0"),
-        (f"p99<{'9' * 400}s", "objective p99: limit inf ms: expected a number above 0"),
+        (f"p99<{'9' * 400}s", "SLO: p99: limit inf ms: expected a number above 0"),
         ("errors<200%", "below 1"),
         ("errors>1%", "errors>1%"),
     ],

@@ -197,7 +197,7 @@ def test_nothing_is_said_to_be_needed_where_all_were_tried_in_vain() -> None:
 
 def lacking(candidates: tuple[Entrant, ...], truths: dict[str, Truth], **limits: float) -> tuple[str, ...]:
     asked = replace(question(candidates), **limits)  # type: ignore[arg-type]
-    return resumed(asked, SimulatedLab(asked, truths)).lacking
+    return tuple("".join(told) for told in resumed(asked, SimulatedLab(asked, truths)).lacking)
 
 
 def test_what_was_not_measured_for_want_of_time_or_money_is_named() -> None:

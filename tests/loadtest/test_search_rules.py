@@ -587,11 +587,12 @@ def test_what_overload_did_is_told_once_in_words() -> None:
     slow = [run("c0", 735, "fail", MISSED, "overload"), run("c0", 392, "fail", MISSED, "recovery")]
     outcome = asked_next(asked, known(asked, 1700, (500.0,), *runs, *slow))
     assert isinstance(outcome, SearchOutcome)
-    assert (outcome.verified, outcome.notes) == (False, ("after an overload c0 misses the SLO at 0.8 of its claimed peak",))
+    told = "after an overload ", "c0", " misses the SLO at 0.8 of its claimed peak"
+    assert (outcome.verified, outcome.notes) == (False, (told,))
     died = run("c0", 735, "fail", MISSED, "overload", failure="was killed")
     outcome = asked_next(asked, known(asked, 1700, (500.0,), *runs, died))
     assert isinstance(outcome, SearchOutcome)
-    assert (outcome.verified, outcome.notes) == (False, ("under overload c0 failed: was killed",))
+    assert (outcome.verified, outcome.notes) == (False, (("under overload ", "c0", " failed: was killed"),))
 
 
 def test_what_a_proof_would_take_is_a_trial_and_two_starts_and_ends() -> None:
@@ -630,6 +631,16 @@ def test_a_rate_is_told_without_an_exponent() -> None:
     failed = [run("c1", 19_218, "fail", MISSED, purpose) for purpose in ("round", "peak")]
     outcome = answered(asked, known(asked, 10, (500.0, 500.0), run("c0", 460), *failed))
     assert outcome.standings[1].out == "misses the SLO at 19,218/s, the lowest rate that was tried"
+
+
+def test_of_a_rate_at_which_nothing_succeeded_the_errors_are_told() -> None:
+    asked = asking(1.0)
+    failed = run(
+        "c0", 12, "fail", 0.0, p99_ms=0.0, errors={"timeout": 900, "http 500": 100}, error_samples={"http 500": "boom"}
+    )
+    (standing,) = answered(asked, known(asked, 0.5, (500.0,), failed)).standings
+    told = "1,000 of 1,000 failed: 900 × timeout, 100 × http 500: boom"
+    assert standing.out == f"misses the SLO at 12.0/s, the lowest rate that was tried: {told}"
 
 
 def test_why_each_of_the_others_is_not_ranked() -> None:
@@ -742,6 +753,7 @@ def test_a_reference_that_does_not_agree_with_itself_is_told() -> None:
         asked, [Agreed("a", 0.5, 300, "cosine"), Agreed("b", 1.0, 300, "cosine"), Profiled("b", failure="gone")]
     )
     assert isinstance(outcome, SearchOutcome)
-    assert outcome.notes == ("the reference a agrees only 0.5 with itself: its answers differ from one time to the next",)
+    told = "the reference ", "a", " agrees only 0.5 with itself: its answers differ from one time to the next"
+    assert outcome.notes == (told,)
     assert outcome.standings[1].agreement is outcome.standings[0].agreement
     assert outcome.standings[1].out == "agrees 0.5 with the reference, 0.999 is asked"

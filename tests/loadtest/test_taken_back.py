@@ -93,7 +93,7 @@ def test_a_search_asks_again_and_finds_the_same_winner_for_more() -> None:
     again = stop.value.value
     assert (again.winner, again.seconds, again.usd) == (outcome.winner, outcome.seconds, outcome.usd)
     assert again.notes == outcome.notes
-    assert sum("was taken back" in note for note in outcome.notes) == len({event.entrant for event in lost})
+    assert sum("was taken back" in "".join(note) for note in outcome.notes) == len({event.entrant for event in lost})
     for at, event in enumerate(lab.events):
         assert not isinstance(event, TakenBack) or lab.experiments[at] == lab.experiments[at + 1]
 

@@ -57,13 +57,13 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
         return Signature("dict", {}, None)
     untold = ""
     try:
-        hints = get_type_hints(_hinted(function), include_extras=True)
+        hints = _hints(_hinted(function))
     except Exception as exc:  # an annotation may name what only a type checker imports
         hints = {}
         if inspect.isroutine(function):  # other callables have none
             untold = f"its type hints cannot be read ({words_of(exc)})"
     wanted = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    inputs = {parameter.name: hint_of(hints.get(parameter.name)) for parameter in wanted}
+    inputs = {parameter.name: _hint_of(hints.get(parameter.name)) for parameter in wanted}
     of_no_tensor = {
         name: inspect.formatannotation(hints[name], function.__module__)
         for name, hint in inputs.items()
@@ -72,7 +72,7 @@ def signature_of(function: Callable[..., Any], *, method: bool, names: Set[str] 
     whys = [f"the hint of {name}, {hint}, is of no tensor" for name, hint in of_no_tensor.items()]
     defaults = tuple(p.name for p in parameters if p.default is not p.empty)
     if not wanted:
-        hinted = [name for name in defaults if hint_of(hints.get(name))]
+        hinted = [name for name in defaults if _hint_of(hints.get(name))]
         whys += [f"{name} has a default, so it is no input (leave the default out)" for name in hinted]
     untold = untold or "; ".join(whys)
     returned = hints.get("return")
@@ -117,6 +117,30 @@ def _hinted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call if inspect.isfunction(call) and not hasattr(function, "__wrapped__") else function
 
 
+def _hints(of: Any) -> dict[str, Any]:
+    """The type hints of a function or class. Raises whatever evaluating them raises."""
+    return {name: _spelt_out(hint) for name, hint in get_type_hints(of, include_extras=True).items()}
+
+
+def _spelt_out(hint: Any, within: Set[Any] = frozenset()) -> Any:
+    """A type with what its aliases stand for: `type Row = float`, and on Python 3.12 numpy 2.5's own `npt.NDArray`.
+
+    within: the aliases that it is part of; one within itself stays.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    alias = hint if origin is None else origin
+    if origin in (Literal, Union, UnionType):  # of values, and of no tensor
+        return hint
+    first = arguments[:1] if origin is Annotated else arguments
+    spelt = tuple(_spelt_out(argument, within) for argument in first) + arguments[len(first) :]
+    if type(alias).__name__ == "TypeAliasType" and alias not in within:  # of typing or typing_extensions
+        value = alias.__value__
+        if spelt:  # a tuple takes the arguments in the alias's order, and fills in `value` by the way
+            value = get_args(GenericAlias(tuple, (*alias.__type_params__, value))[spelt])[-1]
+        return _spelt_out(value, {*within, alias})
+    return hint if spelt == arguments else origin[spelt if len(spelt) > 1 else spelt[0]]
+
+
 def _takes_dict(hints: Mapping[str, Any], names: list[str], known: Set[str]) -> bool:
     if names[:1] == ["inputs"] and all(name in PARAMETERS for name in names[1:]):
         return names == ["inputs"] or not known >= set(names)
@@ -131,13 +155,11 @@ def _is_mapping(hint: Any) -> bool:
 def _by_output(hint: Any) -> dict[str, Any]:
     """What a return type says of each output, in its own words; of ANY_OUTPUT where it names none."""
     if is_typeddict(hint):
-        hints = get_type_hints(hint, include_extras=True)
-        return {name: get_args(own)[0] if get_origin(own) in _MARKS else own for name, own in hints.items()}
+        hints = _hints_of_fields(hint)
+        said = {name: get_args(own)[0] if get_origin(own) in _MARKS else own for name, own in hints.items()}
+        return said or {ANY_OUTPUT: None}
     if isinstance(hint, type) and issubclass(hint, tuple) and (fields := getattr(hint, "_fields", ())):
-        try:
-            hints = get_type_hints(hint, include_extras=True)
-        except Exception:  # as of a function
-            hints = {}
+        hints = _hints_of_fields(hint)
         return {name: hints.get(name) for name in fields}
     arguments = get_args(hint)
     if get_origin(hint) is tuple:
@@ -149,11 +171,18 @@ def _by_output(hint: Any) -> dict[str, Any]:
     return {"output": hint}
 
 
+def _hints_of_fields(hint: Any) -> dict[str, Any]:
+    try:
+        return _hints(hint)
+    except Exception:  # as of a function
+        return {}
+
+
 def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
     """outputs: of `_by_output`. None, where it leaves one open."""
     if ANY_OUTPUT in outputs:
         return None
-    found = {name: hint_of(own) for name, own in outputs.items()}
+    found = {name: _hint_of(own) for name, own in outputs.items()}
     known = {name: own for name, own in found.items() if own is not None}
     return known if len(known) == len(found) else None
 
@@ -171,7 +200,7 @@ def _of_list(hint: Any) -> Hint | None:
         element = _of_list(own.pop())
         return element and replace(element, shape=None if element.shape is None else (-1, *element.shape))
     try:
-        found = hint_of(hint)
+        found = _hint_of(hint)
     except LoadFailed:  # other text, as a unit is, of what is in a list or a dict
         return None
     return found if found is None or found.scalar is None else replace(found, shape=())
@@ -189,11 +218,11 @@ def _keys(hint: Any) -> dict[str, bool]:
     """Of a TypedDict, and whether each is required; of another type, none."""
     if not is_typeddict(hint):
         return {}
-    marks = {name: get_origin(own) for name, own in get_type_hints(hint, include_extras=True).items()}
+    marks = {name: get_origin(own) for name, own in _hints_of_fields(hint).items()}
     return {name: mark is Required if mark in _MARKS else name in hint.__required_keys__ for name, mark in marks.items()}
 
 
-def hint_of(hint: Any) -> Hint | None:
+def _hint_of(hint: Any) -> Hint | None:
     """What one annotation says of a tensor; None: it is none of a tensor. Raises: LoadFailed, for an unknown datatype."""
     datatype: str | None = None
     shape: tuple[int, ...] | None = None

@@ -233,9 +233,8 @@ def test_parameters_that_keep_their_defaults_are_noted(tmp_path: Path) -> None:
 
 
 HINTS_OF_NO_TENSOR = """
+from datetime import date
 from functools import partial
-from pathlib import Path
-from typing import Optional
 
 class Asked: ...
 
@@ -243,7 +242,7 @@ class OfTexts:
     def predict(self, texts: list[str]) -> list[str]:
         return texts
 
-def of_maybe(text: Optional[str], file: Path) -> str: ...
+def of_maybe(text: str | None, day: date) -> str: ...
 
 class OfDefaults:
     def predict(self, text: str = "an example", n: int = 1, other=None) -> str: ...
@@ -260,7 +259,7 @@ bound = partial(lambda x, y: x, y=1)
     ("name", "words"),
     [
         ("OfTexts", "the hint of texts, list[str], is of no tensor"),
-        ("of_maybe", "the hint of text, Optional[str], is of no tensor; the hint of file, pathlib.Path, is of no tensor"),
+        ("of_maybe", "the hint of text, str | None, is of no tensor; the hint of day, datetime.date, is of no tensor"),
         ("of_asked", "the hint of asked, Asked, is of no tensor"),
         ("OfDefaults", "text has a default, so it is no input (leave the default out); n has a default"),
         ("bound", "nothing says its inputs"),

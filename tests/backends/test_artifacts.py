@@ -66,7 +66,7 @@ FILES = [
     ("m.pt", archive("m/data.pkl", data=CHECKPOINT), "a checkpoint, whose weights are its 'model_state_dict'"),
     ("m.ckpt", archive("m/data.pkl", data=LIGHTNING), "a checkpoint of Lightning, whose weights are its 'state_dict'"),
     ("m.pth", archive("m/data.pkl", "m/version", data=MODULE), "a pickled module (__main__.Net)"),
-    ("m.pt", archive("m/data.pkl", data=pickle.dumps(Trap(), 4)), "a pickled module (io.open)"),
+    ("m.pt", archive("m/data.pkl", data=pickle.dumps(Trap(), 4)), f"a pickled module ({open.__module__}.open)"),
     ("m.pt", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "a file of torch.save as before PyTorch 1.6"),
     ("m.pkl", pickle.dumps(Trap()), "a pickle"),
     ("m.joblib", b"\x78\x9ccompressed", "a pickle"),

@@ -6,16 +6,17 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import typing_extensions
 
 from backends.base import ExecutionFailed, InputRefused, LoadFailed, OutputsRefused, TensorSpec
 from backends.datatypes import NUMPY, as_array
-from backends.signatures import ANY_OUTPUT, Hint, call_by_name, stream_by_name
-from backends.type_hints import hint_of, signature_of
+from backends.signatures import ANY_OUTPUT, Hint, Signature, call_by_name, stream_by_name
+from backends.type_hints import signature_of
 
 HINTS: list[tuple[Any, TensorSpec | None]] = [
     (Annotated[npt.NDArray[np.float32], (-1, 4)], TensorSpec("x", "FP32", (-1, 4))),
@@ -42,13 +43,74 @@ HINTS: list[tuple[Any, TensorSpec | None]] = [
 
 @pytest.mark.parametrize(("hint", "spec"), HINTS, ids=lambda value: str(value)[:60])
 def test_a_hint_says_datatype_and_shape(hint: Any, spec: TensorSpec | None) -> None:
-    found = hint_of(hint)
+    found = hinted(x=hint).inputs.get("x")
     assert (found.spec("x") if found is not None else None) == spec
+
+
+def hinted(**hints: Any) -> Signature:
+    def predict(x): ...  # type: ignore[no-untyped-def]
+
+    predict.__annotations__ = {"return" if name == "returned" else name: hint for name, hint in hints.items()}
+    return signature_of(predict, method=False)
+
+
+ALIAS_TYPES = {typing_extensions.TypeAliasType, getattr(typing, "TypeAliasType", typing_extensions.TypeAliasType)}
+
+
+@pytest.mark.parametrize("alias", ALIAS_TYPES, ids=lambda alias: alias.__module__)
+def test_an_alias_of_a_type_says_what_the_type_says(alias: Any) -> None:
+    T = TypeVar("T")
+    U = TypeVar("U")
+    Array = alias("Array", np.ndarray[tuple[Any, ...], np.dtype[T]], type_params=(T,))  # as numpy 2.5 has NDArray
+    Rows = alias("Rows", Annotated[Array[np.float32], (-1, 4)])
+    for hint in (Rows, Annotated[Array[np.float32], (-1, 4)], Annotated[Annotated[Array[np.int8], "FP32"], (-1, 4)]):
+        assert hinted(x=hint).input_specs() == (TensorSpec("x", "FP32", (-1, 4)),)
+    Four, Single = alias("Four", Literal[4]), alias("Single", np.float32)
+    sized = hinted(x=np.ndarray[alias("Shape", tuple[int, Four]), np.dtype[Single]])
+    assert sized.input_specs() == (TensorSpec("x", "FP32", (-1, 4)),)
+    Row, Pair = alias("Row", Single), alias("Pair", tuple[T, U], type_params=(U, T))
+    by_row = hinted(x=Row, returned=alias("Parts", Iterator[Pair[Row, str]]))
+    assert (by_row.style, by_row.in_parts, by_row.input_specs()) == ("rows", True, (TensorSpec("x", "FP32", (-1,)),))
+    assert [spec.datatype for spec in by_row.output_specs() or ()] == ["BYTES", "FP32"]
+    Lists = alias("Lists", list[Row])
+
+    class Answer(TypedDict, total=False):
+        a: Required[Row]
+        b: Lists
+
+    by_key = hinted(x=Row, returned=alias("Alias", Answer))
+    assert (by_key.keys, by_key.of_lists["b"].shape) == ({"a": True, "b": False}, (-1, -1))
+    assert hinted(x=alias("Inputs", dict[str, Rows])).style == "dict"
+    assert hinted(x=Rows, returned=alias("Values", Sequence[Row])).in_sequence
+    assert not hinted(x=alias("Anything", Any)).untold
+    assert hinted(x=Rows, returned=alias("Maybe", float | None)).outputs is None
+
+
+class TypeAliasType:
+    """As the statement `type` makes it: what it stands for is evaluated when it is asked for."""
+
+    def __init__(self, value: Callable[[], Any]) -> None:
+        self._value = value
+
+    @property
+    def __value__(self) -> Any:
+        return self._value()
+
+
+def test_an_alias_within_itself_says_no_tensor() -> None:
+    tree: Any = TypeAliasType(lambda: list[tree])
+    signature = hinted(x=float, returned=tree)
+    assert (signature.outputs, signature.of_lists) == (None, {})
+
+
+def test_an_alias_that_cannot_be_evaluated_is_named() -> None:
+    row = TypeAliasType(lambda: nothing_of_this_name)  # type: ignore[name-defined]  # noqa: F821
+    assert hinted(x=row).untold == "its type hints cannot be read (NameError: name 'nothing_of_this_name' is not defined)"
 
 
 def test_an_unknown_datatype_in_a_hint_is_named() -> None:
     with pytest.raises(LoadFailed, match="datatype 'FLOAT32' in a type hint: expected one of BOOL"):
-        hint_of(Annotated[np.ndarray, "FLOAT32", (1,)])
+        hinted(x=Annotated[np.ndarray, "FLOAT32", (1,)])
 
 
 Rows = Annotated[npt.NDArray[np.float32], (-1, 2)]
@@ -244,6 +306,10 @@ def test_annotations_that_cannot_be_evaluated_are_no_hints() -> None:
         ...
 
     assert signature_of(predict, method=False).style == "names"
+
+    Fields = TypedDict("Fields", {"y": "nothing.of_this_name"})  # type: ignore[name-defined]  # noqa: F821, UP013
+    signature = hinted(x=float, returned=Fields)
+    assert (signature.outputs, signature.keys) == (None, {})
 
 
 X = np.ones((3, 2), np.float32)

@@ -101,6 +101,12 @@ class Expected(NamedTuple):
         """T(rows)."""
         return self.curve.shape[self.curve.at(rows)] * self.level
 
+    def alone_ns(self, rows: int, workers: int) -> float:
+        """Until a request of so many rows, were it alone, would be done: more than a batch takes turns of all workers."""
+        curve = self.curve
+        turns, last = divmod(rows - 1, workers * curve.sizes[-1])
+        return (turns * curve.shape[-1] + self.margin * curve.shape[curve.at(last + 1)]) * self.level
+
 
 class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.

@@ -189,6 +189,10 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, de
         looked_at += other.rows
         if theirs is None:
             continue
+        _, _, last_ns, last_rows, _ = other.entries[-1]
+        # Mostly even a whole batch would be in time, so that there is no need to ask.
+        if (last_ns < now_ns + theirs.due_ns or last_rows > theirs.rows) and other.is_hopeless(now_ns):
+            continue
         batches, more = divmod(other.rows, theirs.rows)
         apart_ns = batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
         if joined(other.group, own.group):

@@ -306,6 +306,14 @@ class Queue:
         """Whether deadlines may stand in the queue behind later ones."""
         return self._low_ns != NEVER
 
+    def is_hopeless(self, now_ns: int) -> bool:
+        """Whether by what was told of it all that waits, and something does, would be late even alone: so it will be shed."""
+        ahead = self.outlook
+        if ahead is None:
+            return False
+        _, _, deadline_ns, rows, _ = self.entries[-1]
+        return now_ns + ahead.pace.alone_ns(rows, ahead.workers) > deadline_ns
+
     @property
     def oldest_ns(self) -> int:
         """The earliest arrival; `NEVER` if nothing waits."""

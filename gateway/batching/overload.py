@@ -136,8 +136,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, own: int, key: int, d
     several = len(state.queues) > 1
     if several and not ahead.together:
         return _missing_among(ahead, queue, state, own, deadline_ns, now_ns)
-    rows, busy, due_ns, pace = ahead.rows, ahead.busy, ahead.due_ns, ahead.pace
-    most = pace.curve.sizes[-1]
+    rows, busy, due_ns = ahead.rows, ahead.busy, ahead.due_ns
     waiting = state.rows - ahead.spare
     if len(running) == 1:  # in the shortest way: it is asked for each that is refused
         (batch,) = running
@@ -151,7 +150,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, own: int, key: int, d
         for each in state.queues.values() if several else (queue,):
             for entry in each.entries:
                 if waiting < rows or entry[2] >= (
-                    late_ns if entry[3] <= most else soonest_ns + pace.alone_ns(entry[3], ahead.workers)
+                    late_ns if entry[3] <= rows else soonest_ns + ahead.pace.alone_ns(entry[3], ahead.workers)
                 ):
                     break
                 waiting -= entry[3]
@@ -161,8 +160,8 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, own: int, key: int, d
         soonest_ns = max(now_ns, free[place]) + rounds * ahead.full_ns
     if several or now_ns < state.mixed_until_ns:
         due_ns = ahead.least_ns  # the batch may be without the longest, or smaller, as lower classes make room
-    if own > most:
-        due_ns = pace.alone_ns(own, ahead.workers)
+    if own > rows:
+        due_ns = ahead.pace.alone_ns(own, ahead.workers)
     late_ns = soonest_ns + due_ns - deadline_ns
     return late_ns if late_ns > 0.0 else 0.0
 

@@ -67,7 +67,7 @@ from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlo
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
 from gateway.batching.service_curve import ServiceCurve
 from gateway.batching.service_model import ServiceModel
-from gateway.batching.shedding import shed_front, shed_hopeless, shed_lower, stepped, sure
+from gateway.batching.shedding import shed_front, shed_hopeless, shed_late, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
 
 _PRODUCTIVE: Final = 0.95
@@ -191,7 +191,7 @@ class Adaptive:
         view = View(stream, workers - 1, now_ns, 1, _FRESH * slo_ns)
         margin = stream.margin
         _, foreseen = self._fresh(queue, stream, view, slo_ns, state, True)
-        if foreseen is None or not missing_ns(foreseen, queue, state, NEVER, now_ns + slo_ns, now_ns):
+        if foreseen is None or not missing_ns(foreseen, queue, state, 1, NEVER, now_ns + slo_ns, now_ns):
             foreseen, stream.margin = None, margin
         queue.outlook = foreseen
 
@@ -235,7 +235,7 @@ class Adaptive:
         view = View(stream, busy, now_ns, free_slots, None if slo_ns is None else _FRESH * slo_ns)
         last = len(view.sizes) - 1
         shed: list[Entry] = []
-        if slo_ns is not None and first[2] < now_ns + view.expected_ns(first[3]) * view.margin:
+        if slo_ns is not None and first[2] < now_ns + view.alone_ns(first[3], view.margin):
             hope = self._hope(view, state, now_ns)
             waiting -= shed_hopeless(queue, view, hope, shed)
             if not waiting:
@@ -244,12 +244,12 @@ class Adaptive:
                 stale = now_ns - stream.learned_ns >= STALE_NS
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
-                    if tried and stream.own:
-                        stream.curve.doubt()
                 else:
                     tried = stale or expected_ns * hope > fresh_ns
                 if not tried:
                     return Decision(0, shed=shed)
+                if stale and stream.own:
+                    stream.curve.doubt()
                 self._try_ns = now_ns + round(expected_ns * (1 + _BETWEEN_TRIES))
                 return Decision(shed.pop()[3], "probe", None, shed)
             first = entries[len(shed)]
@@ -312,8 +312,8 @@ class Adaptive:
                 reason = "hold"
         stream.held = NOT_HELD
         rows = stepped(view, max(min(view.sizes[index], waiting), first[3]), self._limits)
-        if queue.has_lower_class and slo_ns is not None:
-            rows -= shed_lower(queue, view, rows, shed)
+        if slo_ns is not None and (queue.has_lower_class or queue.rows - len(entries) >= view.sizes[-1]):
+            rows = shed_late(queue, view, rows, shed)
             if not rows:
                 return Decision(0, shed=shed, outlook=foreseen)
         if alone or state.rows == queue.rows:

@@ -357,7 +357,7 @@ class Batcher(Untold):
         mixed = state.requests and now_ns < state.mixed_until_ns  # of several classes: it may pass some of them
         key = virtual_deadline(request, deadline_of(request, slo_ns, state.reserved_ns)) if mixed else None
         told = forecast(self.service, state, group, rows, now_ns, free_slots, slo_ns, streams=self.streams, mean=mean, key=key)
-        return unless_refused(told, state, group, request, slo_ns, now_ns)
+        return unless_refused(told, state, group, request, rows, slo_ns, now_ns)
 
     def wait_ns(self, now_ns: int, free_slots: int) -> float:
         """How long until a worker is predicted to be free; 0: one is, or none lives."""

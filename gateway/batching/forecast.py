@@ -96,7 +96,7 @@ def forecast(
     rounds, place = divmod(batches, len(free))
     ahead_ns = free[place] - free[0] + rounds * batch_ns
     if len(state.queues) > 1:
-        ahead_ns += _others_ns(service, state, group, max(1, workers), slo_ns, key) / len(free)
+        ahead_ns += _others_ns(service, state, group, max(1, workers), slo_ns, key, now_ns) / len(free)
     own_ns = shape[curve.at(total - batches * cap_rows)] * level * spread
     return Forecast(free[0], ahead_ns, own_ns, batch_ns, workers, True)
 
@@ -167,7 +167,9 @@ def _residual_ns(service: ServiceModel, batch: Batch, now_ns: int) -> float:
     return abs(batch.closed_ns + expected_ns - now_ns)
 
 
-def _others_ns(service: ServiceModel, state: State, group: Hashable, busy: int, slo_ns: int | None, key: int | None) -> float:
+def _others_ns(
+    service: ServiceModel, state: State, group: Hashable, busy: int, slo_ns: int | None, key: int | None, now_ns: int
+) -> float:
     """Worker time of what waits in other queues, with so many workers busy. key: as `forecast` has it."""
     time_ns, looked_at = 0.0, 0
     nearest: dict[int, ServiceCurve] = {}
@@ -175,7 +177,7 @@ def _others_ns(service: ServiceModel, state: State, group: Hashable, busy: int, 
         if queue.rows and queue.group != group:
             looked_at += queue.rows
             curve = _curve(service, queue.group, nearest)
-            if curve is not None:
+            if curve is not None and not queue.is_hopeless(now_ns):
                 level = curve.level(busy)
                 cap = _cap(curve, level, slo_ns)
                 rows = queue.rows if key is None else queue.rows_before(key)

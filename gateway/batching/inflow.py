@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.batching.policy import WAIT
-from gateway.batching.queue import Entry, Queue
+from gateway.batching.queue import Entry, Expected, Queue
 from gateway.batching.service_curve import ServiceCurve
 from gateway.batching.service_model import ServiceModel
 
@@ -200,6 +200,12 @@ class View:
         """T(rows)."""
         sizes = self.sizes
         return (self.shape[bisect_left(sizes, rows)] if rows < sizes[-1] else self.shape[-1]) * self.level
+
+    def alone_ns(self, rows: int, margin: float) -> float:
+        """As `Expected.alone_ns`."""
+        if rows > self.sizes[-1]:
+            return Expected(self.curve, self.level, margin).alone_ns(rows, self.workers)
+        return self.shape[bisect_left(self.sizes, rows)] * self.level * margin
 
     def fits(self, time_ns: float) -> int:
         """Index of the largest size with Q <= time_ns; -1: none."""

@@ -112,7 +112,7 @@ def refused_ns(ahead: Outlook, queue: Queue, state: State, rows: int, key: int, 
 
     What is taken by those that only seem late is lost to others. So however many the queues, few are let in for that.
     """
-    late_ns = missing_ns(ahead, queue, state, key, deadline_ns, now_ns)
+    late_ns = missing_ns(ahead, queue, state, rows, key, deadline_ns, now_ns)
     if late_ns and _doubtful(ahead, queue, state, now_ns):
         batches = max(1.0, rows / ahead.pace.curve.sizes[-1])
         state.doubt_ns = now_ns + max(_BETWEEN_DOUBTS_NS, round(_BETWEEN_DOUBTS * batches * ahead.pace.expected_ns(rows)))
@@ -125,8 +125,8 @@ def _doubtful(ahead: Outlook, queue: Queue, state: State, now_ns: int) -> bool:
     return not queue.entries and now_ns >= ahead.stale_ns and now_ns >= state.doubt_ns
 
 
-def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns: int, now_ns: int) -> float:
-    """By how much a request with this virtual deadline would be late, at the least; 0: it may be in time.
+def missing_ns(ahead: Outlook, queue: Queue, state: State, own: int, key: int, deadline_ns: int, now_ns: int) -> float:
+    """By how much a request of `own` rows with this virtual deadline would be late, at the least; 0: it may be in time.
 
     Only one that stands last in line is refused: others may take the place of those behind them.
     """
@@ -135,7 +135,7 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         return 0.0
     several = len(state.queues) > 1
     if several and not ahead.together:
-        return _missing_among(ahead, queue, state, deadline_ns, now_ns)
+        return _missing_among(ahead, queue, state, own, deadline_ns, now_ns)
     rows, busy, due_ns = ahead.rows, ahead.busy, ahead.due_ns
     waiting = state.rows - ahead.spare
     if len(running) == 1:  # in the shortest way: it is asked for each that is refused
@@ -149,7 +149,9 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         late_ns = soonest_ns + due_ns
         for each in state.queues.values() if several else (queue,):
             for entry in each.entries:
-                if entry[2] >= late_ns or waiting < rows:
+                if waiting < rows or entry[2] >= (
+                    late_ns if entry[3] <= rows else soonest_ns + ahead.pace.alone_ns(entry[3], ahead.workers)
+                ):
                     break
                 waiting -= entry[3]
     before = waiting // rows
@@ -158,11 +160,13 @@ def missing_ns(ahead: Outlook, queue: Queue, state: State, key: int, deadline_ns
         soonest_ns = max(now_ns, free[place]) + rounds * ahead.full_ns
     if several or now_ns < state.mixed_until_ns:
         due_ns = ahead.least_ns  # the batch may be without the longest, or smaller, as lower classes make room
+    if own > rows:
+        due_ns = ahead.pace.alone_ns(own, ahead.workers)
     late_ns = soonest_ns + due_ns - deadline_ns
     return late_ns if late_ns > 0.0 else 0.0
 
 
-def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int, now_ns: int) -> float:
+def _missing_among(ahead: Outlook, queue: Queue, state: State, own_rows: int, deadline_ns: int, now_ns: int) -> float:
     """As `missing_ns`, where others have queues of their own: by when all that waits would be done, one length after the other.
 
     Or lengths padded to the longest, in one batch for each shape. Who would lengthen that must still let the first be in time.
@@ -184,6 +188,10 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
         looked_at += other.rows
         if theirs is None:
             continue
+        _, _, last_ns, last_rows, _ = other.entries[-1]
+        # Mostly even a whole batch would be in time, so that there is no need to ask.
+        if (last_ns < now_ns + theirs.due_ns or last_rows > theirs.rows) and other.is_hopeless(now_ns):
+            continue
         batches, more = divmod(other.rows, theirs.rows)
         apart_ns = batches * theirs.full_ns + (theirs.pace.expected_ns(more) if more else 0.0)
         if joined(other.group, own.group):
@@ -197,9 +205,11 @@ def _missing_among(ahead: Outlook, queue: Queue, state: State, deadline_ns: int,
             others[key] = _Shape(other.group, theirs, other.rows, apart_ns)
     others_ns = sum([min(shape.apart_ns, shape.together_ns) for shape in others.values()])
     soonest_ns += as_all(others_ns, looked_at - queue.rows, queue, state) / workers
-    end_ns = soonest_ns + own.apart_ns / workers + ahead.pace.margin * ahead.pace.expected_ns(rest + 1)
-    batches, more = divmod(own.rows, own.longest.pace.curve.sizes[-1])
-    together_ns = soonest_ns + own.longest.pace.margin * own.longest.pace.expected_ns(more + 1)
+    most = own.longest.pace.curve.sizes[-1]
+    come = own_rows if own_rows > most else 1
+    end_ns = soonest_ns + own.apart_ns / workers + ahead.pace.alone_ns(rest + come, workers)
+    batches, more = divmod(own.rows, most)
+    together_ns = soonest_ns + own.longest.pace.alone_ns(more + come, workers)
     if own.longest is not ahead or together_ns <= first_ns:
         end_ns = min(end_ns, together_ns + own.full_ns(batches) / workers)
     return max(0.0, end_ns - deadline_ns)
@@ -251,14 +261,15 @@ def feasible(queue: Queue, skip: int, index: int, cap: int, view: Moment, state:
 
 
 def unless_refused(
-    told: Forecast, state: State, group: Hashable, request: InferRequest, slo_ns: int | None, now_ns: int
+    told: Forecast, state: State, group: Hashable, request: InferRequest, rows: int, slo_ns: int | None, now_ns: int
 ) -> Forecast:
     """The forecast of a request, which is late if it would be refused on arrival."""
     queue = state.queues.get(group)
     if queue is None or queue.outlook is None:
         return told
     deadline_ns = deadline_of(request, slo_ns, state.reserved_ns)
-    late_ns = missing_ns(queue.outlook, queue, state, virtual_deadline(request, deadline_ns), deadline_ns, now_ns)
+    key = virtual_deadline(request, deadline_ns)
+    late_ns = missing_ns(queue.outlook, queue, state, rows, key, deadline_ns, now_ns)
     if not late_ns or _doubtful(queue.outlook, queue, state, now_ns):
         return told
     ahead_ns = max(told.ahead_ns, deadline_ns + late_ns - now_ns - told.wait_ns - told.own_ns)

@@ -101,6 +101,12 @@ class Expected(NamedTuple):
         """T(rows)."""
         return self.curve.shape[self.curve.at(rows)] * self.level
 
+    def alone_ns(self, rows: int, workers: int) -> float:
+        """Until a request of so many rows, were it alone, would be done: more than a batch takes turns of all workers."""
+        curve = self.curve
+        turns, last = divmod(rows - 1, workers * curve.sizes[-1])
+        return (turns * curve.shape[-1] + self.margin * curve.shape[curve.at(last + 1)]) * self.level
+
 
 class Outlook(msgspec.Struct, kw_only=True):
     """What becomes of those that come while all workers are busy, under overload.
@@ -299,6 +305,14 @@ class Queue:
     def has_lower_class(self) -> bool:
         """Whether deadlines may stand in the queue behind later ones."""
         return self._low_ns != NEVER
+
+    def is_hopeless(self, now_ns: int) -> bool:
+        """Whether by what was told of it all that waits, and something does, would be late even alone: so it will be shed."""
+        ahead = self.outlook
+        if ahead is None:
+            return False
+        _, _, deadline_ns, rows, _ = self.entries[-1]
+        return now_ns + ahead.pace.alone_ns(rows, ahead.workers) > deadline_ns
 
     @property
     def oldest_ns(self) -> int:

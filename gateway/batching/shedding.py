@@ -12,18 +12,26 @@ _STEP: Final = 1.1  # times the rows per second, for which it is worth to leave 
 _FEW: Final = 4  # rows left behind are no more than go, or these: if more, times are just changing
 
 
-def shed_lower(queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
-    """Shed what would be late in this batch although the first is not: requests of a lower class. Returns the rows."""
-    end_ns = view.now_ns + view.expected_ns(rows) * view.margin
+def shed_late(queue: Queue, view: View, rows: int, shed: list[Entry]) -> int:
+    """Shed what goes with this batch and would be late although the first is not. Returns the rows that stay.
+
+    Requests of a lower class, and those larger than a batch that even alone would not be done: others take the place of these.
+    """
+    end_ns, most = view.now_ns + view.expected_ns(rows) * view.margin, view.sizes[-1]
     seen = late = 0
-    for at, entry in enumerate(list(islice(queue.entries, len(shed), None))):
+    for at, entry in enumerate(islice(queue.entries, len(shed), None)):
+        if at and entry[3] > most and seen < rows and entry[2] < view.now_ns + view.alone_ns(entry[3], 1.0):
+            shed.append(entry)
+            continue
         seen += entry[3]
         if seen > rows:
             break
         if at and entry[2] < end_ns and entry[0] > entry[2]:
             shed.append(entry)
             late += entry[3]
-    return late
+    else:
+        rows = min(rows, seen)
+    return rows - late
 
 
 def stepped(view: View, rows: int, limits: BatchLimits) -> int:
@@ -44,12 +52,11 @@ def stepped(view: View, rows: int, limits: BatchLimits) -> int:
 
 def shed_hopeless(queue: Queue, view: View, hope: float, shed: list[Entry]) -> int:
     """Step 1. Returns the rows shed."""
-    hope_ns = view.level * hope
-    soonest_ns = view.now_ns + view.shape[0] * hope_ns
+    soonest_ns = view.now_ns + view.alone_ns(1, hope)
     rows = 0
     for entry in queue.entries:
         if entry[3] > view.sizes[0]:
-            if entry[2] >= view.now_ns + view.shape[view.curve.at(entry[3])] * hope_ns:
+            if entry[2] >= view.now_ns + view.alone_ns(entry[3], hope):
                 break
         elif entry[2] >= soonest_ns:
             break
@@ -61,7 +68,7 @@ def shed_hopeless(queue: Queue, view: View, hope: float, shed: list[Entry]) -> i
 def sure(queue: Queue, view: View, skip: int) -> int:
     """The deadline that bounds the batch: of the first that will be in time; without any, of the first that may be."""
     for entry in islice(queue.entries, skip, None):
-        if entry[2] >= view.now_ns + view.expected_ns(entry[3]) * view.margin:
+        if entry[2] >= view.now_ns + view.alone_ns(entry[3], view.margin):
             return entry[2]
     return queue.entries[skip][2]
 

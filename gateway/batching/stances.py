@@ -37,7 +37,7 @@ def decide_in(stance: Stance, queue: Queue, view: View, slo_ns: int) -> Decision
     shed: list[Entry] = []
     left = queue.rows
     for entry in queue.entries:
-        if now_ns + view.expected_ns(min(left, usual)) * view.margin <= entry[2]:
+        if now_ns + view.alone_ns(entry[3] if entry[3] > most else min(left, usual), view.margin) <= entry[2]:
             break
         shed.append(entry)
         left -= entry[3]

@@ -6,6 +6,7 @@ import pytest
 from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.forecast import Forecast
+from gateway.batching.overload import Plan, outlook
 from gateway.batching.policies import POLICIES
 from gateway.batching.queue import LengthGroup
 from gateway.config import Batching, Ragged
@@ -396,6 +397,19 @@ def test_what_others_take_is_by_their_own_level(level: float) -> None:
     other.shape_key = "another"
     batcher.add(other, 0)
     assert batcher.forecast(request(), 0, free_slots=0).ahead_ns == pytest.approx(9.8 * MS, rel=0.01)
+
+
+def test_others_that_are_to_be_shed_take_nothing() -> None:
+    batcher = batcher_that_knows()
+    batcher.service.restore(kept_model({None: kept_curve(10, 1, 64), "another": kept_curve(200, 1, 64)}))
+    start(batcher, 20, now_ns=0)
+    other = request()
+    other.shape_key = "another"
+    batcher.add(other, 0)
+    assert batcher.forecast(request(), 0, free_slots=0).ahead_ns > 100 * MS
+    told = outlook(batcher.service.known("another"), 1.0, Plan(0, 1.0), 1, 2.0, 0)
+    batcher._state.queues["another"].outlook = told
+    assert batcher.forecast(request(), 0, free_slots=0).ahead_ns == 0
 
 
 def test_when_others_will_be_done_under_overload_is_by_their_own_level() -> None:

@@ -102,6 +102,14 @@ def test_who_is_refused_on_arrival_is_told_when_it_would_have_been_in_time() -> 
     assert refused_after_s(batcher, request(now_ms + 1e3 * retry_after_s + 0.1)) is None
 
 
+def test_one_larger_than_a_batch_is_refused_by_all_its_batches() -> None:
+    batcher, now_ms, _ = overloaded()
+    while refused_after_s(batcher, request(now_ms)) is not None:
+        now_ms += 0.1
+    assert refused_after_s(batcher, request(now_ms, rows=128)) is not None  # two of 11.6 ms, of an SLO of 20
+    assert refused_after_s(batcher, request(now_ms)) is None
+
+
 def test_a_higher_class_takes_the_place_of_others_and_who_waits_longer_has_one() -> None:
     batcher, now_ms, _ = overloaded()
     while refused_after_s(batcher, request(now_ms)) is None:

@@ -109,9 +109,7 @@ def completed(config: Any, file: Path) -> Any:
     output.
     Raises: LoadFailed.
     """
-    from backends.files_below import files_below  # what few gateways need
-
-    files = (file, *(each for each in files_below(file.parent) if each.suffix == ".py"))
+    files = (file, *(each for each in file.parent.rglob("*.py") if each.is_file()))
     if config.input and config.output and not any(_COMPLETES.encode() in file_bytes(each) for each in files):
         return config
     from google.protobuf import json_format

@@ -13,7 +13,7 @@ from gateway.config import Config
 from gateway.configuring.need_of_ray import need_of_ray
 from gateway.deploying.contents import as_yaml, contents
 from gateway.deploying.ec2 import PACKAGE
-from gateway.deploying.packing import write
+from gateway.deploying.packing import partial_of, write
 from gateway.deploying.price import HOURS_A_MONTH, dated, hourly, usd
 from gateway.deploying.ray_cluster import MODEL, RayOnEc2, cluster, groups, kinds_on, lock_of, texts
 from gateway.deploying.ray_groups import LISTENS, check_ports
@@ -56,7 +56,7 @@ def write_cluster(arguments: argparse.Namespace, document: Document, config: Con
     copies[wheel.name] = wheel.path.read_bytes()
     copies |= {name: text.encode() for name, text in texts(held, asked)}
     path = arguments.cluster / "cluster.yaml"
-    package = held.package.without((path, *(out / name for name in (PACKAGE, *copies))))
+    package = held.package.without((path, partial_of(out / PACKAGE), *(out / name for name in (PACKAGE, *copies))))
     told = "".join(f"# {line}\n" for line in _prices(asked))
     with asked_by("--cluster", folder=True):
         out.mkdir(parents=True, exist_ok=True)

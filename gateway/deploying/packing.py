@@ -258,9 +258,7 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def _is_shown(path: Path) -> bool:
-    """A link: by its own name, and by that of what it leads to."""
-    names = [path.name, os.path.basename(os.path.realpath(path))] if path.is_symlink() else [path.name]
-    return not any(name.startswith(".") or name == "__pycache__" for name in names)
+    return not path.name.startswith(".") and path.name != "__pycache__"
 
 
 def _named_in(file: Path, folder: Path) -> Iterator[Path]:

@@ -5,6 +5,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import Any, Self
 
 import numpy as np
@@ -173,11 +174,14 @@ class AnswerParts(Iterator[Outputs]):
     def __init__(self, read: Callable[[], Outputs | None], end: Callable[[], None]) -> None:
         self._read = read
         self._end = end
+        self._reader = get_ident()
+        self._closed = False
 
     def __next__(self) -> Outputs:
-        """The next part. Raises: GatewayError, as `predict`; Cancelled, if it was closed before the last part."""
+        """The next part. Raises: GatewayError, as `predict`; Cancelled, if another thread closed it before the last part."""
+        self._reader = get_ident()
         try:
-            part = self._read()
+            part = None if self._closed else self._read()
         except BaseException:  # Ctrl-C too
             self.close()
             raise
@@ -187,6 +191,7 @@ class AnswerParts(Iterator[Outputs]):
 
     def close(self) -> None:
         """Stop the model at its next part, and free its session. Does nothing once the last part is made."""
+        self._closed = self._closed or get_ident() == self._reader  # who closes it himself knows that there is no more
         self._end()
 
     def __del__(self) -> None:

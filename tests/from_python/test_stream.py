@@ -88,6 +88,17 @@ def test_inputs_are_refused_when_the_first_part_is_asked_for(model: gateway.Load
     parts = model.stream({"number": [3]})
     with pytest.raises(InvalidArgument, match="number"):
         next(parts)
+    assert list(parts) == []
+
+
+def test_whoever_reads_it_may_close_it_between_two_parts(model: gateway.LoadedModel) -> None:
+    parts, read = model.stream({"count": [0]}), 0
+    for _ in parts:
+        read += 1
+        if read == 2:
+            parts.close()
+    assert read == 2
+    assert Tokens.stopped.wait(PATIENCE_S)
 
 
 def test_the_model_waits_for_who_reads_slowly(model: gateway.LoadedModel) -> None:

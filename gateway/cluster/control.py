@@ -2,7 +2,8 @@
 
 A small actor numbers the changes that clients ask for, and keeps for each model the last that was settled and those that are
 under way. Each ingress replica keeps one call `follow` open to it, applies each change that this returns, in order, and reports
-on it. A change is settled when all that follow have reported: then `publish` returns. A load that failed anywhere is dropped.
+on it. A change is settled when all that follow have reported: then `ended` tells those that asked. A load that failed anywhere
+is dropped.
 An ingress begins with what is settled, and a backend's replica asks the actor as it starts. The actor is detached and named
 after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has followed for a
 while. One that was lost and made anew is reminded by those that follow.
@@ -10,6 +11,7 @@ while. One that was lost and made anew is reminded by those that follow.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 import uuid
@@ -21,7 +23,6 @@ import ray
 from ray.exceptions import RayError
 from ray.serve._private.constants import SERVE_NAMESPACE
 
-from gateway.engine.changes import Changes
 from gateway.errors import BackendFailed, BackendUnreachable, GatewayError, NotReady
 
 # A call to follow returns at least this often, so that an ingress that was killed is noticed.
@@ -32,6 +33,7 @@ _END_AFTER_S: Final = 60.0
 _LOADED_AFTER_S: Final = 600.0
 _ASKED_S: Final = 5.0
 _RETRY_S: Final = 0.5
+_MOST_UNDER_WAY: Final = 16  # changes of a model: clients that load and unload it in turn could ask for ever more
 
 _LOST: Final = (RayError, ValueError)  # the latter where it ends just as it is looked for
 
@@ -89,6 +91,7 @@ class ControlState:
         self._newest = 0  # the number of the last change
         self._asked: list[_Asked] = []  # in order: of each model the last that was settled, and all that are under way
         self._followers: dict[str, _Follower] = {}
+        self._waited: dict[str, dict[int, _Asked]] = {}  # ingress -> its tokens
         self._reminded_s: float | None = None  # until when others may come that followed the actor before this one
         self._needed_until_s = 0.0
         self._ends = False
@@ -170,8 +173,8 @@ class ControlState:
         self._settle()
         return self._newest, lacks
 
-    async def publish(self, ingress: str, model: str, loaded: bool) -> list[str]:
-        """Ask for a change, wait until every follower has reported on it, and return their errors.
+    async def ask(self, ingress: str, token: int, model: str, loaded: bool) -> bool:
+        """Ask for a change, whose end `ended` tells by this token. False: too many of the model are under way.
 
         Joins the last change of the model if that is to the same state and under way.
         """
@@ -183,15 +186,32 @@ class ControlState:
         while self._reminded_s is not None and (left_s := self._reminded_s - time.monotonic()) > 0:
             await self._change(left_s)
         self._settle()
-        asked = next((asked for asked in reversed(self._asked) if asked.change.model == model), None)
+        of_model = [asked for asked in self._asked if asked.change.model == model]
+        asked = of_model[-1] if of_model else None
         if asked is None or asked.errors is not None or asked.change.loaded != loaded:
+            if sum(each.errors is None for each in of_model) >= _MOST_UNDER_WAY:
+                return False
             asked = self._ask(model, loaded)
-        while asked.errors is None:
-            if await self.unfollowed():  # who asked was killed, and none has come in its place
-                return ["there is no ingress"]
+        self._waited.setdefault(ingress, {})[token] = asked
+        return True
+
+    async def ended(self, ingress: str, tokens: Collection[int]) -> dict[int, list[str] | None]:
+        """Wait until something that an ingress has asked for has ended; then the errors of all that has, by token.
+
+        tokens: those that were answered. None: the actor was made anew, and does not know it.
+        """
+        waited = self._waited.setdefault(ingress, {})
+        while True:
+            ended = {token: asked.errors for token, asked in waited.items() if asked.errors is not None}
+            told: dict[int, list[str] | None] = {**ended, **dict.fromkeys(token for token in tokens if token not in waited)}
+            if not told and await self.unfollowed():  # who asked was killed, and none has come in its place
+                told = {token: ["there is no ingress"] for token in waited}
+            if told:
+                for token in told:
+                    waited.pop(token, None)
+                return told
             if not await self._change(_GONE_AFTER_S):  # else who told has settled
                 self._settle()
-        return asked.errors
 
     def _ask(self, model: str, loaded: bool) -> _Asked:
         self._newest = max(self._newest + 1, self._now_ms())
@@ -297,6 +317,10 @@ async def asked_for(application: str, model: str) -> ClientsWish:
         return ClientsWish()
 
 
+def _closed() -> GatewayError:
+    return NotReady("the server is shutting down", retry_after_s=1.0)
+
+
 class SharedControl:
     """A `RepositoryControl` over the actor, in one ingress replica. Life: asked -> follow -> publish … -> close."""
 
@@ -311,9 +335,11 @@ class SharedControl:
         self._comes = asyncio.Event()
         self._models: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
-        turn = asyncio.Lock()  # one call to `publish` at a time: the actor runs a thousand at once at most
-        self._changes = Changes(self._published, lambda name: turn)
-        self._closes = asyncio.Event()
+        self._tokens = itertools.count()
+        self._ends: dict[int, asyncio.Future[GatewayError | None]] = {}  # by token
+        self._waited: set[int] = set()  # tokens that the actor knows
+        self._waits = asyncio.Event()
+        self._closes = False
 
     async def asked(self) -> dict[str, bool]:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
@@ -334,7 +360,7 @@ class SharedControl:
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         loop = asyncio.get_running_loop()
         # Apart: whoever does not follow while it loads a large model would count as gone.
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._apply(apply))]
+        self._tasks = [loop.create_task(each) for each in (self._follow(), self._apply(apply), self._end())]
 
     def load_of(self, model: str) -> int:
         """The number of the last load by a client, the same in all ingresses; 0: there was none."""
@@ -342,29 +368,64 @@ class SharedControl:
         return change.number if change is not None and change.loaded else 0
 
     async def publish(self, name: str, loaded: bool) -> None:
-        await self._changes.ask(name, loaded)
-
-    async def _published(self, name: str, loaded: bool) -> GatewayError | None:
-        if not self._closes.is_set():
-            call = asyncio.ensure_future(self._publish(name, loaded))
-            closes = asyncio.ensure_future(self._closes.wait())
-            await asyncio.wait((call, closes), return_when=asyncio.FIRST_COMPLETED)
-            closes.cancel()
-            if call.done():
-                return call.result()
-            call.cancel()
-        return NotReady("the server is shutting down", retry_after_s=1.0)
-
-    async def _publish(self, name: str, loaded: bool) -> GatewayError | None:
+        if self._closes:
+            raise _closed()
+        token = next(self._tokens)
+        end = self._ends[token] = asyncio.get_running_loop().create_future()
+        asking = asyncio.ensure_future(self._ask(token, name, loaded))
         try:
-            errors = await self._actor().publish.remote(self._ingress, name, loaded)
+            await asyncio.wait((asking, end), return_when=asyncio.FIRST_COMPLETED)
+            if not end.done():
+                await asking
+                self._waited.add(token)
+                self._waits.set()
+            error = await end
+        finally:
+            asking.cancel()
+            del self._ends[token]
+        if error is not None:
+            raise error
+
+    async def _ask(self, token: int, name: str, loaded: bool) -> None:
+        """At once, as changes are numbered in the order in which they are asked for, over all ingresses."""
+        try:
+            accepted = await self._actor().ask.remote(self._ingress, token, name, loaded)
         except _LOST as exc:
-            return BackendUnreachable(f"repository control {self._name}: {exc}", retry_after_s=1.0)
-        return BackendFailed(errors[0]) if errors else None
+            raise self._lost(exc) from exc
+        if not accepted:
+            told = f"model '{name}': {_MOST_UNDER_WAY} loads and unloads of it are under way, which is the most"
+            raise NotReady(told, retry_after_s=1.0)
+
+    async def _end(self) -> None:
+        """Tell clients what has become of what they asked for, by one open call: the actor runs a thousand at once at most."""
+        while True:
+            await self._waits.wait()
+            self._waits.clear()
+            while self._waited:
+                tokens = [*self._waited]
+                try:
+                    ended = await self._actor().ended.remote(self._ingress, tokens)
+                except _LOST as exc:
+                    for token in tokens:
+                        self._ended(token, self._lost(exc))
+                    continue
+                for token, errors in ended.items():
+                    known = BackendFailed(errors[0]) if errors else None
+                    self._ended(token, known if errors is not None else self._lost("it was made anew"))
+
+    def _ended(self, token: int, error: GatewayError | None) -> None:
+        self._waited.discard(token)
+        if token in self._ends and not self._ends[token].done():
+            self._ends[token].set_result(error)
+
+    def _lost(self, why: object) -> GatewayError:
+        return BackendUnreachable(f"repository control {self._name}: {why}", retry_after_s=1.0)
 
     async def close(self) -> None:
         """Tell who waits for a change that it was broken off."""
-        self._closes.set()
+        self._closes = True
+        for token in self._ends:
+            self._ended(token, _closed())
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

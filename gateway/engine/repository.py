@@ -14,14 +14,13 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gateway.batching.recorded_file import packed
 from gateway.batching.recording import ring_of
 from gateway.clock import Clock
 from gateway.config import Config, ModelSection
-from gateway.engine.changes import Changes
 from gateway.engine.descriptions import (
     describe_config,
     describe_metadata,
@@ -65,6 +64,14 @@ class RepositoryControl(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """A load or unload of a model under way. Its task ends with the error that it met, and raises none."""
+
+    loaded: bool
+    task: asyncio.Task[GatewayError | None]
+
+
 class Repository:
     """See the module. On the event loop's thread. `generation` changes whenever what `model` answers may have changed."""
 
@@ -94,7 +101,7 @@ class Repository:
         self._closing = self._loads_ended = False
         self._turn = asyncio.Lock()  # one load or unload at a time, in the order they were asked for
         self._turns: dict[str, asyncio.Lock] = {}  # of models that were added: who adds many waits for none of them
-        self._changes = Changes(self._carry_out, lambda name: self._turns.get(name, self._turn))
+        self._changes: dict[str, _Change] = {}  # model -> the last that was asked for, until it is done
         self._openings: set[asyncio.Task[Opened]] = set()
         self._models: dict[str, dict[str, ServedModel]] = {}
         for model in config.models:
@@ -126,7 +133,7 @@ class Repository:
         """Refuse new requests, answer those that are here, free the models. Loads are ended first."""
         self._closing = True
         self.end_loads()
-        await asyncio.gather(*self._changes.tasks(), return_exceptions=True)
+        await asyncio.gather(*(change.task for change in self._changes.values()), return_exceptions=True)
         for end in await asyncio.gather(*(self._unload(served) for served in self.all_models()), return_exceptions=True):
             if end is not None:
                 log.error("at the end of the server: %s", end)
@@ -328,27 +335,36 @@ class Repository:
     async def apply(self, name: str, loaded: bool) -> None:
         """Bring a model of this process to the published state. Cancelled, it waits no longer, and the change goes on.
 
-        Raises: GatewayError.
+        Joins the change asked for last if that is to the same state and not done, else follows it. Raises: GatewayError.
         """
-        await self._changes.ask(name, loaded)
+        change = self._changes.get(name)
+        if change is None or change.loaded != loaded:
+            change = _Change(loaded, asyncio.create_task(self._carry_out(name, loaded)))
+            self._changes[name] = change
+        error = await asyncio.shield(change.task)
+        if error is not None:
+            raise error.with_traceback(None)  # several may raise it
 
     async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
         """Change every version, also where one fails; gives what they met."""
         failed: list[GatewayError] = []
         left: list[Lane] = []
         try:
-            for served in self._models[name].values():
-                left += served.lanes
-                served.wanted = loaded
-                try:
-                    await (self._load(served) if loaded else self._unload(served))
-                except GatewayError as exc:
-                    log.error("model %s version %s: %s", name, served.version, exc.message)
-                    failed.append(exc)
-                except Exception:  # a fault of ours must still be an answer, and leave the other versions alone
-                    log.exception("model %s version %s", name, served.version)
-                    failed.append(InternalError("internal error"))
+            async with self._turns.get(name, self._turn):
+                for served in self._models[name].values():
+                    left += served.lanes
+                    served.wanted = loaded
+                    try:
+                        await (self._load(served) if loaded else self._unload(served))
+                    except GatewayError as exc:
+                        log.error("model %s version %s: %s", name, served.version, exc.message)
+                        failed.append(exc)
+                    except Exception:  # a fault of ours must still be an answer, and leave the other versions alone
+                        log.exception("model %s version %s", name, served.version)
+                        failed.append(InternalError("internal error"))
         finally:
+            if self._changes[name].task is asyncio.current_task():
+                del self._changes[name]
             if failed or left:
                 self._on_leave()
         return _together(failed) if failed else None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ from ray.exceptions import RayActorError
 
 from gateway.cluster import control
 from gateway.cluster.control import ControlState, ModelChange, SharedControl
-from gateway.errors import BackendFailed, NotReady
+from gateway.errors import BackendFailed, BackendUnreachable, NotReady
 
 pytestmark = pytest.mark.ray
+
+tokens = itertools.count()
 
 
 @pytest.fixture
@@ -35,9 +38,19 @@ async def joined(*ingresses: str) -> ControlState:
 
 
 async def ask(state: ControlState, ingress: str, model: str, loaded: bool) -> asyncio.Task[list[str]]:
-    publishing = asyncio.create_task(state.publish(ingress, model, loaded))
+    asking = asyncio.create_task(_asked(state, ingress, model, loaded))
     await asyncio.sleep(0)
-    return publishing
+    return asking
+
+
+async def _asked(state: ControlState, ingress: str, model: str, loaded: bool) -> list[str]:
+    token = next(tokens)
+    assert await state.ask(ingress, token, model, loaded)
+    asked = state._waited[ingress][token]
+    told = (await state.ended(ingress, [token]))[token]
+    errors = asked.errors if asked.errors is not None else told  # which another call of this ingress may have been given
+    assert errors is not None
+    return errors
 
 
 async def settle(state: ControlState, *changes: tuple[str, bool]) -> None:
@@ -64,7 +77,7 @@ async def following(state: ControlState, *ingresses: str) -> AsyncIterator[None]
         task.cancel()
 
 
-def test_publish_returns_when_every_follower_has_reported() -> None:
+def test_a_change_ends_when_every_follower_has_reported() -> None:
     async def test() -> None:
         state = await joined("a", "b")
         calls = [asyncio.create_task(state.follow(name, 0)) for name in ("a", "b")]
@@ -237,7 +250,7 @@ def test_a_change_under_way_as_the_actor_is_lost_ends_as_those_say_that_apply_it
     run(test)
 
 
-def test_what_is_published_where_nobody_is_known_waits_for_the_ingresses_that_were_there(quick: None) -> None:
+def test_what_is_asked_where_nobody_is_known_waits_for_the_ingresses_that_were_there(quick: None) -> None:
     async def test() -> None:
         state = await joined()
         loading = await ask(state, "a", "m", True)
@@ -323,40 +336,89 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
     run(test)
 
 
-def test_clients_that_load_and_unload_in_turn_share_calls_one_at_a_time_and_are_told_as_the_ingress_closes(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 
     async def apply(model: str, loaded: bool) -> None:
         await loading.wait()
 
     async def test() -> None:
-        actor = LocalActor(await joined("killed"))  # with which several changes may end at once
+        actor = LocalActor(await joined())
         ingress = SharedControl("gateway", runtime_env={})
         monkeypatch.setattr(ingress, "_actor", lambda: actor)
         await ingress.asked()
-        await ingress.follow(apply, {"m", "n"})
-
-        def ask(loads: int) -> list[asyncio.Task[None]]:
-            changes = [("m", True), ("m", False)] * loads + [("n", True)]
-            return [asyncio.create_task(ingress.publish(*change)) for change in changes]
-
-        asking = ask(loads=50)
-        await asyncio.sleep(0.01)
-        assert actor.calls.count("publish") == 1
-        loading.set()
-        await asyncio.gather(*asking)
-        asked = [(model, loaded) for _, model, loaded in (await actor.state.asked())[1]]
-        assert (actor.calls.count("publish"), asked) == (4, [("n", True), ("m", False)])
-        loading.clear()
-        asking = ask(loads=2)
-        await asyncio.sleep(0.01)
+        await ingress.follow(apply, {"m"})
+        asking = [asyncio.create_task(ingress.publish("m", True)) for _ in range(2000)]
         asking[0].cancel()
+        await asyncio.sleep(0.01)
+        for more in range(1, control._MOST_UNDER_WAY):
+            asking.append(asyncio.create_task(ingress.publish("m", more % 2 == 0)))
+            await asyncio.sleep(0)
+        with pytest.raises(NotReady, match="model 'm': 16 loads and unloads of it are under way, which is the most"):
+            await ingress.publish("m", more % 2 != 0)
+        assert actor.calls.count("ended") == 1
         await ingress.close()
-        for each in (*asking[1:], *ask(loads=1)):
+        called = len(actor.calls)
+        for each in (*asking[1:], ingress.publish("m", True)):
             with pytest.raises(NotReady, match="shutting down"):
                 await each
-        assert actor.calls.count("publish") == 5
+        assert len(actor.calls) == called
+
+    run(test)
+
+
+def test_what_was_asked_for_last_comes_last_over_all_ingresses_also_where_clients_gave_up(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        actor, loading = LocalActor(await joined()), asyncio.Event()
+        known = {"a": True, "b": True}
+        ingresses = {}
+        for name in known:
+
+            async def apply(model: str, loaded: bool, name: str = name) -> None:
+                await loading.wait()
+                known[name] = loaded
+
+            ingresses[name] = ingress = SharedControl("gateway", runtime_env={})
+            monkeypatch.setattr(ingress, "_actor", lambda: actor)
+            await ingress.asked()
+            await ingress.follow(apply, {"m"})
+        given_up = []
+        for loaded in (True, False):
+            given_up.append(asyncio.create_task(ingresses["a"].publish("m", loaded)))
+            await asyncio.sleep(0.01)
+        for each in given_up:
+            each.cancel()
+        last = asyncio.create_task(ingresses["b"].publish("m", True))
+        await asyncio.sleep(0.01)
+        loading.set()
+        await last
+        await asyncio.sleep(0.05)
+        assert known == {"a": True, "b": True}
+        assert [change.loaded for change in (await actor.state.asked())[1]] == [True]
+        for ingress in ingresses.values():
+            await ingress.close()
+
+    run(test)
+
+
+def test_who_waits_is_told_that_the_actor_was_lost(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def apply(model: str, loaded: bool) -> None:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        actor = lost = LocalActor(await joined())
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        await ingress.asked()
+        await ingress.follow(apply, {"m"})
+        loading = asyncio.create_task(ingress.publish("m", True))
+        await asyncio.sleep(0.01)
+        actor = LocalActor(ControlState(lambda: 0))
+        lost.died.set()
+        with pytest.raises(BackendUnreachable, match="repository control gateway: "):
+            await loading
+        await ingress.close()
 
     run(test)

@@ -217,22 +217,6 @@ def test_a_change_to_another_state_follows_the_one_under_way(tmp_path: Path) -> 
     simulated(tmp_path, main)
 
 
-def test_of_many_that_load_and_unload_in_turn_one_is_carried_out_and_two_wait_and_what_was_asked_for_last_is_last(
-    tmp_path: Path,
-) -> None:
-    async def main(lab: Lab) -> None:
-        lab.faults["open synthetic"] = BackendFailed("no memory left")
-        first = lab.load()
-        await asyncio.sleep(LOAD_S / 2)
-        asking = [change() for _ in range(100) for change in (lab.unload, lab.load, lab.unload)]
-        assert isinstance(await outcome(first), BackendFailed)
-        lab.faults.clear()
-        await asyncio.gather(*asking)
-        assert (lab.states(), len(lab.runners)) == (["UNAVAILABLE"], 2)
-
-    simulated(tmp_path, main)
-
-
 def test_a_load_under_way_is_ended_when_the_server_ends_and_its_client_told(tmp_path: Path) -> None:
     async def main(lab: Lab) -> None:
         loading, queued = lab.load(), asyncio.ensure_future(lab.repository.load("later", {}))

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from backends.datatypes import NUMPY
+from backends.datatypes import NUMPY, integer_shown
 from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
@@ -401,14 +401,12 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
 
 def integers_as_declared(expected: TensorSpec, array: np.ndarray) -> np.ndarray:
     """Integers, or an object array of Python's, in the declared datatype. Raises: ExecutionFailed, if one does not fit."""
-    dtype = NUMPY[expected.datatype]
+    what, dtype = f"output {expected.name!r}", NUMPY[expected.datatype]
     if array.size:
         bounds = np.iinfo(dtype)
         for value in (int(array.min()), int(array.max())):
             if not bounds.min <= value <= bounds.max:
-                raise ExecutionFailed(
-                    f"output {expected.name!r}: the model gave {value}, which {expected.datatype} cannot hold"
-                )
+                raise ExecutionFailed(f"{what}: the model gave {integer_shown(value)}, which {expected.datatype} cannot hold")
     return array.astype(dtype)
 
 

@@ -20,7 +20,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, as_objects, fields_of
+from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_of, integer_shown
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -245,9 +245,19 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 
 def _odd(declared: TensorSpec, value: Any) -> OutputsRefused:
-    given = f"{reprlib.repr(value)} ({type(value).__name__})"
-    if isinstance(value, bytearray | memoryview):
-        given = f"a {type(value).__name__}: return it as bytes(…)"
+    """What is said of a value of another type than declared, and what to do where that is clear."""
+    shown = integer_shown(value) if isinstance(value, int) else reprlib.repr(value)
+    given = f"{shown} ({type(value).__name__})"
+    dtype = NUMPY[declared.datatype]
+    if dtype.hasobject:
+        if isinstance(value, bytearray | memoryview):
+            given = f"a {type(value).__name__}: return it as bytes(…)"
+    elif as_array(value).dtype.kind == "c":
+        given += ": return `.real` and `.imag` as two outputs"
+    elif dtype.kind == "b" and isinstance(value, int | np.integer):
+        given += ": return bool(…), or declare INT64"
+    elif dtype.kind == "b" and isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        given += f': return it with .astype("bool"), or declare {datatype_of(value)}'
     return OutputsRefused(f"output {declared.name!r}: expected {declared.datatype}, the function gave {given}")
 
 

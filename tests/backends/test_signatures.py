@@ -456,8 +456,10 @@ GIVEN = pytest.mark.parametrize("given", [given_by_rows, given_in_list])
         ("1.5", "FP32", "'1.5' (str)"),
         ("7", "INT64", "'7' (str)"),
         ("no", "BOOL", "'no' (str)"),
-        (1, "BOOL", "1 (int)"),
-        (1 + 2j, "FP64", "(1+2j) (complex)"),
+        (1, "BOOL", "1 (int): return bool(…), or declare INT64"),
+        pytest.param(10**5000, "BOOL", "an integer of 16610 bits (int): return bool(…)", id="10**5000"),
+        (np.array(1), "BOOL", 'array(1) (ndarray): return it with .astype("bool"), or declare INT64'),
+        (1 + 2j, "FP64", "(1+2j) (complex): return `.real` and `.imag` as two outputs"),
         (Decimal("1.5"), "FP64", "Decimal('1.5') (Decimal)"),
     ],
 )
@@ -490,6 +492,12 @@ def test_what_is_no_text_is_refused_where_bytes_is_declared(given: Any, values: 
         given(values, "BYTES")
 
 
+@GIVEN
+def test_a_bytearray_is_returned_as_bytes_where_bytes_is_declared_alone(given: Any) -> None:
+    with pytest.raises(OutputsRefused, match=r"expected BOOL, the function gave bytearray\(b'a'\) \(bytearray\)$"):
+        given([bytearray(b"a"), bytearray(b"b")], "BOOL")
+
+
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
     [
@@ -501,6 +509,8 @@ def test_what_is_no_text_is_refused_where_bytes_is_declared(given: Any, values: 
         (1e6, "FP16", "too large for FP16"),
         (1e300, "FP32", "too large for FP32"),
         pytest.param(10**400, "FP64", "an integer too large for FP64", id="10**400"),
+        pytest.param(10**400, "INT64", "gave an integer of 1329 bits, which INT64 cannot hold", id="10**400 in INT64"),
+        pytest.param(10**5000, "INT64", "gave an integer of 16610 bits, which INT64 cannot hold", id="10**5000"),
     ],
 )
 @GIVEN

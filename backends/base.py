@@ -110,9 +110,8 @@ def words_of(exc: BaseException, *, traced: bool = False) -> str:
 def trace_of(exc: BaseException) -> str:
     """Where an exception came from, for the log: the traceback of what was raised first.
 
-    Of what a backend itself says, its message, if `words_of` cuts it; else empty.
-
-    Never raises, whatever a foreign `__str__` does.
+    Of what a backend itself says, its message, if `words_of` cuts it; else empty. Never raises, whatever a foreign `__str__`
+    does.
     """
     if isinstance(exc, BackendError):
         if exc.trace:
@@ -388,7 +387,10 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
     if allowed and dtype in _FLOATS and (given == np.float64 or (given in _FLOATS and dtype.itemsize > given.itemsize)):
         try:
             with np.errstate(over="raise", under="ignore", invalid="ignore"):
-                return array.astype(dtype)
+                made = array.astype(dtype)
+            if dtype == NUMPY["BF16"] and (np.isinf(made) != np.isinf(array)).any():  # which ml_dtypes does not tell
+                raise FloatingPointError
+            return made
         except FloatingPointError:
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:

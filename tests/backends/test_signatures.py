@@ -508,6 +508,8 @@ def test_a_bytearray_is_returned_as_bytes_where_bytes_is_declared_alone(given: A
         (1 << 70, "UINT64", "gave 1180591620717411303424, which UINT64 cannot hold"),
         (1e6, "FP16", "too large for FP16"),
         (1e300, "FP32", "too large for FP32"),
+        (3.4e38, "BF16", "too large for BF16"),
+        (np.array(3.4e38, np.float32), "BF16", "too large for BF16"),
         pytest.param(10**400, "FP64", "an integer too large for FP64", id="10**400"),
         pytest.param(10**400, "INT64", "gave an integer of 1329 bits, which INT64 cannot hold", id="10**400 in INT64"),
         pytest.param(10**5000, "INT64", "gave an integer of 16610 bits, which INT64 cannot hold", id="10**5000"),
@@ -536,6 +538,7 @@ def test_a_number_that_does_not_fit_is_refused(given: Any, value: Any, datatype:
         ([np.float64(0.5)], "BF16"),
         ([NUMPY["BF16"].type(0.5)], "FP32"),
         ([float("inf")], "FP16"),
+        ([float("-inf"), 1.0], "BF16"),
     ],
 )
 @GIVEN

@@ -3,6 +3,7 @@
 import inspect
 import reprlib
 import sys
+from collections import UserString
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -29,6 +30,7 @@ ROW: Final = (-1,)
 ANY_OUTPUT: Final = ""  # in place of a name: every output, whatever it is called
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
 _TEXT_EXPANSION: Final = 16  # times its characters: 4 for the text itself
+_ONE_VALUE: Final = (str, UserString, bytes, bytearray, memoryview, Mapping)  # although it has a length and elements
 _NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
 FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
 
@@ -226,7 +228,7 @@ def _texts(declared: TensorSpec, values: Any) -> np.ndarray:
     """One output of texts, as `_column`."""
     texts = _array(declared.name, values, as_objects)
     kinds = set(map(type, texts.ravel().tolist()))
-    if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+    if any(issubclass(kind, np.ndarray) or _is_list(kind) for kind in kinds):
         raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
     if not (kinds and all(issubclass(kind, bytes | str) for kind in kinds)):
         for value in _leaves(values):  # of a bytearray, numpy makes an array of its bytes, maybe of none
@@ -237,11 +239,17 @@ def _texts(declared: TensorSpec, values: Any) -> np.ndarray:
 
 def _leaves(values: Any) -> Iterator[Any]:
     """What is in lists, or not in one."""
-    if not isinstance(values, list | tuple):
+    if not _is_list(type(values)):
         yield values
         return
     for value in values:
         yield from _leaves(value)
+
+
+def _is_list(kind: type) -> bool:
+    """Whether numpy takes the elements of it, as of a list or a deque."""
+    has_elements = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "__array__")
+    return has_elements and not issubclass(kind, _ONE_VALUE)
 
 
 def _odd(declared: TensorSpec, value: Any) -> OutputsRefused:
@@ -288,7 +296,7 @@ def _masked(values: Iterable[Any], levels: int) -> bool:
     arrays = [kind for kind in kinds if issubclass(kind, np.ma.MaskedArray)]
     if arrays and any(type(each) in arrays and each.mask.any() for each in values):
         return True
-    lists = [kind for kind in kinds if issubclass(kind, list | tuple)] if levels > 0 else []
+    lists = [kind for kind in kinds if _is_list(kind)] if levels > 0 else []
     return bool(lists) and any(_masked(each, levels - 1) for each in values if type(each) in lists)
 
 

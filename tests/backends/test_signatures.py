@@ -2,7 +2,7 @@
 
 import re
 import typing
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from types import SimpleNamespace
@@ -539,13 +539,14 @@ def test_a_number_that_does_not_fit_is_refused(given: Any, value: Any, datatype:
         ([NUMPY["BF16"].type(0.5)], "FP32"),
         ([float("inf")], "FP16"),
         ([float("-inf"), 1.0], "BF16"),
+        (deque([1 << 70, 1]), "FP64"),
     ],
 )
 @GIVEN
 def test_a_number_goes_into_a_wider_kind(given: Any, values: list[Any], datatype: str) -> None:
     array = given(values, datatype)
     assert array.dtype == NUMPY[datatype]
-    assert array.tolist() == values
+    assert array.tolist() == [*values]
 
 
 @pytest.mark.filterwarnings("ignore:.*converting a masked element to nan")
@@ -555,7 +556,8 @@ def test_masked_elements_are_refused_as_in_a_request(given: Any) -> None:
     for values in ([row[0], row[:1][0]], [[row[:1]]], [[1.0, float("nan")]]):
         np.testing.assert_array_equal(given(values, "FP64"), np.array(values))
     words = r"output 'y': elements are masked, expected values in their place, as by `.filled\(0\)`"
-    for values in ([1.0, row[1]], [row[1:].reshape(())], [row[:1], row[1:]], [[[3, 4], row]], [[0.5, row[1]]]):
+    in_lists: list[Any] = [[1.0, row[1]], [row[1:].reshape(())], [row[:1], row[1:]], [[[3, 4], row]], [[0.5, row[1]]]]
+    for values in (*in_lists, [deque([row])], deque([row])):
         with pytest.raises(ExecutionFailed, match=words):
             given(values, "FP64")
     with pytest.raises(ExecutionFailed, match=words):

@@ -142,13 +142,13 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), outputs)
+        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), signature, outputs)
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [
         _named(function(**{name: column[row] for name, column in columns.items()}), signature, outputs) for row in range(rows)
     ]
-    return _gathered(answers, outputs)
+    return _gathered(answers, signature, outputs)
 
 
 def stream_by_name(
@@ -158,7 +158,7 @@ def stream_by_name(
     if signature.style == "names":
         with parts_of(function(**_arrays(signature, inputs))) as results:
             for result in results:
-                yield _of_batch(_named(result, signature, outputs, "yielded"), outputs)
+                yield _of_batch(_named(result, signature, outputs, "yielded"), signature, outputs)
         return
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
@@ -166,19 +166,32 @@ def stream_by_name(
         raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
     with parts_of(function(**{name: column[0] for name, column in columns.items()})) as results:
         for result in results:
-            yield _gathered([_named(result, signature, outputs, "yielded")], outputs)
+            yield _gathered([_named(result, signature, outputs, "yielded")], signature, outputs)
 
 
-def _of_batch(results: dict[str, Any], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+def _of_batch(results: dict[str, Any], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
     """An array is what it says; a list, as one output of all rows is."""
     declared = outputs or {}
-    return {
-        name: _column(declared[name], value) if name in declared and not hasattr(value, "__array__") else _array(name, value)
-        for name, value in results.items()
-    }
+    made: Tensors = {}
+    for name, value in results.items():
+        if hasattr(value, "__array__"):
+            made[name] = _array(name, value)
+        else:
+            made[name] = _column(declared[name], value) if name in declared else _seen(signature, name, value)
+    return made
 
 
-def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+def _seen(signature: Signature, name: str, values: Any) -> np.ndarray:
+    """A list of which nothing is declared. Raises: as `_array`; OutputsRefused, for a bytearray where its type says texts."""
+    array, hint = _array(name, values), signature.of_lists.get(name) or signature.of_lists.get(ANY_OUTPUT)
+    if hint is not None and hint.datatype == "BYTES" and array.dtype == np.uint8:  # as numpy takes a bytearray
+        for value in _leaves(values):
+            if isinstance(value, bytearray | memoryview):
+                raise _odd(TensorSpec(name, "BYTES", ()), value)
+    return array
+
+
+def _gathered(answers: list[dict[str, Any]], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
     """The outputs of all rows of what the function gave for each."""
     other = next((answer for answer in answers if answer.keys() != answers[0].keys()), None)
     if other is not None:
@@ -186,7 +199,7 @@ def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] |
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
     try:
         if outputs is None:
-            return {name: _array(name, column) for name, column in gathered.items()}
+            return {name: _seen(signature, name, column) for name, column in gathered.items()}
         return {name: _column(outputs[name], column) if name in outputs else column for name, column in gathered.items()}
     except ValueError as exc:
         if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):

@@ -498,6 +498,20 @@ def test_a_bytearray_is_returned_as_bytes_where_bytes_is_declared_alone(given: A
         given([bytearray(b"a"), bytearray(b"b")], "BOOL")
 
 
+def arrays_to_texts(row: Annotated[npt.NDArray[np.int64], (-1,)]) -> list[bytes]:
+    return [bytearray(b"ab") for _ in row]  # type: ignore[misc]
+
+
+def row_to_texts(row: int) -> list[bytes]:
+    return [bytearray(b"ab")] * row  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("function", [arrays_to_texts, row_to_texts])
+def test_a_bytearray_where_the_type_says_bytes_is_no_row_of_numbers(function: Callable[..., Any]) -> None:
+    with pytest.raises(OutputsRefused, match=r"'output': expected BYTES, the function gave a bytearray: return it as bytes"):
+        call_by_name(function, signature_of(function, method=False), {"row": np.array([2])}, None)
+
+
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
     [

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from backends.datatypes import NUMPY
+from backends.datatypes import NUMPY, integer_shown
 from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
@@ -110,9 +110,8 @@ def words_of(exc: BaseException, *, traced: bool = False) -> str:
 def trace_of(exc: BaseException) -> str:
     """Where an exception came from, for the log: the traceback of what was raised first.
 
-    Of what a backend itself says, its message, if `words_of` cuts it; else empty.
-
-    Never raises, whatever a foreign `__str__` does.
+    Of what a backend itself says, its message, if `words_of` cuts it; else empty. Never raises, whatever a foreign `__str__`
+    does.
     """
     if isinstance(exc, BackendError):
         if exc.trace:
@@ -388,7 +387,10 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
     if allowed and dtype in _FLOATS and (given == np.float64 or (given in _FLOATS and dtype.itemsize > given.itemsize)):
         try:
             with np.errstate(over="raise", under="ignore", invalid="ignore"):
-                return array.astype(dtype)
+                made = array.astype(dtype)
+            if dtype == NUMPY["BF16"] and (np.isinf(made) != np.isinf(array)).any():  # which ml_dtypes does not tell
+                raise FloatingPointError
+            return made
         except FloatingPointError:
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:
@@ -401,14 +403,12 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
 
 def integers_as_declared(expected: TensorSpec, array: np.ndarray) -> np.ndarray:
     """Integers, or an object array of Python's, in the declared datatype. Raises: ExecutionFailed, if one does not fit."""
-    dtype = NUMPY[expected.datatype]
+    what, dtype = f"output {expected.name!r}", NUMPY[expected.datatype]
     if array.size:
         bounds = np.iinfo(dtype)
         for value in (int(array.min()), int(array.max())):
             if not bounds.min <= value <= bounds.max:
-                raise ExecutionFailed(
-                    f"output {expected.name!r}: the model gave {value}, which {expected.datatype} cannot hold"
-                )
+                raise ExecutionFailed(f"{what}: the model gave {integer_shown(value)}, which {expected.datatype} cannot hold")
     return array.astype(dtype)
 
 

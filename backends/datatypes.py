@@ -27,6 +27,7 @@ NUMPY: Final[dict[str, np.dtype]] = {
     "BYTES": np.dtype(object),
 }
 
+_SHOWN_BITS: Final = 128
 _NAMES: Final[dict[np.dtype, str]] = {dtype: name for name, dtype in NUMPY.items()}
 
 
@@ -75,6 +76,11 @@ def as_objects(value: object) -> np.ndarray:
             if isinstance(each, np.ndarray) and not each.ndim:
                 array[index] = each.item()
     return array
+
+
+def integer_shown(value: int) -> str:
+    """An integer in a message: Python writes none of more than 4300 digits, and nobody reads hundreds."""
+    return str(value) if value.bit_length() <= _SHOWN_BITS else f"an integer of {value.bit_length()} bits"
 
 
 def fields_of(results: object) -> tuple[str, ...]:

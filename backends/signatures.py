@@ -3,6 +3,7 @@
 import inspect
 import reprlib
 import sys
+from collections import UserString
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -20,7 +21,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, as_objects, fields_of
+from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_of, integer_shown
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -29,6 +30,7 @@ ROW: Final = (-1,)
 ANY_OUTPUT: Final = ""  # in place of a name: every output, whatever it is called
 _TEXT_BYTES: Final = 64 << 20  # that numpy's text may take in any case
 _TEXT_EXPANSION: Final = 16  # times its characters: 4 for the text itself
+_ONE_VALUE: Final = (str, UserString, bytes, bytearray, memoryview, Mapping)  # although it has a length and elements
 _NO_PART: Final = "predict yielded None: yield the outputs of a part, and `return` after the last"
 FORM: Final = "such as `x: Annotated[npt.NDArray[np.float32], (-1, 4)]`"
 
@@ -140,13 +142,13 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), outputs)
+        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), signature, outputs)
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = [
         _named(function(**{name: column[row] for name, column in columns.items()}), signature, outputs) for row in range(rows)
     ]
-    return _gathered(answers, outputs)
+    return _gathered(answers, signature, outputs)
 
 
 def stream_by_name(
@@ -156,7 +158,7 @@ def stream_by_name(
     if signature.style == "names":
         with parts_of(function(**_arrays(signature, inputs))) as results:
             for result in results:
-                yield _of_batch(_named(result, signature, outputs, "yielded"), outputs)
+                yield _of_batch(_named(result, signature, outputs, "yielded"), signature, outputs)
         return
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
@@ -164,19 +166,32 @@ def stream_by_name(
         raise ExecutionFailed(f"a function of one row's values that yields answers requests of one row, got {rows}")
     with parts_of(function(**{name: column[0] for name, column in columns.items()})) as results:
         for result in results:
-            yield _gathered([_named(result, signature, outputs, "yielded")], outputs)
+            yield _gathered([_named(result, signature, outputs, "yielded")], signature, outputs)
 
 
-def _of_batch(results: dict[str, Any], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+def _of_batch(results: dict[str, Any], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
     """An array is what it says; a list, as one output of all rows is."""
     declared = outputs or {}
-    return {
-        name: _column(declared[name], value) if name in declared and not hasattr(value, "__array__") else _array(name, value)
-        for name, value in results.items()
-    }
+    made: Tensors = {}
+    for name, value in results.items():
+        if hasattr(value, "__array__"):
+            made[name] = _array(name, value)
+        else:
+            made[name] = _column(declared[name], value) if name in declared else _seen(signature, name, value)
+    return made
 
 
-def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] | None) -> Tensors:
+def _seen(signature: Signature, name: str, values: Any) -> np.ndarray:
+    """A list of which nothing is declared. Raises: as `_array`; OutputsRefused, for a bytearray where its type says texts."""
+    array, hint = _array(name, values), signature.of_lists.get(name) or signature.of_lists.get(ANY_OUTPUT)
+    if hint is not None and hint.datatype == "BYTES" and array.dtype == np.uint8:  # as numpy takes a bytearray
+        for value in _leaves(values):
+            if isinstance(value, bytearray | memoryview):
+                raise _odd(TensorSpec(name, "BYTES", ()), value)
+    return array
+
+
+def _gathered(answers: list[dict[str, Any]], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
     """The outputs of all rows of what the function gave for each."""
     other = next((answer for answer in answers if answer.keys() != answers[0].keys()), None)
     if other is not None:
@@ -184,7 +199,7 @@ def _gathered(answers: list[dict[str, Any]], outputs: Mapping[str, TensorSpec] |
     gathered: dict[str, Any] = {name: [answer[name] for answer in answers] for name in (answers[0] if answers else ())}
     try:
         if outputs is None:
-            return {name: _array(name, column) for name, column in gathered.items()}
+            return {name: _seen(signature, name, column) for name, column in gathered.items()}
         return {name: _column(outputs[name], column) if name in outputs else column for name, column in gathered.items()}
     except ValueError as exc:
         if any(len({np.shape(value) for value in column}) > 1 for column in gathered.values()):
@@ -226,7 +241,7 @@ def _texts(declared: TensorSpec, values: Any) -> np.ndarray:
     """One output of texts, as `_column`."""
     texts = _array(declared.name, values, as_objects)
     kinds = set(map(type, texts.ravel().tolist()))
-    if any(issubclass(kind, list | tuple | np.ndarray) for kind in kinds):
+    if any(issubclass(kind, np.ndarray) or _is_list(kind) for kind in kinds):
         raise ValueError(f"output {declared.name!r}: lists of other lengths make no array")  # as numpy raises it of numbers
     if not (kinds and all(issubclass(kind, bytes | str) for kind in kinds)):
         for value in _leaves(values):  # of a bytearray, numpy makes an array of its bytes, maybe of none
@@ -237,17 +252,33 @@ def _texts(declared: TensorSpec, values: Any) -> np.ndarray:
 
 def _leaves(values: Any) -> Iterator[Any]:
     """What is in lists, or not in one."""
-    if not isinstance(values, list | tuple):
+    if not _is_list(type(values)):
         yield values
         return
     for value in values:
         yield from _leaves(value)
 
 
+def _is_list(kind: type) -> bool:
+    """Whether numpy takes the elements of it, as of a list or a deque."""
+    has_elements = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "__array__")
+    return has_elements and not issubclass(kind, _ONE_VALUE)
+
+
 def _odd(declared: TensorSpec, value: Any) -> OutputsRefused:
-    given = f"{reprlib.repr(value)} ({type(value).__name__})"
-    if isinstance(value, bytearray | memoryview):
-        given = f"a {type(value).__name__}: return it as bytes(…)"
+    """What is said of a value of another type than declared, and what to do where that is clear."""
+    shown = integer_shown(value) if isinstance(value, int) else reprlib.repr(value)
+    given = f"{shown} ({type(value).__name__})"
+    dtype = NUMPY[declared.datatype]
+    if dtype.hasobject:
+        if isinstance(value, bytearray | memoryview):
+            given = f"a {type(value).__name__}: return it as bytes(…)"
+    elif as_array(value).dtype.kind == "c":
+        given += ": return `.real` and `.imag` as two outputs"
+    elif dtype.kind == "b" and isinstance(value, int | np.integer):
+        given += ": return bool(…), or declare INT64"
+    elif dtype.kind == "b" and isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        given += f': return it with .astype("bool"), or declare {datatype_of(value)}'
     return OutputsRefused(f"output {declared.name!r}: expected {declared.datatype}, the function gave {given}")
 
 
@@ -278,7 +309,7 @@ def _masked(values: Iterable[Any], levels: int) -> bool:
     arrays = [kind for kind in kinds if issubclass(kind, np.ma.MaskedArray)]
     if arrays and any(type(each) in arrays and each.mask.any() for each in values):
         return True
-    lists = [kind for kind in kinds if issubclass(kind, list | tuple)] if levels > 0 else []
+    lists = [kind for kind in kinds if _is_list(kind)] if levels > 0 else []
     return bool(lists) and any(_masked(each, levels - 1) for each in values if type(each) in lists)
 
 

@@ -768,6 +768,7 @@ def test_what_is_not_finite_is_cast_as_it_is() -> None:
     ("array", "datatype", "words"),
     [
         (np.array([1e300]), "FP32", "a value of the model's float64 is too large for FP32"),
+        (np.array([3.4e38, np.inf]), "BF16", "a value of the model's float64 is too large for BF16"),
         (np.array([1, 300]), "UINT8", "the model gave 300, which UINT8 cannot hold"),
         (np.array([-1, 3]), "UINT64", "the model gave -1, which UINT64 cannot hold"),
     ],

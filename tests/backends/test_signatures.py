@@ -2,7 +2,7 @@
 
 import re
 import typing
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from types import SimpleNamespace
@@ -456,8 +456,10 @@ GIVEN = pytest.mark.parametrize("given", [given_by_rows, given_in_list])
         ("1.5", "FP32", "'1.5' (str)"),
         ("7", "INT64", "'7' (str)"),
         ("no", "BOOL", "'no' (str)"),
-        (1, "BOOL", "1 (int)"),
-        (1 + 2j, "FP64", "(1+2j) (complex)"),
+        (1, "BOOL", "1 (int): return bool(…), or declare INT64"),
+        pytest.param(10**5000, "BOOL", "an integer of 16610 bits (int): return bool(…)", id="10**5000"),
+        (np.array(1), "BOOL", 'array(1) (ndarray): return it with .astype("bool"), or declare INT64'),
+        (1 + 2j, "FP64", "(1+2j) (complex): return `.real` and `.imag` as two outputs"),
         (Decimal("1.5"), "FP64", "Decimal('1.5') (Decimal)"),
     ],
 )
@@ -490,6 +492,26 @@ def test_what_is_no_text_is_refused_where_bytes_is_declared(given: Any, values: 
         given(values, "BYTES")
 
 
+@GIVEN
+def test_a_bytearray_is_returned_as_bytes_where_bytes_is_declared_alone(given: Any) -> None:
+    with pytest.raises(OutputsRefused, match=r"expected BOOL, the function gave bytearray\(b'a'\) \(bytearray\)$"):
+        given([bytearray(b"a"), bytearray(b"b")], "BOOL")
+
+
+def arrays_to_texts(row: Annotated[npt.NDArray[np.int64], (-1,)]) -> list[bytes]:
+    return [bytearray(b"ab") for _ in row]  # type: ignore[misc]
+
+
+def row_to_texts(row: int) -> list[bytes]:
+    return [bytearray(b"ab")] * row  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("function", [arrays_to_texts, row_to_texts])
+def test_a_bytearray_where_the_type_says_bytes_is_no_row_of_numbers(function: Callable[..., Any]) -> None:
+    with pytest.raises(OutputsRefused, match=r"'output': expected BYTES, the function gave a bytearray: return it as bytes"):
+        call_by_name(function, signature_of(function, method=False), {"row": np.array([2])}, None)
+
+
 @pytest.mark.parametrize(
     ("value", "datatype", "words"),
     [
@@ -500,7 +522,11 @@ def test_what_is_no_text_is_refused_where_bytes_is_declared(given: Any, values: 
         (1 << 70, "UINT64", "gave 1180591620717411303424, which UINT64 cannot hold"),
         (1e6, "FP16", "too large for FP16"),
         (1e300, "FP32", "too large for FP32"),
+        (3.4e38, "BF16", "too large for BF16"),
+        (np.array(3.4e38, np.float32), "BF16", "too large for BF16"),
         pytest.param(10**400, "FP64", "an integer too large for FP64", id="10**400"),
+        pytest.param(10**400, "INT64", "gave an integer of 1329 bits, which INT64 cannot hold", id="10**400 in INT64"),
+        pytest.param(10**5000, "INT64", "gave an integer of 16610 bits, which INT64 cannot hold", id="10**5000"),
     ],
 )
 @GIVEN
@@ -526,13 +552,15 @@ def test_a_number_that_does_not_fit_is_refused(given: Any, value: Any, datatype:
         ([np.float64(0.5)], "BF16"),
         ([NUMPY["BF16"].type(0.5)], "FP32"),
         ([float("inf")], "FP16"),
+        ([float("-inf"), 1.0], "BF16"),
+        (deque([1 << 70, 1]), "FP64"),
     ],
 )
 @GIVEN
 def test_a_number_goes_into_a_wider_kind(given: Any, values: list[Any], datatype: str) -> None:
     array = given(values, datatype)
     assert array.dtype == NUMPY[datatype]
-    assert array.tolist() == values
+    assert array.tolist() == [*values]
 
 
 @pytest.mark.filterwarnings("ignore:.*converting a masked element to nan")
@@ -542,7 +570,8 @@ def test_masked_elements_are_refused_as_in_a_request(given: Any) -> None:
     for values in ([row[0], row[:1][0]], [[row[:1]]], [[1.0, float("nan")]]):
         np.testing.assert_array_equal(given(values, "FP64"), np.array(values))
     words = r"output 'y': elements are masked, expected values in their place, as by `.filled\(0\)`"
-    for values in ([1.0, row[1]], [row[1:].reshape(())], [row[:1], row[1:]], [[[3, 4], row]], [[0.5, row[1]]]):
+    in_lists: list[Any] = [[1.0, row[1]], [row[1:].reshape(())], [row[:1], row[1:]], [[[3, 4], row]], [[0.5, row[1]]]]
+    for values in (*in_lists, [deque([row])], deque([row])):
         with pytest.raises(ExecutionFailed, match=words):
             given(values, "FP64")
     with pytest.raises(ExecutionFailed, match=words):

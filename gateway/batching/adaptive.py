@@ -245,7 +245,8 @@ class Adaptive:
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
                 else:
-                    tried = stale or expected_ns * hope > fresh_ns
+                    of_several = shed[-1][3] > view.sizes[-1] and now_ns >= self._try_ns  # batches, which all may be in vain
+                    tried = stale or (view.alone_ns(shed[-1][3], hope) if of_several else expected_ns * hope) > fresh_ns
                 if not tried:
                     return Decision(0, shed=shed)
                 if stale and stream.own:

@@ -105,7 +105,8 @@ class Expected(NamedTuple):
         """Until a request of so many rows, were it alone, would be done: more than a batch takes turns of all workers."""
         curve = self.curve
         turns, last = divmod(rows - 1, workers * curve.sizes[-1])
-        return (turns * curve.shape[-1] + self.margin * curve.shape[curve.at(last + 1)]) * self.level
+        full = min(1.0, self.margin) * curve.shape[-1]
+        return (turns * full + self.margin * curve.shape[curve.at(last + 1)]) * self.level
 
 
 class Outlook(msgspec.Struct, kw_only=True):

@@ -320,18 +320,30 @@ def test_a_backend_that_recovers_is_found_out_by_probes() -> None:
     assert reasons[-1] == "idle"
 
 
-def test_a_backend_that_recovers_is_found_out_where_all_requests_are_larger_than_a_batch() -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_backend_that_recovers_is_found_out_by_requests_larger_than_a_batch(beside: bool) -> None:
+    """beside: single ones too, so that what is known is never old."""
     batcher = batcher_of(fixed_ms=20, row_ms=1, max_rows=8)
     now_ms, last = 0.0, 0
-    for takes_ms in [84.0] * 20 + [28.0] * 30:
-        add(batcher, request(now_ms, rows=16))
-        last = 0
+
+    def run(rows: int, times: float) -> int:
+        nonlocal now_ms
+        add(batcher, request(now_ms, rows=rows))
+        ran = 0
         for _ in range(2):
             for batch in batcher.step(round(now_ms * MS), 1).batches:
+                takes_ms = (20 + batch.rows) * times
                 now_ms += takes_ms
                 batcher.finished(batch, round(now_ms * MS), round(takes_ms * MS), ok=True)
-                last += batch.rows
-        now_ms += 500
+                ran += batch.rows
+        return ran
+
+    for times in [2.2] * 30 + [1.0] * 12:
+        for _ in range(2 * beside):
+            run(1, times)
+            now_ms += 200
+        last = run(16, times)
+        now_ms += 300
     assert last == 16
 
 

@@ -239,14 +239,13 @@ class Adaptive:
             hope = self._hope(view, state, now_ns)
             waiting -= shed_hopeless(queue, view, hope, shed)
             if not waiting:
-                fresh_ns = slo_ns - state.reserved_ns
-                expected_ns = view.expected_ns(shed[-1][3])
-                stale = now_ns - stream.learned_ns >= STALE_NS
+                expected_ns, stale = view.expected_ns(shed[-1][3]), now_ns - stream.learned_ns >= STALE_NS
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
                     tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
                 else:
-                    of_several = shed[-1][3] > view.sizes[-1] and now_ns >= self._try_ns  # batches, which all may be in vain
-                    tried = stale or (view.alone_ns(shed[-1][3], hope) if of_several else expected_ns * hope) > fresh_ns
+                    large = shed[-1][3] > view.sizes[-1] and now_ns >= self._try_ns  # all its batches may be in vain
+                    hoped_ns = view.alone_ns(shed[-1][3], hope) if large else expected_ns * hope
+                    tried = stale or hoped_ns > slo_ns - state.reserved_ns
                 if not tried:
                     return Decision(0, shed=shed)
                 if stale and stream.own:

@@ -2,8 +2,7 @@
 
 A small actor numbers the changes that clients ask for, and keeps for each model the last that was settled and those that are
 under way. Each ingress replica keeps one call `follow` open to it, applies each change that this returns, in order, and reports
-on it. A change is settled when all that follow have reported: then `ended` tells those that asked. A load that failed anywhere
-is dropped.
+on it. A change is settled when all that follow have reported: then `ended` tells who asked. A load that failed is dropped.
 An ingress begins with what is settled, and a backend's replica asks the actor as it starts. The actor is detached and named
 after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has followed for a
 while. One that was lost and made anew is reminded by those that follow.
@@ -157,14 +156,20 @@ class ControlState:
         not have.
         """
         self._expect_others()
-        self._newest = max(self._newest, seen)
+        before, self._newest = self._newest, max(self._newest, seen)
         under_way = {change.number for change in applying}
         has = {change.number: change for change in (*settled, *applying)}
         known = {asked.change.number for asked in self._asked}
         past = {asked.change.model: asked.change.number for asked in self._asked if asked.errors is not None}
-        missing = [has[number] for number in has.keys() - known if number > past.get(has[number].model, 0)]
-        self._asked += [_Asked(change, None if change.number in under_way else []) for change in missing]
+        missing = [has[number] for number in sorted(has.keys() - known) if number > past.get(has[number].model, 0)]
+        begun = min((at.begun for name, at in self._followers.items() if name != ingress), default=before)
+        late = [change for change in missing if change.number in under_way and begun < change.number < before]
+        self._asked += [_Asked(change, None if change.number in under_way else []) for change in missing if change not in late]
         self._asked.sort(key=lambda asked: asked.change.number)
+        # To others later ones were given, and these never would be.
+        for number, model, loaded in {change.model: change for change in late}.values():
+            if all(asked.change.model != model or asked.change.number < number for asked in self._asked):
+                self._ask(model, loaded)
         self._keep_last()
         newest = {has[number].model: number for number in sorted(has)}
         lacks = [asked.change for asked in self._asked if asked.change.number > newest.get(asked.change.model, 0)]

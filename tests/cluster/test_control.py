@@ -305,6 +305,22 @@ class LocalActor:
         return call.result()
 
 
+@pytest.mark.parametrize(("model", "again"), [("n", [(1001, "m", False)]), ("m", [])])
+def test_what_was_under_way_is_asked_again_of_those_that_the_new_actor_has_given_later_changes(
+    model: str, again: list[tuple[int, str, bool]]
+) -> None:
+    async def test() -> None:
+        state = ControlState(lambda: 1000)
+        await state.join("new")
+        asking = await ask(state, "new", model, True)
+        under_way = [ModelChange(5, "m", True), ModelChange(6, "m", False)]
+        assert await state.remind("stood still", 6, [], under_way) == (1000 + len(again), [(1000, model, True), *again])
+        assert (await state.follow("new", 1000) if again else (1000, [])) == (1000 + len(again), again)
+        asking.cancel()
+
+    run(test)
+
+
 def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

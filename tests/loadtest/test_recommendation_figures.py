@@ -290,6 +290,8 @@ def test_a_floor_of_errors_only_is_told_as_errors_and_not_as_0_ms() -> None:
     assert "0" not in row
     waiting = replace(floor, errors={}, error_samples={}, error_rate=0.0)  # all were cut off by the end of the run
     assert told(missed, floor=waiting).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests was answered")
+    old = replace(waiting, error_rate=1.0)  # a journal of before it had kinds of errors
+    assert told(missed, floor=old).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests succeeded")
 
 
 def test_where_nothing_could_be_compared_nothing_is_known() -> None:

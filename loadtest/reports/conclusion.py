@@ -147,7 +147,11 @@ def build(
         seconds_spent=outcome.seconds,
         seconds_budget=question.seconds,
         usd_spent=outcome.usd if paid else 0.0,
-        warnings=(*_loss(reports, mix or [outcome.winner]), *spec.warnings, *_price_warnings(reports)),
+        warnings=(
+            *_loss(reports, mix or [outcome.winner]),
+            *(_in_letters(warning, letter_of) for warning in spec.warnings),
+            *_price_warnings(reports),
+        ),
         notes=tuple(notes),
         pareto_p99=_pareto_p99(reports),
         pareto_agreement=_pareto_agreement(reports),

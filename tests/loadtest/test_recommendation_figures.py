@@ -14,7 +14,7 @@ from gateway.instances.facts import Price
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.fleet import Fleet
-from loadtest.question.spec import SearchSpec
+from loadtest.question.spec import UNSURE, AgreementTest, SearchSpec
 from loadtest.reports import forms, tables
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
@@ -391,6 +391,9 @@ def test_candidates_are_letters_where_a_sentence_names_them_and_nowhere_else() -
     assert found.warnings[0] == f"the winner's answers agree only 0.5 with those of {two}; the spec allows it"
     assert found.notes[:2] == (f"the machine of {two} failed: {ONE}", f"the run behind A's rate: {busy}")
     assert found.notes[2].endswith(f" before its budget: that is too short for {two}, A")
+    spec = usual_spec()
+    unsure = replace(spec, agreement_test=AgreementTest((), {}, True, ONE, (), unsure=True))
+    assert told(PROVEN, TWO, ONE, spec=unsure).warnings[: len(spec.odd) + 1] == (*spec.odd, f"{UNSURE}B")
     for form in ("text", "md", "html"):
         shown = " ".join(forms.render(found, form).split())
         assert all(told in shown for told in (*outs.values(), busy)), form

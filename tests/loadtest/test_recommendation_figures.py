@@ -575,6 +575,11 @@ def test_there_is_no_winner_where_no_fleet_can_carry_the_target_rate() -> None:
     ]
     counts = [each.EndpointConfiguration.InitialInstanceCount for each in found.InferenceRecommendations]
     assert counts == [2, 2]
+    seen = {**BRACKETS, THREE: [run(THREE, 100, "fail", MISSED)]}
+    found = told(seen, ONE, TWO, spec=spec, predicted={FOUR: 0.0}, lacking=(("that is too short for ", Name(THREE)),))
+    assert found.state == "no candidate"
+    assert found.candidate(THREE).status == "rejected"  # a lower rate cannot change the answer
+    assert found.notes[-1].endswith(f": that is too short for {found.candidate(THREE).letter}")
 
 
 def test_a_runner_up_of_which_too_few_can_be_had_is_said_to_be_one() -> None:

@@ -51,7 +51,6 @@ def test_it_builds_once_and_again_when_the_code_or_the_options_change(tmp_path: 
         f"{tmp_path}/linear.onnx: fp32 from {source}, max abs difference"
     )
     assert compiled(config(tmp_path, source=source)) == [f"{tmp_path}/linear.onnx: up to date"]
-    assert compiled(config(tmp_path, source=source), "other") == []
     code.write_text(text + "\n")
     assert "fp32 from" in compiled(config(tmp_path, source=source))[0]
     record = tmp_path / "linear.onnx.build.json"
@@ -92,6 +91,9 @@ def test_where_nothing_is_to_be_built_that_is_told(tmp_path: Path, capsys: pytes
     assert main(["compile", f"{tmp_path}/area.py"]) == 2
     told = capsys.readouterr().err
     assert told.endswith(f"; of a model, `gateway init {tmp_path}/area.py` writes a configuration\n")
+    (tmp_path / "area.yaml").touch()
+    assert main(["compile", f"{tmp_path}/are"]) == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean `{tmp_path}/area.yaml`?\n")
 
 
 def test_a_broken_record_is_built_anew_rather_than_trusted(tmp_path: Path) -> None:

@@ -315,11 +315,13 @@ def test_a_file_that_is_not_python_is_told_with_its_line(tmp_path: Path) -> None
     assert fault(f"{tmp_path}/typo.py") == f"{tmp_path}/typo.py:2: not Python: expected ':'; correct that line"
 
 
-@pytest.mark.parametrize("url", ["https://example.com/m.onnx", "s3://b/m.onnx", "s3://b/gateway.yaml", "file:///m.onnx"])
-@pytest.mark.parametrize("command", ["serve", "init", "check"])
+@pytest.mark.parametrize("url", ["https://example.com/m.onnx", "s3://b/m.onnx", "s3://b/gateway.yaml", "file:///report.json"])
+@pytest.mark.parametrize("command", ["serve", "init", "check", "compile", "package", "deploy kubernetes"])
 def test_a_url_is_no_path_on_this_machine(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, url]) == 2
-    assert capsys.readouterr().err == f"{url}: expected a path on this machine: download it, and name the file or folder\n"
+    needed = ["--image", "i", "--models", "image:/m"] if command == "deploy kubernetes" else []
+    assert main([*command.split(), url, *needed]) == 2
+    told, *_ = capsys.readouterr().err.splitlines()
+    assert told == f"{url}: expected a path on this machine; download it, and name the file or folder"
 
 
 def test_no_name_is_not_the_folder_that_it_was_started_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

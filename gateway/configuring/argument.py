@@ -7,8 +7,7 @@ from shlex import quote
 from typing import Final
 
 from gateway.documents.faults import ConfigFaults
-from gateway.documents.reader import Document, configuration_in, read
-from gateway.errors import ConfigError
+from gateway.documents.reader import Document, configuration_in, elsewhere, read
 from gateway.process.run_dir import private_directory, shared_run_dir
 
 CONFIGURATIONS: Final = (".yaml", ".yml")
@@ -28,9 +27,9 @@ def opened(what: str) -> str:
     """MODEL as it was named; of an archive as `gateway package` makes it, which says itself how it is served, the folder that
     it is unpacked in. Raises: ConfigError.
     """
+    if fault := elsewhere(what):
+        raise ConfigFaults([fault])
     path = Path(what)
-    if "://" in what and not os.path.lexists(path):
-        raise ConfigError(f"{what}: expected a path on this machine: download it, and name the file or folder")
     if os.path.lexists(path) and is_archive(path):
         from gateway.configuring.archive import unpacked
 
@@ -45,7 +44,7 @@ def document_of(what: str) -> Document:
     try:
         return read(what)
     except ConfigFaults as exc:
-        if is_configuration(what):
+        if is_configuration(what) or not os.path.lexists(what):
             raise
         remedy = f"of a model, `gateway init {quote(what)}` writes a configuration"
         raise ConfigFaults([replace(exc.faults[0], remedy=remedy)]) from exc

@@ -80,7 +80,7 @@ def report_in(path: str | Path) -> Path | None:
     path = Path(path)
     if path.is_dir():
         return path / NAME if (path / NAME).is_file() else None
-    return path if path.suffix == ".json" and not _is_configuration(path) else None
+    return path if path.suffix == ".json" and path.is_file() and not _is_configuration(path) else None
 
 
 def _is_configuration(path: Path) -> bool:

@@ -106,6 +106,13 @@ def configuration_in(path: str | Path) -> Path | None:
     return inside if str(path) and os.path.isfile(inside) else None  # which also takes what is too long for a path
 
 
+def elsewhere(what: str | Path) -> Fault | None:
+    """What is wrong with a URL where a path is expected; None: it is none, or a path all the same."""
+    if "://" not in str(what) or os.path.lexists(what):
+        return None
+    return Fault(str(what), expected="a path on this machine", remedy="download it, and name the file or folder")
+
+
 def read(path: str | Path) -> Document:
     """Read a file, standard input if it is called "-", or the configuration in a folder.
 
@@ -120,7 +127,7 @@ def read(path: str | Path) -> Document:
             with Path(path).open("rb") as file:
                 data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as exc:  # ValueError: no path may have a null byte
-        raise ConfigFaults([_unreadable(Path(path), exc)]) from exc
+        raise ConfigFaults([elsewhere(path) or _unreadable(Path(path), exc)]) from exc
     if len(data) > _MOST_BYTES:
         raise ConfigFaults([Fault(source, found=f"longer than {_MOST_BYTES >> 20} MiB", expected="a configuration in YAML")])
     try:

@@ -4,7 +4,9 @@ import argparse
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,8 +33,9 @@ class _Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             # An option first: what follows it is often its value, and by that another argument is one too many.
-            option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
-            if option:
+            typed = takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)
+            options = {word for word in typed if word.startswith("-") and word != "-"} - {*self._option_string_actions}
+            if option := next((word.partition("=")[0] for word in unknown if word in options), ""):
                 meant = did_you_mean(option, self._option_string_actions)
                 self.error("; ".join(filter(None, (f"{option}: unknown option", meant))))
             self.error(f"{unknown[0]}: one argument too many")

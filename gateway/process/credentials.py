@@ -136,8 +136,8 @@ class Credentials:
                 return body
         except urllib.error.HTTPError as exc:
             with exc:
-                words = told(exc.read().decode(errors="replace"))
-            raise (NotFound if exc.code == 404 else GatewayError)(f"{url}: {exc.code}: {words}") from exc
+                words = with_status(exc.code, exc.read())
+            raise (NotFound if exc.code == 404 else GatewayError)(f"{url}: {words}") from exc
         except (OSError, ValueError, HTTPException) as exc:  # the latter two of what is no URL, or no HTTP
             raise unanswered(exc, "/".join(url.split("/")[:3]), timeout_s) from exc
 
@@ -238,6 +238,12 @@ def told(answer: str) -> str:
     with suppress(ValueError, KeyError, TypeError):
         answer = str(json.loads(answer)["error"])
     return "" if answer.lstrip().startswith("<") else printable(" ".join(answer[:_TOLD_CHARS].split()))
+
+
+def with_status(status: int, answer: bytes) -> str:
+    """`404: not found`; the status alone where the server has no words for it, or a page for browsers."""
+    words = told(answer.decode(errors="replace"))
+    return f"{status}: {words}" if words else str(status)
 
 
 def _said(exc: Exception) -> str:

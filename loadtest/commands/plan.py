@@ -102,7 +102,7 @@ def plan_of(spec: SearchSpec, question: Question, launcher: Launcher, today: dat
         max_usd=max_usd,
         beside_usd_per_hour=launcher.beside_usd_per_hour,
         refused=spec.refused,
-        warnings=tuple(spec.warnings),
+        warnings=tuple(map("".join, spec.warnings)),
     )
 
 

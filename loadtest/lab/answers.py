@@ -17,7 +17,7 @@ import numpy as np
 
 from backends.base import Tensors
 from gateway.errors import InvalidArgument
-from gateway.process.credentials import told
+from gateway.process.credentials import with_status
 from gateway.wire.tensors import tensor_from_bytes
 from loadtest.errors import TargetError
 from loadtest.load.aws_keys import AwsKeys
@@ -196,8 +196,7 @@ class _BlockingRestClient:
             self._connection.close()
             raise TargetError(f"answered more than {_MAX_ANSWER_BYTES >> 20} MiB to one request")
         if response.status != 200:
-            said = told(answer.decode(errors="replace"))
-            words = f"{response.status}: {said}" if said else str(response.status)
+            words = with_status(response.status, answer)
             if response.status in _BUSY:
                 raise _Busy(words)
             raise TargetError(f"answered {words}")

@@ -23,7 +23,7 @@ from loadtest.lab.generating import AnswersJob, GeneratorLost, LoadJob, ProfileJ
 from loadtest.lab.here import Here, Measure
 from loadtest.lab.launchers.launcher import Launcher, RunningCandidate, StartFailed, TakenAway, Unaffordable
 from loadtest.lab.profiling import ProfileFailed, slowdown
-from loadtest.lab.runs_folder import keep
+from loadtest.lab.runs_folder import keep, remove_from
 from loadtest.lab.up import UpCandidates
 from loadtest.load.payloads import distinct, length_of, read_requests
 from loadtest.measuring.progress import Progress
@@ -131,10 +131,12 @@ class Lab:
         return f"<Lab with {self._up!r}, {self._count} runs so far>"
 
     def begin(self, earlier: Sequence[Event], *, spent_usd: float) -> None:
-        """earlier: events of the search that goes on. spent_usd: by it, of the same money."""
+        """earlier: events of the search that goes on. spent_usd: by it, of the same money. Raises: OSError."""
         for event in earlier:
             self.remember(event)
         self._count = sum(isinstance(event, Measured) and not cut_off(event) for event in earlier)
+        if self._runs is not None:
+            remove_from(self._runs, self._count)
         self._earlier_usd = spent_usd
         self._up = UpCandidates(self._launcher, spent_usd=spent_usd)
 
@@ -192,8 +194,8 @@ class Lab:
         if not isinstance(event, Measured) or cut_off(event):  # that is no run of the report either
             return
         number, self._count = self._count, self._count + 1  # as runs end: several may be under way
-        if self._runs is not None:
-            keep(self._runs, number, self._results.pop(event.entrant, None))
+        if (result := self._results.pop(event.entrant, None)) is not None and self._runs is not None:
+            keep(self._runs, number, result)
 
     def _failed(self, experiment: Agree | Profile | Load, exc: Exception) -> Event:
         """What to say of an experiment that came to no end. Whose machine was taken back may be started again, and whom the

@@ -11,11 +11,17 @@ def file_of(folder: Path, number: int) -> Path:
     return folder / f"{number:03}.json"
 
 
-def keep(folder: Path, number: int, result: RunResult | None) -> None:
-    """None: it has no result, and what an earlier search left there goes. Raises: OSError."""
-    path = file_of(folder, number)
-    if result is None:
-        path.unlink(missing_ok=True)
-        return
+def keep(folder: Path, number: int, result: RunResult) -> None:
+    """Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path, to_json(result))
+    write_whole(file_of(folder, number), to_json(result))
+
+
+def remove_from(folder: Path, number: int) -> None:
+    """Remove what an earlier search has kept as this run and those after it: it would pass for what this one cannot keep.
+
+    Raises: OSError.
+    """
+    for path in folder.glob("*.json"):
+        if path.stem.isdecimal() and int(path.stem) >= number and path == file_of(folder, int(path.stem)):
+            path.unlink()

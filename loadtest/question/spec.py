@@ -39,9 +39,11 @@ from loadtest.question.spec_file import (
 )
 from loadtest.results import SloSpec
 from loadtest.search.events import EXPECTED
+from loadtest.search.standing import Name, Sentence
 from loadtest.verdict.agreement import LEAST_INPUTS, compare_of
 
 MIN_AGREEMENT = 0.999  # of a cosine: a model in bf16 keeps 0.9999 and more, one quantised to int8 may have 0.94
+UNSURE = "no candidate is known to compute in full precision: answers are compared with those of the first, "
 _LENGTH = PayloadSpec.model_fields["length"].default
 _ANY_SLO = SloSpec.parse("p99<1s")
 _AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
@@ -51,7 +53,8 @@ _AGREEMENT = re.compile(r"agreement\s*>=?\s*(\d+(?:\.\d+)?)")
 class AgreementTest:
     """Which requests the candidates' answers are compared on, and how: see `loadtest.verdict.agreement`.
 
-    reference: a candidate's name, or events.EXPECTED. stand_ins: candidates that may take its place.
+    reference: a candidate's name, or events.EXPECTED. stand_ins: candidates that may take its place. unsure: nobody has named
+    it, and none is known to compute in full precision.
     """
 
     files: tuple[str, ...]
@@ -59,6 +62,7 @@ class AgreementTest:
     batched: bool
     reference: str
     stand_ins: tuple[str, ...]
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class RefusedCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpec:
-    """A checked spec. warnings: what is odd about it but not wrong. refused: candidates that were among its own.
+    """A checked spec. odd: what is odd about it but not wrong, of no single candidate. refused: were among its candidates.
 
     min_agreement: what a candidate's answers must reach; None: they may be anything. agreement_test: None, if none is needed.
     pad: as in LoadSpec: how requests of different lengths are joined. reads: files and folders that it names, by its keys.
@@ -90,12 +94,19 @@ class SearchSpec:
     candidates: tuple[CandidateSetup, ...]
     budget: BudgetSpec
     seed: int
-    warnings: tuple[str, ...]
+    odd: tuple[str, ...]
     min_agreement: float | None = MIN_AGREEMENT
     agreement_test: AgreementTest | None = None
     pad: tuple[str, ...] = ()
     refused: tuple[RefusedCandidate, ...] = ()
     reads: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def warnings(self) -> tuple[Sentence, ...]:
+        """All that is odd about it."""
+        test = self.agreement_test
+        unsure = [(UNSURE, Name(test.reference))] if test is not None and test.unsure else []
+        return (*((each,) for each in self.odd), *unsure)
 
 
 def without(spec: SearchSpec, refusals: Refusals) -> SearchSpec:
@@ -197,7 +208,7 @@ def _spec_of(document: Document, catalogue: Catalogue) -> SearchSpec:
         candidates=tuple(candidates),
         budget=file.budget,
         seed=file.seed,
-        warnings=(*oddities(file, candidates, catalogue, tuple(doors)), *doubts),
+        odd=(*oddities(file, candidates, catalogue, tuple(doors)), *doubts),
         min_agreement=min_agreement,
         agreement_test=agreement_test,
         reads=tuple(_reads(file, doors)),
@@ -377,11 +388,8 @@ def _agreement_test(
         if expected:
             return AgreementTest(files, statistics, batched, EXPECTED, ()), []
         reference, stand_ins = chosen
-        unsure = (
-            "no candidate is known to compute in full precision: answers are compared with those of the first, " + reference
-        )
         named = wanted.reference is not None or any(candidate.full_precision for candidate in candidates)
-        return AgreementTest(files, statistics, batched, reference, stand_ins), [] if named else [unsure]
+        return AgreementTest(files, statistics, batched, reference, stand_ins, unsure=not named), []
     if min_agreement is None:
         return None, [f"{why}; they were not compared, as that takes {LEAST_INPUTS} real requests"]
     found = (

@@ -78,8 +78,9 @@ def build(
     limited = tuple(standing.entrant.name for standing in outcome.standings if standing.unknown)
     state = _state(question, outcome, limited, carried=fleet is not None or spec.target_rps is None)
     short = _short(question, sure) if spec.target_rps and options and fleet is None else ""
-    if state == "no candidate":
-        outcome, winner = replace(outcome, winner=None, runner_up=None), None
+    early = ended_early(question, outcome)
+    if state == "no candidate":  # which nothing that was left to try can change
+        outcome, winner = replace(outcome, winner=None, runner_up=None, lacking=()), None
     runner_up = standings[outcome.runner_up] if outcome.runner_up else None
     mix = list(fleet.counts) if fleet and winner and len(fleet.counts) > 1 else []
     answering = [standings[name] for name in mix] or ([winner] if winner else [])
@@ -102,7 +103,7 @@ def build(
             f"`gateway.yaml` is of {letter_of[lead.entrant.name]} alone: "
             "those of all of the fleet stand under `configurations` in report.json"
         )
-    notes += [_in_letters(note, letter_of) for note in ended_early(question, outcome)]
+    notes += [_in_letters(note, letter_of) for note in early]
     if short and state != "no candidate":  # there it is the answer
         notes.append(short)
     floor = outcome.floor
@@ -147,7 +148,11 @@ def build(
         seconds_spent=outcome.seconds,
         seconds_budget=question.seconds,
         usd_spent=outcome.usd if paid else 0.0,
-        warnings=(*_loss(reports, mix or [outcome.winner]), *spec.warnings, *_price_warnings(reports)),
+        warnings=(
+            *_loss(reports, mix or [outcome.winner]),
+            *(_in_letters(warning, letter_of) for warning in spec.warnings),
+            *_price_warnings(reports),
+        ),
         notes=tuple(notes),
         pareto_p99=_pareto_p99(reports),
         pareto_agreement=_pareto_agreement(reports),

@@ -309,8 +309,10 @@ class Measured:
         if self.p99_ms or not self.requests:
             return ""
         failed = sum(self.errors.values())
-        told = f"{failed:,} of {self.requests:,} failed: {failures(self.errors, self.error_samples)}"
-        return told if failed else f"none of {counted(self.requests, 'request')} was answered"
+        if failed:
+            return f"{failed:,} of {self.requests:,} failed: {failures(self.errors, self.error_samples)}"
+        # Older journals have the rate alone.
+        return f"none of {counted(self.requests, 'request')} {'succeeded' if self.error_rate else 'was answered'}"
 
     def share(self, required: float) -> float:
         """What to compare with `required`: the share that met the SLO, or would, were its worst kept objective such a one.

@@ -190,7 +190,7 @@ def test_a_running_server_is_taken_as_it_is(candidate: CandidateSetup) -> None:
     running = asked(b"", start)
     assert running.usage().cpu_percent is None
     assert running.failure() == ""
-    with pytest.raises(StartFailed, match="503"):
+    with pytest.raises(StartFailed, match=r"503$"):
         asked(b"", start, "503 Service Unavailable")
 
 

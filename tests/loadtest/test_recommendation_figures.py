@@ -14,7 +14,7 @@ from gateway.instances.facts import Price
 from loadtest.errors import ExitCode, UsageError
 from loadtest.lab.recommender import question_of
 from loadtest.prices.fleet import Fleet
-from loadtest.question.spec import SearchSpec
+from loadtest.question.spec import UNSURE, AgreementTest, SearchSpec
 from loadtest.reports import forms, tables
 from loadtest.reports.conclusion import build
 from loadtest.reports.headline import facts, reservations
@@ -290,6 +290,8 @@ def test_a_floor_of_errors_only_is_told_as_errors_and_not_as_0_ms() -> None:
     assert "0" not in row
     waiting = replace(floor, errors={}, error_samples={}, error_rate=0.0)  # all were cut off by the end of the run
     assert told(missed, floor=waiting).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests was answered")
+    old = replace(waiting, error_rate=1.0)  # a journal of before it had kinds of errors
+    assert told(missed, floor=old).notes[-1].endswith("hardly loaded with 13.0/s: none of 1,000 requests succeeded")
 
 
 def test_where_nothing_could_be_compared_nothing_is_known() -> None:
@@ -389,6 +391,9 @@ def test_candidates_are_letters_where_a_sentence_names_them_and_nowhere_else() -
     assert found.warnings[0] == f"the winner's answers agree only 0.5 with those of {two}; the spec allows it"
     assert found.notes[:2] == (f"the machine of {two} failed: {ONE}", f"the run behind A's rate: {busy}")
     assert found.notes[2].endswith(f" before its budget: that is too short for {two}, A")
+    spec = usual_spec()
+    unsure = replace(spec, agreement_test=AgreementTest((), {}, True, ONE, (), unsure=True))
+    assert told(PROVEN, TWO, ONE, spec=unsure).warnings[: len(spec.odd) + 1] == (*spec.odd, f"{UNSURE}B")
     for form in ("text", "md", "html"):
         shown = " ".join(forms.render(found, form).split())
         assert all(told in shown for told in (*outs.values(), busy)), form
@@ -570,6 +575,11 @@ def test_there_is_no_winner_where_no_fleet_can_carry_the_target_rate() -> None:
     ]
     counts = [each.EndpointConfiguration.InitialInstanceCount for each in found.InferenceRecommendations]
     assert counts == [2, 2]
+    seen = {**BRACKETS, THREE: [run(THREE, 100, "fail", MISSED)]}
+    found = told(seen, ONE, TWO, spec=spec, predicted={FOUR: 0.0}, lacking=(("that is too short for ", Name(THREE)),))
+    assert found.state == "no candidate"
+    assert found.candidate(THREE).status == "rejected"  # a lower rate cannot change the answer
+    assert found.notes[-1].endswith(f": that is too short for {found.candidate(THREE).letter}")
 
 
 def test_a_runner_up_of_which_too_few_can_be_had_is_said_to_be_one() -> None:

@@ -202,9 +202,15 @@ def test_a_run_without_a_result_leaves_none_of_an_earlier_search(spec: SearchSpe
     one, two = (candidate.name for candidate in spec.candidates)
     answer(Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent), Load(one, 100.0, 4.0, "peak"))
     assert read_run(kept).spec.label == one
+    for name in ("001.json", "7.json", "mine.json"):
+        shutil.copy(kept, kept.with_name(name))
+    lab = Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent)
+    lab.begin([Measured(one, "peak", 100.0, "pass", ((200, 200),), 9.0)], spent_usd=0.0)
+    assert {path.name for path in kept.parent.iterdir()} == {"000.json", "7.json", "mine.json"}
+    lab.begin([], spent_usd=0.0)
     launcher.broken.add(two)
-    answer(Lab(spec, launcher, FakeMeasure(launcher), runs=kept.parent), Load(two, 100.0, 4.0, "peak"))
-    assert not kept.exists()
+    answer(lab, Load(two, 100.0, 4.0, "peak"))
+    assert {path.name for path in kept.parent.iterdir()} == {"7.json", "mine.json"}
 
 
 def test_the_number_of_a_run_is_its_place_among_those_of_the_report(spec: SearchSpec, tmp_path: Path) -> None:

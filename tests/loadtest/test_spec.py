@@ -80,7 +80,7 @@ def test_running_servers_may_leave_their_instance_type_to_be_asked(catalogue: Ca
 
 
 def test_a_local_run_that_stands_for_an_instance_type_is_reported(catalogue: Catalogue) -> None:
-    warnings = example_spec(catalogue).warnings
+    warnings = example_spec(catalogue).odd
     assert warnings[0] == (
         "c7i.large, c8g.large: not measured itself: by `stands_for` of the spec this machine's cores 0, 1 stand for it; "
         "measure there before you rely on it"

@@ -9,9 +9,11 @@ import pytest
 from loadtest.errors import UsageError
 from loadtest.prices.catalogue import Catalogue, load_catalogue
 from loadtest.question.numerics import full_precision, numerics_of
-from loadtest.question.spec import AgreementTest, SearchSpec, parse_search_spec
+from loadtest.question.preflight import Reason
+from loadtest.question.spec import UNSURE, AgreementTest, SearchSpec, parse_search_spec, without
 from loadtest.question.subject import subject_of
 from loadtest.search.events import EXPECTED
+from loadtest.search.standing import Name
 from tests.loadtest.examples import changed
 
 TORCH = {"kind": "torch", "model": "m:f"}
@@ -110,7 +112,7 @@ def test_where_any_answers_are_allowed_nothing_need_be_compared_but_it_is_said(c
     for payload in ({}, {"files": [requests_file(tmp_path, 299)]}):
         spec = parsed(catalogue, ["fp32", "int8"], slo=slo, payload=payload)
         assert spec.agreement_test is None
-        assert any(line.startswith("2 kinds of candidates compute differently") for line in spec.warnings)
+        assert any(line.startswith("2 kinds of candidates compute differently") for line in spec.odd)
     assert parsed(catalogue, ["fp32", "int8"], slo=slo, payload={"files": [requests_file(tmp_path, 300)]}).agreement_test
 
 
@@ -184,10 +186,10 @@ def test_running_servers_are_compared_with_the_first(catalogue: Catalogue, tmp_p
     spec = parsed(catalogue, [], candidates=servers, payload={"files": [requests_file(tmp_path, 300)]}, **keys)
     assert spec.agreement_test is not None
     assert spec.agreement_test.reference == "c7i.large http://127.0.0.1:1"
-    assert spec.warnings == (
-        "no candidate is known to compute in full precision: answers are compared with those of the first, "
-        "c7i.large http://127.0.0.1:1",
-    )
+    assert spec.warnings == ((UNSURE, "c7i.large http://127.0.0.1:1"),)
+    assert isinstance(spec.warnings[0][1], Name)
+    gone = {spec.candidates[0].name: (Reason("quota", "0", "room for 1"),)}
+    assert without(spec, gone).warnings == ((UNSURE, "c7i.large http://127.0.0.1:2"),)
     assert "made-up requests" in refused(catalogue, [], candidates=servers, **keys)
     assert parsed(catalogue, [], candidates=servers[:1], **keys).agreement_test is None
     told = refused(catalogue, [], candidates=servers[:1], payload={"protocol": "grpc"}, **keys)

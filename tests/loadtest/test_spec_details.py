@@ -321,7 +321,7 @@ def test_cores_that_are_fewer_than_a_types_are_told(catalogue: Catalogue) -> Non
     def warnings(**stands_for: list[int]) -> tuple[str, ...]:
         launcher = {"kind": "local", "stands_for": {name.replace("_", "."): cores for name, cores in stands_for.items()}}
         names = [name for name in launcher["stands_for"] if name != "c7i.4xlarge"]
-        return parsed(catalogue, launcher=launcher, candidates=[candidate(instances=names)]).warnings
+        return parsed(catalogue, launcher=launcher, candidates=[candidate(instances=names)]).odd
 
     stand = "by `stands_for` of the spec this machine's cores {} stand for it; measure there before you rely on it"
     foreign = f"c7i.large is amd64, this machine is {HERE}: its rates will differ; measure there"
@@ -349,7 +349,7 @@ def test_cores_that_are_fewer_than_a_types_are_told(catalogue: Catalogue) -> Non
 def test_more_threads_than_cores_are_told(catalogue: Catalogue, settings: dict[str, list[int]], crowded: int) -> None:
     backend = {"kind": "torch", "model": "m:f"}
     spec = parsed(catalogue, candidates=[candidate(backend=backend, settings=settings)])
-    told = [line for line in spec.warnings if "threads of work" in line]
+    told = [line for line in spec.odd if "threads of work" in line]
     have, they = ("has", "it") if crowded == 1 else ("have", "they")
     assert told == (
         [
@@ -360,7 +360,7 @@ def test_more_threads_than_cores_are_told(catalogue: Catalogue, settings: dict[s
         else []
     )
     unpinned = {"backend": backend, "settings": settings, "usd_per_hour": 1, "price_source": "me"}
-    assert not any("threads of work" in line for line in parsed(catalogue, candidates=[unpinned]).warnings)
+    assert not any("threads of work" in line for line in parsed(catalogue, candidates=[unpinned]).odd)
 
 
 def test_values_of_the_padding_are_told_as_a_run_takes_them(catalogue: Catalogue) -> None:

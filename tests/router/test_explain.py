@@ -181,6 +181,8 @@ def test_what_is_no_answer_is_told_with_where_it_came_from() -> None:
             with pytest.raises(GatewayError, match=f"{url}/v2/models/m/route\\?rows=1: {status}: why not") as refused:
                 ask(url, "m", "", 1)
             assert type(refused.value) is kind
+    with answering(404, b"<html>") as answers, pytest.raises(NotFound, match=r"route\?rows=1: 404$"):
+        ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)
     for body in (b"<html>", b"[]", b"{}"):
         with answering(200, body) as answers, pytest.raises(BackendUnreachable, match="is no gateway of this kind"):
             ask(f"http://127.0.0.1:{answers.port}", "m", "", 1)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from gateway.errors import GatewayError
-from gateway.process.credentials import NOTHING_SHOWN, Credentials, reason, told
+from gateway.process.credentials import NOTHING_SHOWN, Credentials, reason, with_status
 from loadtest.errors import TargetError
 from loadtest.lab.launchers.launcher import StartFailed, Unpaid, Usage
 from loadtest.load.target import SENT_AS_THEY_ARE
@@ -106,8 +106,8 @@ def get_json(url: str, shown: Credentials = NOTHING_SHOWN) -> dict[str, Any]:
         found = json.loads(body) if body else {}
     except urllib.error.HTTPError as exc:
         with exc:  # it holds the connection
-            words = told(exc.read().decode(errors="replace"))
-        raise TargetError(f"{url}: {exc.code}: {words}") from exc
+            words = with_status(exc.code, exc.read())
+        raise TargetError(f"{url}: {words}") from exc
     except GatewayError as exc:  # its words begin with the address
         raise TargetError(exc.message) from exc
     except (OSError, ValueError, HTTPException) as exc:  # URLError is an OSError; others where it does not speak HTTP

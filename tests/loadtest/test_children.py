@@ -58,7 +58,7 @@ async def candidate() -> AsyncIterator[None]:
 @asynccontextmanager
 async def packing() -> AsyncIterator[None]:
     with TemporaryDirectory() as folder, contextlib.suppress(StartFailed):
-        await packed({"models": []}, Path(folder), "bucket")
+        await packed({"models": []}, Path(folder), "bucket", ())
     yield
 
 

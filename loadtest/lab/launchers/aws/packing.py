@@ -18,7 +18,7 @@ Pack = Callable[[Mapping[str, Any], Path, str, Sequence[Path]], Awaitable[Packed
 _PACK_S: Final = 600.0
 
 
-async def packed(document: Mapping[str, Any], folder: Path, bucket: str, apart: Sequence[Path] = ()) -> PackedModel:
+async def packed(document: Mapping[str, Any], folder: Path, bucket: str, apart: Sequence[Path]) -> PackedModel:
     """folder: an empty one, which holds the archive. bucket: where it is to go. apart: files that do not.
 
     Raises: StartFailed.

@@ -49,10 +49,8 @@ class ModelChange(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Follower:
-    """One ingress replica.
-
-    following: open calls of `follow`. begun: the number up to which it has applied all changes but `applying`, or had no need
-    to. reports: number -> error, empty for success.
+    """One ingress replica. following: open calls of `follow`. begun: the number up to which it has applied all changes but
+    `applying`, or had no need to. reports: number -> error, empty for success.
     """
 
     following: int = 0
@@ -95,6 +93,7 @@ class ControlState:
         self._needed_until_s = 0.0
         self._ends = False
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     async def asked(self) -> tuple[int, list[ModelChange]]:
         """What an ingress replica begins with: a number, and what is settled. `follow` gives what is under way: it may fail."""
@@ -118,6 +117,7 @@ class ControlState:
         now_s = time.monotonic()
         # One that has only stood still comes back with all that it has reported.
         self._followers = {each: at for each, at in self._followers.items() if not at.gone(now_s - _LOADED_AFTER_S)}
+        self._waited = {each: waited for each, waited in self._waited.items() if each in self._followers}
         if begun <= self._newest:  # else this actor was made anew, and will be reminded
             self._seen(ingress).begun = begun
             self._settle()
@@ -179,17 +179,17 @@ class ControlState:
         return self._newest, lacks
 
     async def ask(self, ingress: str, token: int, model: str, loaded: bool) -> bool:
-        """Ask for a change, whose end `ended` tells by this token. False: too many of the model are under way.
-
-        Joins the last change of the model if that is to the same state and under way.
+        """Ask for a change, or join the last of the model if that is to the same state and under way; `ended` tells its end by
+        this token. False: too many of the model are under way.
         """
         if ingress in self._followers:
             self._seen(ingress)
         else:
             self._expect_others()
         self._needed_until_s = max(self._needed_until_s, time.monotonic() + _END_AFTER_S)
-        while self._reminded_s is not None and (left_s := self._reminded_s - time.monotonic()) > 0:
-            await self._change(left_s)
+        async with self._turn:  # else those that wait would go on in any order
+            while self._reminded_s is not None and (left_s := self._reminded_s - time.monotonic()) > 0:
+                await self._change(left_s)
         self._settle()
         of_model = [asked for asked in self._asked if asked.change.model == model]
         asked = of_model[-1] if of_model else None
@@ -410,7 +410,7 @@ class SharedControl:
                 tokens = [*self._waited]
                 try:
                     ended = await self._actor().ended.remote(self._ingress, tokens)
-                except _LOST as exc:
+                except Exception as exc:  # whatever it is, clients wait
                     for token in tokens:
                         self._ended(token, self._lost(exc))
                     continue

@@ -267,6 +267,19 @@ def test_what_is_asked_where_nobody_is_known_waits_for_the_ingresses_that_were_t
     run(test)
 
 
+def test_what_waits_for_reminders_is_numbered_in_the_order_in_which_it_was_asked_for(quick: None) -> None:
+    async def test() -> None:
+        state = await joined()
+        asking = [await ask(state, "a", f"m{number}", True) for number in range(50)]
+        await state.remind("a", 500, [], [])
+        await asyncio.sleep(0.2)
+        assert [asked.change.model for asked in state._asked] == [f"m{number}" for number in range(50)]
+        for each in asking:
+            each.cancel()
+
+    run(test)
+
+
 def test_it_ends_once_though_several_ask_for_that_and_not_while_an_ingress_that_has_asked_loads_its_models() -> None:
     async def test() -> None:
         state = ControlState(lambda: 0)

@@ -322,7 +322,7 @@ async def asked_for(application: str, model: str) -> ClientsWish:
         return ClientsWish()
 
 
-def _closed() -> GatewayError:
+def _shutting_down() -> GatewayError:
     return NotReady("the server is shutting down", retry_after_s=1.0)
 
 
@@ -341,10 +341,10 @@ class SharedControl:
         self._models: frozenset[str] = frozenset()
         self._tasks: list[asyncio.Task[None]] = []
         self._tokens = itertools.count()
-        self._ends: dict[int, asyncio.Future[GatewayError | None]] = {}  # by token
-        self._waited: set[int] = set()  # tokens that the actor knows
-        self._waits = asyncio.Event()
-        self._closes = False
+        self._outcomes: dict[int, asyncio.Future[GatewayError | None]] = {}  # by token
+        self._known: set[int] = set()  # tokens that the actor knows
+        self._asks = asyncio.Event()
+        self._closed = False
 
     async def asked(self) -> dict[str, bool]:
         """Whether models are to be loaded, as clients have asked before: begin with that, it is not applied by `follow`."""
@@ -365,7 +365,7 @@ class SharedControl:
             await self._actor().join.remote(self._ingress, self._seen, self._models)
         loop = asyncio.get_running_loop()
         # Apart: whoever does not follow while it loads a large model would count as gone.
-        self._tasks = [loop.create_task(each) for each in (self._follow(), self._apply(apply), self._end())]
+        self._tasks = [loop.create_task(each) for each in (self._follow(), self._apply(apply), self._tell_ends())]
 
     def load_of(self, model: str) -> int:
         """The number of the last load by a client, the same in all ingresses; 0: there was none."""
@@ -373,21 +373,21 @@ class SharedControl:
         return change.number if change is not None and change.loaded else 0
 
     async def publish(self, name: str, loaded: bool) -> None:
-        if self._closes:
-            raise _closed()
+        if self._closed:
+            raise _shutting_down()
         token = next(self._tokens)
-        end = self._ends[token] = asyncio.get_running_loop().create_future()
+        outcome = self._outcomes[token] = asyncio.get_running_loop().create_future()
         asking = asyncio.ensure_future(self._ask(token, name, loaded))
         try:
-            await asyncio.wait((asking, end), return_when=asyncio.FIRST_COMPLETED)
-            if not end.done():
+            await asyncio.wait((asking, outcome), return_when=asyncio.FIRST_COMPLETED)
+            if not outcome.done():
                 await asking
-                self._waited.add(token)
-                self._waits.set()
-            error = await end
+                self._known.add(token)
+                self._asks.set()
+            error = await outcome
         finally:
             asking.cancel()
-            del self._ends[token]
+            del self._outcomes[token]
         if error is not None:
             raise error
 
@@ -401,36 +401,36 @@ class SharedControl:
             told = f"model '{name}': {_MOST_UNDER_WAY} loads and unloads of it are under way, which is the most"
             raise NotReady(told, retry_after_s=1.0)
 
-    async def _end(self) -> None:
+    async def _tell_ends(self) -> None:
         """Tell clients what has become of what they asked for, by one open call: the actor runs a thousand at once at most."""
         while True:
-            await self._waits.wait()
-            self._waits.clear()
-            while self._waited:
-                tokens = [*self._waited]
+            await self._asks.wait()
+            self._asks.clear()
+            while self._known:
+                tokens = [*self._known]
                 try:
                     ended = await self._actor().ended.remote(self._ingress, tokens)
                 except Exception as exc:  # whatever it is, clients wait
                     for token in tokens:
-                        self._ended(token, self._lost(exc))
+                        self._tell(token, self._lost(exc))
                     continue
                 for token, errors in ended.items():
                     known = BackendFailed(errors[0]) if errors else None
-                    self._ended(token, known if errors is not None else self._lost("it was made anew"))
+                    self._tell(token, known if errors is not None else self._lost("it was made anew"))
 
-    def _ended(self, token: int, error: GatewayError | None) -> None:
-        self._waited.discard(token)
-        if token in self._ends and not self._ends[token].done():
-            self._ends[token].set_result(error)
+    def _tell(self, token: int, error: GatewayError | None) -> None:
+        self._known.discard(token)
+        if token in self._outcomes and not self._outcomes[token].done():
+            self._outcomes[token].set_result(error)
 
     def _lost(self, why: object) -> GatewayError:
         return BackendUnreachable(f"repository control {self._name}: {why}", retry_after_s=1.0)
 
     async def close(self) -> None:
         """Tell who waits for a change that it was broken off."""
-        self._closes = True
-        for token in self._ends:
-            self._ended(token, _closed())
+        self._closed = True
+        for token in self._outcomes:
+            self._tell(token, _shutting_down())
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -149,7 +149,7 @@ def build(
         seconds_budget=question.seconds,
         usd_spent=outcome.usd if paid else 0.0,
         warnings=(
-            *_loss(reports, mix or [outcome.winner]),
+            *_loss(reports, mix or [outcome.winner], letter_of),
             *(_in_letters(warning, letter_of) for warning in spec.warnings),
             *_price_warnings(reports),
         ),
@@ -301,9 +301,8 @@ def _agreement(agreed: Agreed | None, reference: str, min_agreement: float | Non
     return AgreementReport(agreed.agreement, agreed.inputs, agreed.statistic, reference, agreed.entrant, met, agreed.failure)
 
 
-def _loss(reports: Sequence[CandidateReport], answering: Sequence[str | None]) -> list[str]:
+def _loss(reports: Sequence[CandidateReport], answering: Sequence[str | None], letter_of: Mapping[str, str]) -> list[str]:
     """At what loss those win that the answer is of, where it is one that the default would not allow."""
-    letter_of = {report.name: report.letter for report in reports}
     losses = []
     for report in reports:
         found = report.agreement

@@ -121,7 +121,7 @@ HINTED: Final = (
 )
 SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
     "The file": (
-        "What is no YAML stops the check: mend it, and check again.",
+        "A file that is no YAML stops the check: correct it, and check again.",
         (
             Mistake("tab", "server:\n\thost: 127.0.0.1\n", "", ("not YAML: a tab", "replace the tab by spaces"), line=2),
             Mistake(
@@ -186,7 +186,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
         ),
     ),
     "Keys and values": (
-        "Every key with its meaning stands in [configs/gateway.yaml](../configs/gateway.yaml).",
+        "[configs/gateway.yaml](../configs/gateway.yaml) has every key with its meaning.",
         (
             Mistake(
                 "misspelt key",
@@ -387,7 +387,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
         ),
     ),
     "Files": (
-        "A path is told as it was looked for.",
+        "The message has the path at which the gateway looked.",
         (
             Mistake(
                 "misspelt file",
@@ -490,7 +490,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
         ),
     ),
     "Code": (
-        "`gateway check` imports the code that is named; `gateway serve` first looks for the names in the file.",
+        "`gateway check` imports the code that is named. `gateway serve` first only looks for the names in the file.",
         (
             Mistake(
                 "file without a class",
@@ -595,7 +595,7 @@ SECTIONS: dict[str, tuple[str, tuple[Mistake, ...]]] = {
         ),
     ),
     "Devices and servers": (
-        "A backend with `placement: replicas` may run elsewhere: its device is not looked for here.",
+        "The device of a backend with `placement: replicas` is not checked: it may run elsewhere.",
         (
             Mistake(
                 "no GPU",
@@ -704,17 +704,17 @@ def page(folder: Path) -> str:
 
 HEADER = """# Troubleshooting by error message
 
-`gateway check FILE` tells everything that is wrong with a configuration at once, and ends with 2. Each line says
+`gateway check FILE` lists everything that is wrong with a configuration, and then ends with 2. Each line says
 
     FILE:LINE: FIELD: VALUE: what is wrong, what was expected; what to do
 
-`gateway check FILE --load` also loads each model and runs it, with one row and with the largest batch, as `serve` does
-before traffic; what it raises on that made-up input is a warning, and told at the end as well.
-`--json` is for programs, and `-` reads standard input.
-`gateway serve FILE` refuses the same before it starts anything, but imports no code of yours and opens no model for it; every
-model that then fails to load is named.
+- `gateway check FILE --load` also loads each model and runs it, with one row and with the largest batch, as `serve` does
+  before traffic. What a model raises on that made-up input is a warning, repeated at the end.
+- `--json` is for programs; `-` reads standard input.
+- `gateway serve FILE` refuses the same before it starts anything, but imports no code of yours and opens no model for it.
+  It then names every model that fails to load.
 
-Below are the mistakes that are made most often, each with what is said to it. tests/mistakes.py has the files they are made in.
+Below are the most frequent mistakes, each with its message. tests/mistakes.py has the files with these mistakes.
 """
 
 

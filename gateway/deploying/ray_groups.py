@@ -19,11 +19,11 @@ from gateway.errors import ConfigError
 RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
 INGRESS_RESOURCE: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
 LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
-DASHBOARD_PORT: Final = 8265
+GCS_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
 # GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
-_PORTS: Final = frozenset((6379, 8080, DASHBOARD_PORT, AGENT_PORT, *range(10001, 20000)))
+_PORTS: Final = frozenset((GCS_PORT, 8080, DASHBOARD_PORT, AGENT_PORT, *range(CLIENT_PORT, 20000)))
 _QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 

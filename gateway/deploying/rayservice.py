@@ -22,7 +22,6 @@ from gateway.deploying.pod import (
     environment_of,
     fetching,
     grace_s,
-    labels,
     leaving,
     metadata,
     mounts,
@@ -35,7 +34,9 @@ from gateway.deploying.pod import (
 )
 from gateway.deploying.ray_groups import (
     AGENT_PORT,
+    CLIENT_PORT,
     DASHBOARD_PORT,
+    GCS_PORT,
     HEAD,
     INGRESS_RESOURCE,
     LISTENS,
@@ -48,6 +49,8 @@ from gateway.deploying.ray_groups import (
 )
 
 _SERVE: Final = "serve"  # the port by which KubeRay knows that a pod answers requests
+# It makes the head's Service of what the head lists, and asks the dashboard there.
+_OF_HEAD: Final = {"gcs-server": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT}
 _COMPONENT: Final = "app.kubernetes.io/component"
 # As docs/deploy.md has it of nodes; Ray writes below its home.
 _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -59,13 +62,14 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
+    of_head = ports(held, _SERVE) + [{"name": name, "containerPort": port} for name, port in _OF_HEAD.items()]
     cluster = {
         "rayVersion": RAY_VERSION,
         "authOptions": {"mode": "token"},
         **grown,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # KubeRay's operator asks there
-            "template": _pod(held, rollout, "head", HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
+            "template": _pod(held, rollout, "head", HEAD, {"ports": of_head}, token=bool(apart)),
         },
         "workerGroupSpecs": groups,
     }
@@ -74,7 +78,7 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
         "serveConfigV2": as_yaml(application(held, rollout.replicas)),
         "rayClusterConfig": cluster,
     }
-    selected = labels(rollout) | {_COMPONENT: "ingress"}
+    selected = _labels(rollout) | {_COMPONENT: "ingress"}
     return [
         {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata(rollout), "spec": spec},
         service(held, rollout, selected),
@@ -85,14 +89,19 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     ]
 
 
+def _labels(rollout: Rollout) -> dict[str, str]:
+    """As `labels`. Their `app.kubernetes.io/name` is KubeRay's, whose Services select by it."""
+    return {"app.kubernetes.io/part-of": "serving-gateway", "app.kubernetes.io/instance": rollout.name}
+
+
 def _network_policy(held: Contents, rollout: Rollout) -> Manifest:
     """Ray's own ports are for its nodes: who reaches them with the token runs code there. The operator asks the dashboard."""
     open_to_all = [port["containerPort"] for port in ports(held)] + [DASHBOARD_PORT]
     spec = {
-        "podSelector": {"matchLabels": labels(rollout)},
+        "podSelector": {"matchLabels": _labels(rollout)},
         "policyTypes": ["Ingress"],
         "ingress": [
-            {"from": [{"podSelector": {"matchLabels": labels(rollout)}}]},
+            {"from": [{"podSelector": {"matchLabels": _labels(rollout)}}]},
             {"ports": [{"port": port, "protocol": "TCP"} for port in open_to_all]},
         ],
     }
@@ -137,7 +146,7 @@ def _pod(
     token: bool = False,
 ) -> Manifest:
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
-    told = labels(rollout) | {_COMPONENT: component}
+    told = _labels(rollout) | {_COMPONENT: component}
     listens, serves = component == "ingress", component != "head"  # which holds Ray's state, and runs none of ours
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:

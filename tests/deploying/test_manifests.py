@@ -376,13 +376,23 @@ def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[st
 
 def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policy = deployed(capsys, written(tmp_path), *KINDS["ray"])["NetworkPolicy"]["spec"]
-    labels = {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": "m"}
+    labels = {"app.kubernetes.io/part-of": "serving-gateway", "app.kubernetes.io/instance": "m"}
     own, others = policy["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": labels}}]}
     assert [port["port"] for port in others["ports"]] == [8000, 8001, 8265]  # the operator asks the dashboard
     for key, port in (("http_port", 8080), ("grpc_port", 12000)):
         told = f"server.{key}: {port}: Ray's own on its nodes: expected another, such as 8000, or --no-ray"
         assert refused(capsys, written(tmp_path, server={key: port}), *KINDS["ray"]) == told
+
+
+def test_kuberay_finds_the_head_and_its_dashboard(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It makes the head's Service of the ports that the head lists, and selects by labels of its own."""
+    head, *others = pods(deployed(capsys, written(tmp_path), *KINDS["ray"]))
+    ports = {port["name"]: port["containerPort"] for port in head["spec"]["containers"][0]["ports"]}
+    assert ports == {"serve": 8000, "grpc": 8001, "gcs-server": 6379, "dashboard": 8265, "client": 10001}
+    for pod in (head, *others):
+        own = ("ray.io/", "app.kubernetes.io/name", "app.kubernetes.io/created-by")
+        assert not [key for key in pod["metadata"]["labels"] if key.startswith(own)]
 
 
 def test_groups_of_backends_have_names_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ from gateway.deploying.ray_groups import (
     LISTENS,
     ReplicaGroup,
     application,
+    asked_by_ingress,
     ingress_needs,
+    offered,
     replica_groups,
 )
 from gateway.errors import ConfigError
@@ -203,19 +205,12 @@ def _node(held: Contents, asked: RayOnEc2, group: NodeGroup, least: int, most: i
 
 
 def _resources(held: Contents, group: NodeGroup) -> dict[str, int]:
-    """What Ray has of it: whole numbers, of which replicas may ask for parts."""
+    """What Ray has of it."""
     devices = {key: n for key, n in (("GPU", group.needs.gpus), ("neuron_cores", group.needs.neuron_cores)) if n}
-    known = ("num_cpus", "num_gpus", "neuron_cores")
     if group.replicas is not None:
         stated = group.replicas.stated
-        own = {key: math.ceil(value) for key, value in stated.items() if key not in known}
-        return {"CPU": math.ceil(stated["num_cpus"]), **devices, **own}
-    own = {key: math.ceil(value) for key, value in held.config.server.ingress_resources.items() if key not in known}
-    for model in held.config.models:
-        for backend in model.backends:
-            if backend.placement == "embedded":
-                own |= {key: own.get(key, 0) + math.ceil(n) for key, n in backend.resources.items() if key not in known}
-    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **own}
+        return {"CPU": math.ceil(stated["num_cpus"]), **devices, **offered(stated)}
+    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **offered(asked_by_ingress(held.config))}
 
 
 def _installed(group: NodeGroup) -> str:

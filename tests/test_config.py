@@ -143,6 +143,7 @@ def test_a_fault_is_one_line_that_says_where_and_what(text: str, expected: str) 
         ("server: {allowed_hosts: ['a.b:8443']}", "or a name; leave the port out: it is allowed at any"),
         ("server: {allowed_hosts: [bücher.example]}", "expected a name as clients send it; write xn--bcher-kva.example"),
         ("server: {host: a..b}", "expected an address such as 127.0.0.1, or a name"),
+        ("backend: {resources: {memory: 1.0e+15}}", "expected a number from 0 to 100000000000000"),
         ("backend: {hang_timeout_s: 1.0e+308}", "expected a number greater than 0, at most 1000000000"),
         ("backend: {cold_start_s: 1.0e+308}", "expected a number greater than 0, at most 1000000000, or null"),
         ("backend: {load_ms: 1.0e+308}", "expected a number from 0 to 3600000"),

@@ -21,7 +21,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=3_600_000)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Threads = Annotated[int, Field(ge=1, le=4096)]
 Replicas = Annotated[int, Field(ge=1, le=10_000)]
-Resource = Annotated[float, Field(ge=0, le=1_000_000_000)]  # as much of one as Ray counts
+Resource = Annotated[float, Field(ge=0, le=100_000_000_000_000)]  # of which Ray counts no more (MAX_RESOURCE_QUANTITY)
 Rows = Annotated[int, Field(ge=1, le=1 << 20)]
 
 

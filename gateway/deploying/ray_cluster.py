@@ -18,12 +18,15 @@ from gateway.deploying.machine_data import setup_program
 from gateway.deploying.needs import GIB, Needs, needs_low_port
 from gateway.deploying.preflight import NEURON, Device, device_of
 from gateway.deploying.ray_groups import (
+    GCS_PORT,
     HEAD,
     INGRESS_RESOURCE,
     LISTENS,
     ReplicaGroup,
     application,
+    asked_by_ingress,
     ingress_needs,
+    offered,
     replica_groups,
 )
 from gateway.errors import ConfigError
@@ -36,7 +39,6 @@ MODEL: Final = f"{HOME}/model"
 _PROGRAMS: Final = f"{HOME}/environment/bin"
 _TYPE_OF: Final = "accelerator_type:"  # how Ray calls a kind of GPU as a resource
 _TOKEN: Final = ".ray/auth_token"
-_PORT: Final = 6379
 _BURSTS: Final = re.compile(r"t\d")  # families that are slower once their credits are used up
 _IDLE_MINUTES: Final = 5
 _ENVIRONMENT: Final = "export RAY_AUTH_MODE=token RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0"
@@ -172,14 +174,14 @@ def cluster(held: Contents, asked: RayOnEc2) -> dict[str, Any]:
         "worker_setup_commands": [],
         "head_start_ray_commands": [
             f"{_PROGRAMS}/ray stop",
-            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1; {_PROGRAMS}/ray start --head --port={_PORT}"
+            f"ulimit -n 65536; {_ENVIRONMENT} RAY_enable_autoscaler_v2=1; {_PROGRAMS}/ray start --head --port={GCS_PORT}"
             " --dashboard-host=127.0.0.1 --autoscaling-config=~/ray_bootstrap_config.yaml",
             f"{_ENVIRONMENT}; timeout {_DEPLOYED_WITHIN_S} sh -c"
             f" 'until {_PROGRAMS}/serve deploy {HOME}/serve.yaml; do sleep 5; done'",
         ],
         "worker_start_ray_commands": [
             f"{_PROGRAMS}/ray stop",
-            f"ulimit -n 65536; {_ENVIRONMENT}; {_PROGRAMS}/ray start --address=$RAY_HEAD_IP:{_PORT}",
+            f"ulimit -n 65536; {_ENVIRONMENT}; {_PROGRAMS}/ray start --address=$RAY_HEAD_IP:{GCS_PORT}",
         ],
     }
 
@@ -203,19 +205,12 @@ def _node(held: Contents, asked: RayOnEc2, group: NodeGroup, least: int, most: i
 
 
 def _resources(held: Contents, group: NodeGroup) -> dict[str, int]:
-    """What Ray has of it: whole numbers, of which replicas may ask for parts."""
+    """What Ray has of it."""
     devices = {key: n for key, n in (("GPU", group.needs.gpus), ("neuron_cores", group.needs.neuron_cores)) if n}
-    known = ("num_cpus", "num_gpus", "neuron_cores")
     if group.replicas is not None:
         stated = group.replicas.stated
-        own = {key: math.ceil(value) for key, value in stated.items() if key not in known}
-        return {"CPU": math.ceil(stated["num_cpus"]), **devices, **own}
-    own = {key: math.ceil(value) for key, value in held.config.server.ingress_resources.items() if key not in known}
-    for model in held.config.models:
-        for backend in model.backends:
-            if backend.placement == "embedded":
-                own |= {key: own.get(key, 0) + math.ceil(n) for key, n in backend.resources.items() if key not in known}
-    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **own}
+        return {"CPU": math.ceil(stated["num_cpus"]), **devices, **offered(stated)}
+    return {"CPU": 0, INGRESS_RESOURCE: 1, **devices, **offered(asked_by_ingress(held.config))}
 
 
 def _installed(group: NodeGroup) -> str:

@@ -6,12 +6,12 @@ own states what it takes, and a node of it has just that.
 
 import math
 import re
-from collections.abc import Container
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, count
 from typing import Any, Final
 
-from gateway.config import AnyBackend, Backend
+from gateway.config import AnyBackend, Backend, Config
 from gateway.deploying.contents import Contents
 from gateway.deploying.needs import GIB, Needs, cores_of, gpus_of, neuron_cores_of, of_ingress, of_replica
 from gateway.errors import ConfigError
@@ -19,11 +19,11 @@ from gateway.errors import ConfigError
 RAY_VERSION: Final = "2.60.0"  # of pyproject.toml
 INGRESS_RESOURCE: Final = "gateway_ingress"  # a resource of the nodes that may run ingress replicas
 LISTENS: Final = "ingress"  # the group of nodes that do; on machines, the head as well
-DASHBOARD_PORT: Final = 8265
+GCS_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 AGENT_PORT: Final = 52365  # Ray's agent on each node, which tells whether the node is well
 HEAD: Final = Needs(cores=1, memory_bytes=4 * GIB)
 # GCS, Ray's metrics as KubeRay starts them, dashboard, agent; Ray's clients and workers (docs.ray.io, Configuring Ray: Ports).
-_PORTS: Final = frozenset((6379, 8080, DASHBOARD_PORT, AGENT_PORT, *range(10001, 20000)))
+_PORTS: Final = frozenset((GCS_PORT, 8080, DASHBOARD_PORT, AGENT_PORT, *range(CLIENT_PORT, 20000)))
 _QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -49,7 +49,10 @@ def check_ports(held: Contents, instead: str) -> None:
 
 def ingress_needs(held: Contents, memory_bytes: int | None) -> Needs:
     """Of a node that listens. memory_bytes: None: as it needs. Raises: ConfigError."""
-    return _with_ray(of_ingress(held.config, held.bytes, memory_bytes), memory_bytes)
+    needs = of_ingress(held.config, held.bytes, memory_bytes)
+    asked = asked_by_ingress(held.config)
+    stated = Needs(needs.cores, *(math.ceil(asked.get(key, 0)) for key in ("memory", "num_gpus", "neuron_cores")))
+    return _with_ray(Needs(*map(max, astuple(needs), astuple(stated))), memory_bytes)
 
 
 def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[str] = ()) -> list[ReplicaGroup]:
@@ -62,9 +65,7 @@ def replica_groups(held: Contents, memory_bytes: int | None, taken: Container[st
             scaling = backend.autoscaling
             least, most = (scaling.min_replicas, scaling.max_replicas) if scaling is not None else (backend.replicas,) * 2
             needs = _with_ray(of_replica(model.name, backend, size, memory_bytes), memory_bytes)
-            plain = (
-                re.sub(r"[^a-z0-9]+", "-", f"{model.name}-{model.version}-{backend.label}".lower()).strip("-")[:36].rstrip("-")
-            )
+            plain = _plain(f"{model.name}-{model.version}-{backend.label}")
             used = {group.name for group in found}
             names = chain([plain], (f"{plain}-{number}" for number in count(2)))
             name = next(name for name in names if name not in taken and name not in used)
@@ -79,7 +80,7 @@ def application(held: Contents, ingress_replicas: int) -> dict[str, Any]:
         {**raw, "backends": [_placed(entry, backend) for entry, backend in zip(raw["backends"], model.backends, strict=True)]}
         for raw, model in zip(held.value["models"], held.config.models, strict=True)
     ]
-    on_ingress = dict(held.config.server.ingress_resources) | {INGRESS_RESOURCE: 0.001}
+    on_ingress = asked_by_ingress(held.config) | {INGRESS_RESOURCE: 0.001}
     server = held.value["server"] | {"ingress_replicas": ingress_replicas, "ingress_resources": on_ingress}
     return {
         "proxy_location": "Disabled",
@@ -95,15 +96,32 @@ def application(held: Contents, ingress_replicas: int) -> dict[str, Any]:
     }
 
 
+def asked_by_ingress(config: Config) -> dict[str, float]:
+    """With all that it embeds. No cores, of which its node is made: of a GPU, Ray must know, which hides it from others."""
+    embedded = [backend for model in config.models for backend in model.backends if backend.placement == "embedded"]
+    found = dict(config.server.ingress_resources)
+    for backend in embedded:
+        cores = neuron_cores_of(backend)
+        for key, value in (({"neuron_cores": cores} if cores else {}) | backend.resources).items():
+            found[key] = found.get(key, 0) + value
+    # Backends that do not say how much of a GPU they take share those that they name.
+    named = max((gpus_of(backend) for backend in embedded if "num_gpus" not in backend.resources), default=0)
+    if named:
+        found["num_gpus"] = max(found.get("num_gpus", 0), named)
+    return {key: value for key, value in found.items() if key != "num_cpus"}
+
+
+def offered(asked: Mapping[str, float]) -> dict[str, int]:
+    """What a node for this has, beside cores and devices: whole numbers, of which replicas may ask for parts."""
+    return {key: math.ceil(value) for key, value in asked.items() if key not in ("num_cpus", "num_gpus", "neuron_cores")}
+
+
 def stated_by(backend: Backend) -> dict[str, float]:
-    """What it is to state. A node is the cores of what it embeds: of a GPU, Ray must know, which hides it from others."""
-    devices = {
-        key: count for key, count in (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend))) if count
-    }
-    if backend.placement == "embedded":
-        return devices | {key: value for key, value in backend.resources.items() if key != "num_cpus"}
+    """What each replica of it is to ask for."""
+    counts = (("num_gpus", gpus_of(backend)), ("neuron_cores", neuron_cores_of(backend)))
     cores = math.ceil(backend.resources.get("num_cpus", cores_of(backend)))
-    return devices | backend.resources | {"num_cpus": max(1, cores)}  # all that its node has: no second one fits beside it
+    # All that its node has: no second one fits beside it.
+    return {key: count for key, count in counts if count} | backend.resources | {"num_cpus": max(1, cores)}
 
 
 def _plain(label: str) -> str:
@@ -112,7 +130,9 @@ def _plain(label: str) -> str:
 
 
 def _placed(entry: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    return entry | ({"resources": stated} if (stated := stated_by(backend)) else {})
+    if backend.placement == "embedded":  # for which the ingress asks
+        return {key: value for key, value in entry.items() if key != "resources"}
+    return entry | {"resources": stated_by(backend)}
 
 
 def _with_ray(needs: Needs, memory_bytes: int | None) -> Needs:

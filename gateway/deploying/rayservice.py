@@ -4,7 +4,8 @@ Source: RayService of KubeRay 1.7, and what its operator makes of one.
 """
 
 import json
-import shlex
+import math
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -22,7 +23,6 @@ from gateway.deploying.pod import (
     environment_of,
     fetching,
     grace_s,
-    labels,
     leaving,
     metadata,
     mounts,
@@ -35,20 +35,29 @@ from gateway.deploying.pod import (
 )
 from gateway.deploying.ray_groups import (
     AGENT_PORT,
+    CLIENT_PORT,
     DASHBOARD_PORT,
+    GCS_PORT,
     HEAD,
     INGRESS_RESOURCE,
     LISTENS,
     RAY_VERSION,
     ReplicaGroup,
     application,
+    asked_by_ingress,
     check_ports,
     ingress_needs,
+    offered,
     replica_groups,
 )
+from gateway.errors import ConfigError
 
 _SERVE: Final = "serve"  # the port by which KubeRay knows that a pod answers requests
+# It makes the head's Service of what the head lists, and asks the dashboard there.
+_OF_HEAD: Final = {"gcs-server": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT}
 _COMPONENT: Final = "app.kubernetes.io/component"
+# In a name: it ends the shell's quotes, is taken for a variable by Kubernetes, or dropped by the autoscaler's reader.
+_UNREADABLE: Final = re.compile(r"""['"\\$\x00-\x1f]""")
 # As docs/deploy.md has it of nodes; Ray writes below its home.
 _ENVIRONMENT: Final = {"HOME": "/tmp", "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -59,13 +68,14 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     apart = replica_groups(held, rollout.memory_bytes, (LISTENS,))
     groups = [_ingress_group(held, rollout), *(_group(group, held, rollout) for group in apart)]
     grown = {"enableInTreeAutoscaling": True, "autoscalerOptions": {"securityContext": dict(SECURITY)}} if apart else {}
+    of_head = ports(held, _SERVE) + [{"name": name, "containerPort": port} for name, port in _OF_HEAD.items()]
     cluster = {
         "rayVersion": RAY_VERSION,
         "authOptions": {"mode": "token"},
         **grown,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # KubeRay's operator asks there
-            "template": _pod(held, rollout, "head", HEAD, {"ports": ports(held, _SERVE)}, token=bool(apart)),
+            "template": _pod(held, rollout, "head", HEAD, {"ports": of_head}, token=bool(apart)),
         },
         "workerGroupSpecs": groups,
     }
@@ -74,7 +84,7 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
         "serveConfigV2": as_yaml(application(held, rollout.replicas)),
         "rayClusterConfig": cluster,
     }
-    selected = labels(rollout) | {_COMPONENT: "ingress"}
+    selected = _labels(rollout) | {_COMPONENT: "ingress"}
     return [
         {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": metadata(rollout), "spec": spec},
         service(held, rollout, selected),
@@ -85,14 +95,19 @@ def rayservice(held: Contents, rollout: Rollout) -> list[Manifest]:
     ]
 
 
+def _labels(rollout: Rollout) -> dict[str, str]:
+    """As `labels`. Their `app.kubernetes.io/name` is KubeRay's, whose Services select by it."""
+    return {"app.kubernetes.io/part-of": "serving-gateway", "app.kubernetes.io/instance": rollout.name}
+
+
 def _network_policy(held: Contents, rollout: Rollout) -> Manifest:
     """Ray's own ports are for its nodes: who reaches them with the token runs code there. The operator asks the dashboard."""
     open_to_all = [port["containerPort"] for port in ports(held)] + [DASHBOARD_PORT]
     spec = {
-        "podSelector": {"matchLabels": labels(rollout)},
+        "podSelector": {"matchLabels": _labels(rollout)},
         "policyTypes": ["Ingress"],
         "ingress": [
-            {"from": [{"podSelector": {"matchLabels": labels(rollout)}}]},
+            {"from": [{"podSelector": {"matchLabels": _labels(rollout)}}]},
             {"ports": [{"port": port, "protocol": "TCP"} for port in open_to_all]},
         ],
     }
@@ -107,21 +122,18 @@ def _ingress_group(held: Contents, rollout: Rollout) -> Manifest:
         "replicas": rollout.replicas,
         "minReplicas": rollout.replicas,
         "maxReplicas": rollout.replicas,
-        "rayStartParams": {"num-cpus": "0", "resources": _quoted({INGRESS_RESOURCE: 1})},
+        "rayStartParams": _params(0, needs, {INGRESS_RESOURCE: 1} | offered(asked_by_ingress(held.config))),
         "template": _pod(held, rollout, "ingress", needs, ready, cpu=rollout.cpu),
     }
 
 
 def _group(group: ReplicaGroup, held: Contents, rollout: Rollout) -> Manifest:
-    known = ("num_cpus", "num_gpus", "memory", "neuron_cores")  # to KubeRay, by what the pod asks for
-    own = {key: value for key, value in group.stated.items() if key not in known}
-    params = {"num-cpus": str(group.stated["num_cpus"])} | ({"resources": _quoted(own)} if own else {})
     return {
         "groupName": group.name,
         "replicas": group.least,
         "minReplicas": group.least,
         "maxReplicas": group.most,
-        "rayStartParams": params,
+        "rayStartParams": _params(math.ceil(group.stated["num_cpus"]), group.needs, offered(group.stated)),
         "template": _pod(held, rollout, "backend", group.needs, {"readinessProbe": _node_probe()}),
     }
 
@@ -137,7 +149,7 @@ def _pod(
     token: bool = False,
 ) -> Manifest:
     """own: of its container. token: the cluster's autoscaler runs in it, which speaks to Kubernetes."""
-    told = labels(rollout) | {_COMPONENT: component}
+    told = _labels(rollout) | {_COMPONENT: component}
     listens, serves = component == "ingress", component != "head"  # which holds Ray's state, and runs none of ours
     rights = security(held, rollout if serves else replace(rollout, service_account=""))
     if token:
@@ -170,6 +182,15 @@ def _node_probe() -> Manifest:
     return {"httpGet": asked, "initialDelaySeconds": 10, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 24}
 
 
-def _quoted(own: dict[str, float]) -> str:
-    """As `ray start` is given it in a shell."""
-    return shlex.quote(json.dumps(own))
+def _params(cores: int, needs: Needs, own: dict[str, int]) -> dict[str, str]:
+    """What `ray start` is given in a shell, and Ray's autoscaler reads. Raises: ConfigError.
+
+    Memory and GPUs are known by what the pod asks for; NeuronCores to KubeRay alone.
+    """
+    if unreadable := [key for key in own if _UNREADABLE.search(key)]:
+        expected = "expected a name without quotes, backslashes, '$' and control characters"
+        raise ConfigError(f"resources: {', '.join(map(repr, unreadable))}: {expected}, as KubeRay and Ray's autoscaler read it")
+    named = {"neuron_cores": needs.neuron_cores} if needs.neuron_cores else {}
+    named |= {key: count for key, count in own.items() if key != "memory"}
+    text = f"'{json.dumps(named, ensure_ascii=False)}'"
+    return {"num-cpus": str(cores)} | ({"resources": text} if named else {})

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
+from gateway.app import build
 from gateway.cli import main
 from gateway.config import parse_config
 from gateway.deploying.contents import as_yaml
@@ -348,17 +351,53 @@ def test_ray_puts_each_replica_where_its_pod_was_made_for_it(capsys: pytest.Capt
     assert [(group["minReplicas"], group["maxReplicas"]) for group in groups] == [(3, 3), (2, 2), (1, 6)]
     limits = [group["template"]["spec"]["containers"][0]["resources"]["limits"] for group in groups]
     assert (limits[0]["nvidia.com/gpu"], limits[1]["aws.amazon.com/neuroncore"]) == (1, 2)
-    assert on_neuron["rayStartParams"] == on_cpu["rayStartParams"] == {"num-cpus": "2"}
+    assert on_neuron["rayStartParams"] == {"num-cpus": "2", "resources": "'{\"neuron_cores\": 2}'"}
+    assert on_cpu["rayStartParams"] == {"num-cpus": "2"}
     held = configuration(manifests)
-    assert held["server"]["ingress_resources"] == {"gateway_ingress": 0.001}
-    assert [backend["resources"] for backend in held["models"][0]["backends"]] == [
+    assert held["server"]["ingress_resources"] == {"gateway_ingress": 0.001, "num_gpus": 1}
+    assert [backend.get("resources") for backend in held["models"][0]["backends"]] == [
         {"num_cpus": 2, "neuron_cores": 2},
         {"num_cpus": 2},
-        {"num_gpus": 1},
+        None,
     ]
     # The cluster's autoscaler speaks to Kubernetes from the head; nobody else does.
     assert "automountServiceAccountToken" not in head["template"]["spec"]
     assert all(group["template"]["spec"]["automountServiceAccountToken"] is False for group in groups)
+
+
+def test_rays_autoscaler_knows_a_pod_for_each_replica(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As its reader of KubeRay's clusters takes what they offer, and Serve what replicas ask for."""
+    asked = {"my-label": 0.5, "memory": 3 << 30, "num_cpus": 1.5, "num_gpus": 0.5}
+    apart = [
+        {"kind": "neuron", "model": "/opt/n", "placement": "replicas"},
+        {"kind": "synthetic", "placement": "replicas", "resources": asked},
+    ]
+    embedded = [
+        {"kind": "synthetic", "name": "a", "resources": {"special": 1.5, "num_cpus": 3}},
+        {"kind": "synthetic", "name": "b", "resources": {"special": 0.2}},
+        {"kind": "torch", "name": "c", "model": "/opt/m.pt", "device": "cuda"},
+        {"kind": "torch", "name": "d", "model": "/opt/m.pt", "device": "cuda"},
+    ]
+    tensors = {name: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}] for name in ("inputs", "outputs")}
+    server = {"ingress_replicas": 2, "ingress_resources": {"front": 0.001, "num_cpus": 1, "memory": 5 << 40}}
+    model = {"name": "m", "max_rows": 8, **tensors, "backends": [*apart, *embedded]}
+    manifests = deployed(capsys, written(tmp_path, model, server=server), "--models", "image:/opt", "--memory", "2Gi")
+    spec = manifests["RayService"]["spec"]
+    cluster = {"metadata": {"name": "c", "namespace": "n"}, "spec": spec["rayClusterConfig"]}
+    kinds = _derive_autoscaling_config_from_ray_cr(cluster)["available_node_types"]
+    offers = {name: kind["resources"] for name, kind in kinds.items()}
+    assert offers == {
+        "headgroup": {"CPU": 0, "memory": 4 << 30},
+        "ingress": {"CPU": 0, "GPU": 1, "memory": 5 << 40, "gateway_ingress": 1, "front": 1, "special": 2},
+        "m-1-neuron": {"CPU": 1, "memory": 2 << 30, "neuron_cores": 1},
+        "m-1-synthetic": {"CPU": 2, "GPU": 1, "memory": 3 << 30, "my-label": 1},
+    }
+    deployments = build_app(build(configuration(manifests)), name="m").deployments
+    assert {each.name for each in deployments} == {*offers} - {"headgroup"}
+    for each in deployments:
+        wanted = {key: each.ray_actor_options.get(key, 0) for key in ("num_cpus", "num_gpus", "memory")}
+        for key, amount in (wanted | each.ray_actor_options["resources"]).items():
+            assert offers[each.name].get({"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key), 0) >= amount
 
 
 def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -376,7 +415,7 @@ def test_pods_that_do_not_listen_get_no_secrets(capsys: pytest.CaptureFixture[st
 
 def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policy = deployed(capsys, written(tmp_path), *KINDS["ray"])["NetworkPolicy"]["spec"]
-    labels = {"app.kubernetes.io/name": "serving-gateway", "app.kubernetes.io/instance": "m"}
+    labels = {"app.kubernetes.io/part-of": "serving-gateway", "app.kubernetes.io/instance": "m"}
     own, others = policy["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": labels}}]}
     assert [port["port"] for port in others["ports"]] == [8000, 8001, 8265]  # the operator asks the dashboard
@@ -385,15 +424,28 @@ def test_nobody_reaches_rays_own_ports(capsys: pytest.CaptureFixture[str], tmp_p
         assert refused(capsys, written(tmp_path, server={key: port}), *KINDS["ray"]) == told
 
 
+def test_kuberay_finds_the_head_and_its_dashboard(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It makes the head's Service of the ports that the head lists, and selects by labels of its own."""
+    head, *others = pods(deployed(capsys, written(tmp_path), *KINDS["ray"]))
+    ports = {port["name"]: port["containerPort"] for port in head["spec"]["containers"][0]["ports"]}
+    assert ports == {"serve": 8000, "grpc": 8001, "gcs-server": 6379, "dashboard": 8265, "client": 10001}
+    for pod in (head, *others):
+        own = ("ray.io/", "app.kubernetes.io/name", "app.kubernetes.io/created-by")
+        assert not [key for key in pod["metadata"]["labels"] if key.startswith(own)]
+
+
 def test_groups_of_backends_have_names_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "bob's": 1}}
+    one = {"kind": "synthetic", "placement": "replicas", "resources": {"num_cpus": 0.5, "bob s": 0.5}}
     models = [{"name": "x" * 60 + end, "backends": [{**one, "name": "A b"}, {**one, "name": "a.b"}]} for end in "yz"]
     path = written(tmp_path, *models)
     groups = deployed(capsys, path, *KINDS["ray"])["RayService"]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     plain = "x" * 36
     assert [group["groupName"] for group in groups] == ["ingress", plain, f"{plain}-2", f"{plain}-3", f"{plain}-4"]
     assert shlex.split(groups[0]["rayStartParams"]["resources"]) == ['{"gateway_ingress": 1}']  # as the pod's shell reads it
-    assert shlex.split(groups[1]["rayStartParams"]["resources"]) == ['{"bob\'s": 1.0}']
+    assert shlex.split(groups[1]["rayStartParams"]["resources"]) == ['{"bob s": 1}']
+    one["resources"] = {"bob's": 1}
+    told = refused(capsys, written(tmp_path, {"name": "m", "backends": [one]}), *KINDS["ray"])
+    assert told.startswith("""resources: "bob's": expected a name without quotes""")
 
 
 def test_ray_is_told_its_version() -> None:

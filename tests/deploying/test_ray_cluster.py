@@ -160,6 +160,18 @@ def test_each_backend_gets_the_cheapest_machine_that_does(tmp_path: Path, capsys
     assert kinds["m-1-l4-spot"]["node_config"]["InstanceType"] == "g6.2xlarge"
 
 
+def test_the_head_has_what_an_ingress_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x0a\x3a\x00")  # a version, and a graph
+    shared = [{"kind": "onnxruntime", "name": name, "model": "m.onnx", "device": "cuda"} for name in "ab"]
+    model = UNLIKE | {"backends": [*shared, UNLIKE["backends"][-1]]}
+    cluster = written(tmp_path, config(tmp_path, model, server={"ingress_resources": {"front": 0.5, "num_cpus": 1}}))
+    has = {"CPU": 0, "gateway_ingress": 1, "GPU": 1, "front": 1}
+    assert cluster["available_node_types"]["head"]["resources"] == has
+    (held,) = yaml.safe_load((tmp_path / "out" / "gateway" / "serve.yaml").read_text())["applications"]
+    assert held["args"]["server"]["ingress_resources"] == {"front": 0.5, "num_gpus": 1, "gateway_ingress": 0.001}
+    assert [backend.get("resources") for backend in held["args"]["models"][0]["backends"][:2]] == [None, None]
+
+
 def test_nodes_are_closed_as_one_machine_is(tmp_path: Path) -> None:
     for kind in written(tmp_path, config(tmp_path))["available_node_types"].values():
         node = kind["node_config"]

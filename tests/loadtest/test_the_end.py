@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import msgspec
 import psutil
@@ -367,3 +369,23 @@ def test_a_target_that_trickles_its_answer_for_ever_is_given_up() -> None:
 
 def _times_out() -> None:
     raise TimeoutError("its own")
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_answer_that_came_while_the_loop_was_busy_until_its_time_was_up_is_given(run: Callable[..., None]) -> None:
+    from loadtest.load import blocking
+
+    threads: SimpleQueue[threading.Thread] = SimpleQueue()
+
+    def answer() -> int:
+        threads.put(threading.current_thread())
+        return 7
+
+    async def scenario() -> None:
+        asked = asyncio.create_task(blocking.in_thread(answer, timeout_s=0.01))
+        await asyncio.sleep(0)
+        threads.get().join()
+        time.sleep(0.02)  # noqa: ASYNC251  # as other work of the loop does
+        assert await asked == 7
+
+    run(scenario())

@@ -45,9 +45,9 @@ async def in_thread(call: Callable[..., T], *args: Any, timeout_s: float, **opti
 
     threading.Thread(target=work, name=f"in_thread {getattr(call, '__name__', '')}", daemon=True).start()
     try:
-        async with asyncio.timeout(timeout_s):
-            return await answer
-    except TimeoutError:
-        if answer.done() and not answer.cancelled():
-            raise  # the function's own
-        raise NotAnswered(f"no answer within {timeout_s:g} s") from None
+        await asyncio.wait((answer,), timeout=timeout_s)
+        if not answer.done():
+            raise NotAnswered(f"no answer within {timeout_s:g} s")
+        return answer.result()
+    finally:
+        answer.cancel()

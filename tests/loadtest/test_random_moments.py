@@ -224,6 +224,8 @@ async def strike_target(moment: Moment, folder: Path) -> Ended:
                 target.strike(moment.kind)
             result = await running
     except TimeoutError:
+        if running.done():
+            raise  # its own
         running.cancel()
         await asyncio.wait((running,))
         return Ended(struck, lambda: "did not end")

@@ -2,6 +2,7 @@
 
 import re
 import typing
+from array import array as buffer
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
@@ -385,6 +386,55 @@ def test_a_function_of_one_row_is_called_for_each() -> None:
     assert call_by_name(by_row, signature, inputs, None)["output"].dtype == object
     with pytest.raises(ExecutionFailed, match=r"expected one value a row, got shape \[1, 2\]"):
         call_by_name(by_row, signature, {"width": np.ones((1, 2)), "name": np.array([b"a"], object)}, declared)
+
+
+class GivesItsOwn:
+    """As a tensor of PyTorch's, whose array is its own memory."""
+
+    def __init__(self) -> None:
+        self.kept = np.zeros(2)
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self.kept
+
+    def __setitem__(self, index: int, value: float) -> None:
+        self.kept[index] = value
+
+
+class OfAModel(GivesItsOwn):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("what it holds is not copied with it")
+
+
+FILLED_AGAIN: list[Any] = [
+    np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), [0.0, 0.0], deque([0.0, 0.0]),
+    buffer("f", [0.0, 0.0]), GivesItsOwn(), OfAModel(), bytearray(2), memoryview(np.zeros(2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [None, "FP64"])
+@pytest.mark.parametrize("filled", FILLED_AGAIN, ids=lambda filled: type(filled).__name__)
+def test_each_row_keeps_its_values_while_a_function_fills_one_object_again(filled: Any, declared: str | None) -> None:
+    forms: dict[str, Callable[[], Any]] = {
+        "y": lambda: filled,
+        "in_list": lambda: [filled],
+        "in_tuple": lambda: (filled, filled),
+        "in_fields": lambda: namedtuple("Pair", "first second")(filled, filled),
+    }
+
+    def predict(row: int) -> Any:
+        filled[0] = filled[1] = row
+        return {name: form() for name, form in forms.items()}
+
+    outputs = declared and specs(*(TensorSpec(name, declared, (-1,)) for name in forms))
+    rows = {"row": np.arange(1, 4)}
+    signature = signature_of(predict, method=False)
+    found = call_by_name(predict, signature, rows, outputs)
+    alone = [call_by_name(predict, signature, {"row": rows["row"][[row]]}, outputs) for row in range(3)]
+    for name, array in found.items():
+        expected = np.concatenate([each[name] for each in alone])
+        assert (array.tolist(), array.dtype) == (expected.tolist(), expected.dtype)
+        assert len({str(row) for row in array}) == 3
 
 
 Texts = Annotated[npt.NDArray[np.str_], (-1, 1)]

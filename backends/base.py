@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from backends.datatypes import NUMPY, integer_shown
+from backends.datatypes import NUMPY, integer_shown, remedy
 from backends.refusals import Refusal
 
 # Of what a model or a library says, so much reaches a client, and so much the log.
@@ -35,7 +35,6 @@ _MESSAGE_CHARS: Final = 2_000
 _WORDS_AROUND: Final = 500  # what is put around a message that was cut, and does not have it cut again
 _LOG_CHARS: Final = 16_000
 
-_DATATYPES: Final = {dtype: name for name, dtype in NUMPY.items()}
 _FLOATS: Final = frozenset(NUMPY[name] for name in ("FP16", "BF16", "FP32", "FP64"))
 _INTEGERS: Final = frozenset(dtype for name, dtype in NUMPY.items() if "INT" in name)
 
@@ -382,7 +381,7 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
     """
     dtype, given = NUMPY[expected.datatype], array.dtype
     what = f"output {expected.name!r}"
-    if dtype.hasobject and given.kind == "U":  # not `S`, which has lost the zeros at the end of bytes
+    if dtype.hasobject and given.kind == "U":
         return array.astype(object)
     if allowed and dtype in _FLOATS and (given == np.float64 or (given in _FLOATS and dtype.itemsize > given.itemsize)):
         try:
@@ -395,10 +394,7 @@ def as_declared(expected: TensorSpec, array: np.ndarray, *, allowed: bool = True
             raise ExecutionFailed(f"{what}: a value of the model's {given} is too large for {expected.datatype}") from None
     if allowed and dtype in _INTEGERS and given in _INTEGERS:
         return integers_as_declared(expected, array)
-    way = f'return it with .astype("{dtype.name}")' if given.kind != "c" else "return `.real` and `.imag` as two outputs"
-    if given in _DATATYPES:
-        way += f", or declare {_DATATYPES[given]}"
-    raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {way}")
+    raise OutputsRefused(f"{what}: expected {expected.datatype}, the model gave {given}: {remedy(array, dtype)}")
 
 
 def integers_as_declared(expected: TensorSpec, array: np.ndarray) -> np.ndarray:

@@ -78,6 +78,17 @@ def as_objects(value: object) -> np.ndarray:
     return array
 
 
+def remedy(array: np.ndarray, expected: np.dtype) -> str:
+    """What the author of a model can do about an array of another dtype than expected."""
+    if array.dtype.kind == "c":
+        return "return `.real` and `.imag` as two outputs"
+    if array.dtype.kind == "S":
+        return "it has lost the zeros at the end of its elements: make it with dtype=object"
+    way = f'return it with .astype("{expected.name}")'
+    of_others = array.dtype.hasobject and not all(isinstance(each, bytes | str) for each in array.flat)
+    return way if of_others or array.dtype not in _NAMES else f"{way}, or declare {_NAMES[array.dtype]}"
+
+
 def integer_shown(value: int) -> str:
     """An integer in a message: Python writes none of more than 4300 digits, and nobody reads hundreds."""
     return str(value) if value.bit_length() <= _SHOWN_BITS else f"an integer of {value.bit_length()} bits"

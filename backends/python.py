@@ -55,7 +55,7 @@ from backends.signatures import (
     Signature,
     call_by_name,
     parts_of,
-    refuse_masked,
+    refuse_lost,
     refuse_nothing,
     refuse_uncallable,
     single_value,
@@ -473,4 +473,4 @@ def _checked(outputs: Any, did: str = "returned") -> Tensors:
     if not isinstance(outputs, dict):
         refuse_nothing(outputs, did)
         raise OutputsRefused(f"predict: expected a dict of arrays by output name, got {type(outputs).__name__}")
-    return refuse_masked(outputs)
+    return refuse_lost(outputs)

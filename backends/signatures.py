@@ -22,7 +22,7 @@ from backends.base import (
     as_declared,
     integers_as_declared,
 )
-from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_of, integer_shown
+from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_of, integer_shown, remedy
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
@@ -144,7 +144,7 @@ def call_by_name(
     Raises: ExecutionFailed, if it gives more or fewer; what the function raises.
     """
     if signature.style == "names":
-        return _of_batch(_named(function(**_arrays(signature, inputs)), signature, outputs), signature, outputs)
+        return _of_batch(_named(function(**_given(signature, inputs)), signature, outputs), signature, outputs)
     columns = {name: _values(name, array, signature.inputs.get(name)) for name, array in inputs.items()}
     rows = len(next(iter(columns.values())))
     answers = []
@@ -159,7 +159,7 @@ def stream_by_name(
 ) -> Generator[Tensors, None, None]:
     """Call a function of style `names` or `rows` that yields the parts of an answer. outputs, errors: as `call_by_name`."""
     if signature.style == "names":
-        with parts_of(function(**_arrays(signature, inputs))) as results:
+        with parts_of(function(**_given(signature, inputs))) as results:
             for result in results:
                 yield _of_batch(_named(result, signature, outputs, "yielded"), signature, outputs)
         return
@@ -307,6 +307,7 @@ def _odd(declared: TensorSpec, value: Any) -> OutputsRefused:
 def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) -> np.ndarray:
     """What numpy makes of an output. Raises: ExecutionFailed, if elements are masked; OutputsRefused; what numpy raises."""
     if type(value) is np.ndarray:
+        _refuse_bytes(name, value)
         return made(value)
     try:
         array = made(value)
@@ -317,6 +318,9 @@ def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) 
             if hasattr(each, "requires_grad"):
                 _refuse_tensor(name, each)
         raise
+    if array.dtype.hasobject:
+        for each in _arrays((value,), array.ndim, np.ndarray):
+            _refuse_bytes(name, each)
     if "numpy.ma" in sys.modules:
         # In the innermost lists, numpy makes NaN of what is masked. Who looks there for it alone spares all other numbers.
         innermost = array.dtype.hasobject or (array.dtype.kind == "f" and bool(np.isnan(array).any()))
@@ -326,13 +330,25 @@ def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) 
 
 
 def _masked(values: Iterable[Any], levels: int) -> bool:
-    """Whether elements of an array are masked, by which numpy gives what lies behind. levels: of lists that are looked into."""
+    """Whether elements of an array are masked, by which numpy gives what lies behind. levels: as of `_arrays`."""
+    return any(each.mask.any() for each in _arrays(values, levels, np.ma.MaskedArray))
+
+
+def _arrays(values: Iterable[Any], levels: int, of: type[np.ndarray]) -> Iterator[Any]:
+    """The arrays of a kind that are among values. levels: of lists that are looked into."""
     kinds = set(map(type, values))
-    arrays = [kind for kind in kinds if issubclass(kind, np.ma.MaskedArray)]
-    if arrays and any(type(each) in arrays and each.mask.any() for each in values):
-        return True
-    lists = [kind for kind in kinds if _is_list(kind)] if levels > 0 else []
-    return bool(lists) and any(_masked(each, levels - 1) for each in values if type(each) in lists)
+    if arrays := {kind for kind in kinds if issubclass(kind, of)}:
+        yield from (each for each in values if type(each) in arrays)
+    if lists := {kind for kind in kinds if _is_list(kind)} if levels > 0 else ():
+        for each in values:
+            if type(each) in lists:
+                yield from _arrays(each, levels - 1, of)
+
+
+def _refuse_bytes(name: str, array: np.ndarray) -> None:
+    """Raises: OutputsRefused, of an array of numpy's own bytes."""
+    if array.dtype.kind == "S":
+        raise OutputsRefused(f"output {name!r}: the model gave {array.dtype}: {remedy(array, NUMPY['BYTES'])}")
 
 
 def _of_mask(name: str) -> ExecutionFailed:
@@ -349,7 +365,7 @@ def _refuse_tensor(name: str, tensor: Any) -> None:
         raise OutputsRefused(f"output {name!r}: {no_array(tensor)}") from exc
 
 
-def _arrays(signature: Signature, inputs: Tensors) -> Tensors:
+def _given(signature: Signature, inputs: Tensors) -> Tensors:
     """Inputs as a function of arrays gets them. Raises: InputRefused."""
     as_text = [name for name, hint in signature.inputs.items() if hint is not None and hint.as_text and name in inputs]
     return inputs if not as_text else {**inputs, **{name: _text_array(name, inputs[name]) for name in as_text}}
@@ -409,10 +425,12 @@ def _named(
     return dict(zip(names, parts, strict=True))
 
 
-def refuse_masked(outputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs. Raises: ExecutionFailed, where elements of one are masked: numpy would give what lies behind the mask."""
+def refuse_lost(outputs: dict[str, Any]) -> dict[str, Any]:
+    """The outputs. Raises: OutputsRefused or ExecutionFailed, where one has lost zeros, or numpy would give what a mask hides."""
     for name, value in outputs.items():
-        if type(value) is not np.ndarray and _masked((value,), 0):
+        if type(value) is np.ndarray:
+            _refuse_bytes(name, value)
+        elif _masked((value,), 0):
             raise _of_mask(name)
     return outputs
 

@@ -347,15 +347,37 @@ def test_texts_in_lists_stay_what_they_are(given: list[Any]) -> None:
         assert outputs["output"].tolist() == given
 
 
+@pytest.mark.parametrize("declared", [None, "BYTES"])
+@pytest.mark.parametrize("form", [np.asarray, lambda array: [array, array], lambda array: [array[0], np.asarray(array[0])]])
+def test_an_array_of_numpys_bytes_is_refused_as_it_has_lost_zeros(form: Callable[..., Any], declared: str | None) -> None:
+    def whole(x: Rows) -> Any:
+        return {"y": form(np.array([b"a\0\0", b"b"]))}
+
+    def in_parts(x: Rows) -> Iterator[Any]:
+        yield whole(x)
+
+    def by_row(a: float) -> Any:
+        return whole(X)
+
+    outputs = declared and specs(TensorSpec("y", declared, (-1,)))
+    words = r"output 'y': the model gave \|S[13]: it has lost the zeros at the end of its elements: make it with dtype=object"
+    with pytest.raises(OutputsRefused, match=words):
+        call_by_name(whole, signature_of(whole, method=False), {"x": X}, outputs)
+    with pytest.raises(OutputsRefused, match=words):
+        next(stream_by_name(in_parts, signature_of(in_parts, method=False), {"x": X}, outputs))
+    with pytest.raises(OutputsRefused, match=words):
+        call_by_name(by_row, signature_of(by_row, method=False), {"a": np.array([1.0, 2])}, outputs)
+
+
 @pytest.mark.parametrize("declared", [None, specs(TensorSpec("output", "BYTES", (-1,)))])
 def test_a_text_in_an_array_without_dimensions_is_a_text(declared: Any) -> None:
     def whole(x: Rows) -> Any:
-        return [np.char.upper("a"), np.array(b"b"), "c"]
+        return [np.char.upper("a"), np.array("b"), b"c"]
 
     def by_row(a: float) -> Any:
         return np.char.upper("a")
 
-    assert call_by_name(whole, signature_of(whole, method=False), {"x": X}, declared)["output"].tolist() == ["A", b"b", "c"]
+    assert call_by_name(whole, signature_of(whole, method=False), {"x": X}, declared)["output"].tolist() == ["A", "b", b"c"]
     rows = {"a": np.array([1.0, 2])}
     assert call_by_name(by_row, signature_of(by_row, method=False), rows, declared)["output"].tolist() == ["A", "A"]
 

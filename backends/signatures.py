@@ -426,7 +426,7 @@ def _named(
 
 
 def refuse_lost(outputs: dict[str, Any]) -> dict[str, Any]:
-    """The outputs. Raises: OutputsRefused or ExecutionFailed, where one has lost zeros, or numpy would give what a mask hides."""
+    """The outputs. Raises: OutputsRefused, where one has lost zeros; ExecutionFailed, where elements are masked."""
     for name, value in outputs.items():
         if type(value) is np.ndarray:
             _refuse_bytes(name, value)

@@ -5,7 +5,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from threading import get_ident
+from threading import Thread, current_thread
 from typing import Any, Self
 
 import numpy as np
@@ -174,14 +174,12 @@ class AnswerParts(Iterator[Outputs]):
     def __init__(self, read: Callable[[], Outputs | None], end: Callable[[], None]) -> None:
         self._read = read
         self._end = end
-        self._reader = get_ident()
-        self._closed = False
+        self._closed_by: set[Thread] = set()  # their numbers are used again
 
     def __next__(self) -> Outputs:
         """The next part. Raises: GatewayError, as `predict`; Cancelled, if another thread closed it before the last part."""
-        self._reader = get_ident()
         try:
-            part = None if self._closed else self._read()
+            part = None if current_thread() in self._closed_by else self._read()  # who closed it knows that there is no more
         except BaseException:  # Ctrl-C too
             self.close()
             raise
@@ -191,11 +189,11 @@ class AnswerParts(Iterator[Outputs]):
 
     def close(self) -> None:
         """Stop the model at its next part, and free its session. Does nothing once the last part is made."""
-        self._closed = self._closed or get_ident() == self._reader  # who closes it himself knows that there is no more
+        self._closed_by.add(current_thread())
         self._end()
 
     def __del__(self) -> None:
-        self.close()
+        self._end()
 
 
 class _Parts:

@@ -135,6 +135,17 @@ def test_it_can_be_closed_while_another_thread_reads_it(model: gateway.LoadedMod
     assert numbers(model.stream({"count": [2]})) == [0, 1]
 
 
+@pytest.mark.parametrize("read", [0, 1])
+def test_whoever_reads_what_another_closed_before_is_told(model: gateway.LoadedModel, read: int) -> None:
+    parts = model.stream({"count": [0]})
+    for _ in range(read):
+        next(parts)
+    parts.close()
+    with ThreadPoolExecutor(1) as threads, pytest.raises(Cancelled):
+        threads.submit(list, parts).result()
+    assert list(parts) == []
+
+
 def test_the_same_on_a_running_loop(model: gateway.LoadedModel) -> None:
     async def main() -> None:
         assert [int(part["output"][0]) async for part in model.stream_async({"count": [3]})] == [0, 1, 2]

@@ -68,15 +68,19 @@ def single_value(hint: Hint, tensor: TensorSpec, key: str) -> TensorSpec:
     A number of Python's has no width of its own, and one of numpy's may be wider than the input. key: `inputs` or `outputs`.
     """
     assert hint.datatype is not None  # as there is a scalar
-    kind, of_hint = NUMPY[tensor.datatype].kind, NUMPY[hint.datatype].kind
-    if key == "outputs":
-        fits = of_hint in _kinds_into(kind)
-    else:
-        of_one_kind = kind == of_hint == "f" or {kind, of_hint} <= {"i", "u"}
-        as_wide = of_one_kind and np.can_cast(NUMPY[tensor.datatype], NUMPY[hint.datatype])
-        fits = tensor.datatype == hint.datatype or as_wide or kind in _TAKES.get(hint.scalar or object, "")
+    fits = goes_with(hint.scalar or object, hint.datatype, tensor.datatype, key)
     one_a_row = key == "inputs" and tensor.shape and all(size in (1, -1) for size in tensor.shape[1:])
     return replace(tensor, datatype=tensor.datatype if fits else hint.datatype, shape=tensor.shape if one_a_row else ROW)
+
+
+def goes_with(scalar: type, own: str, datatype: str, key: str) -> bool:
+    """Whether a type of one row's value takes each of a tensor's, or the tensor each of its. own: the datatype it is like."""
+    kind, of_own = NUMPY[datatype].kind, NUMPY[own].kind
+    if key == "outputs":
+        return of_own in _kinds_into(kind)
+    of_one_kind = kind == of_own == "f" or {kind, of_own} <= {"i", "u"}
+    as_wide = of_one_kind and np.can_cast(NUMPY[datatype], NUMPY[own])
+    return datatype == own or as_wide or kind in _TAKES.get(scalar, "")
 
 
 def _kinds_into(kind: str) -> str:

@@ -36,7 +36,7 @@ import numpy as np
 
 from backends.base import LoadFailed, words_of
 from backends.datatypes import NUMPY, datatype_of
-from backends.signatures import ANY_OUTPUT, FORM, ROW, Hint, Signature
+from backends.signatures import ANY_OUTPUT, FORM, ROW, Hint, Signature, goes_with
 from backends.source import PARAMETERS, takes_parameters
 
 _SCALARS: Final = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -182,7 +182,7 @@ def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
     """outputs: of `_by_output`. None, where it leaves one open."""
     if ANY_OUTPUT in outputs:
         return None
-    found = {name: _hint_of(own) for name, own in outputs.items()}
+    found = {name: _hint_of(own, "outputs") for name, own in outputs.items()}
     known = {name: own for name, own in found.items() if own is not None}
     return known if len(known) == len(found) else None
 
@@ -200,7 +200,7 @@ def _of_list(hint: Any) -> Hint | None:
         element = _of_list(own.pop())
         return element and replace(element, shape=None if element.shape is None else (-1, *element.shape))
     try:
-        found = _hint_of(hint)
+        found = _hint_of(hint, "outputs")
     except LoadFailed:  # other text, as a unit is, of what is in a list or a dict
         return None
     return found if found is None or found.scalar is None else replace(found, shape=())
@@ -222,8 +222,11 @@ def _keys(hint: Any) -> dict[str, bool]:
     return {name: mark is Required if mark in _MARKS else name in hint.__required_keys__ for name, mark in marks.items()}
 
 
-def _hint_of(hint: Any) -> Hint | None:
-    """What one annotation says of a tensor; None: it is none of a tensor. Raises: LoadFailed, for an unknown datatype."""
+def _hint_of(hint: Any, key: str = "inputs") -> Hint | None:
+    """What one annotation says of a tensor; None: it is none of a tensor. key: `inputs` or `outputs`.
+
+    Raises: LoadFailed, for an unknown datatype, and for one that does not go with the type of one row's value.
+    """
     datatype: str | None = None
     shape: tuple[int, ...] | None = None
     if get_origin(hint) is Annotated:
@@ -238,7 +241,11 @@ def _hint_of(hint: Any) -> Hint | None:
     if get_origin(hint) in (Union, UnionType):
         return None
     if isinstance(hint, type) and (hint in _SCALARS or issubclass(hint, np.generic)) and shape is None:
-        scalar = datatype or _SCALARS.get(hint) or _datatype(hint)
+        own = _SCALARS.get(hint) or _datatype(hint)
+        if datatype and own and not goes_with(hint, own, datatype, key):
+            fitting = ", ".join(name for name in NUMPY if goes_with(hint, own, name, key))
+            raise LoadFailed(f"datatype {datatype!r} in a type hint of {hint.__name__}: expected one of {fitting}")
+        scalar = datatype or own
         return Hint(scalar, ROW, hint) if scalar else None
     if hint is np.ndarray:
         return Hint(datatype, shape)

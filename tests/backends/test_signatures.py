@@ -109,6 +109,29 @@ def test_an_alias_that_cannot_be_evaluated_is_named() -> None:
     assert hinted(x=row).untold == "its type hints cannot be read (NameError: name 'nothing_of_this_name' is not defined)"
 
 
+@pytest.mark.parametrize(
+    ("scalar", "datatype", "fitting"),
+    [
+        (int, "FP32", "one of UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64$"),
+        (bool, "INT64", "one of BOOL$"),
+        (str, "INT64", "one of BYTES$"),
+        (float, "BYTES", "one of UINT8, .*, FP16, BF16, FP32, FP64$"),
+        (np.float32, "FP64", "one of FP16, FP32$"),
+    ],
+)
+def test_a_datatype_whose_values_a_single_value_cannot_be_is_refused(scalar: Any, datatype: str, fitting: str) -> None:
+    with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected {fitting}"):
+        hinted(x=Annotated[scalar, datatype])
+
+
+def test_a_single_value_goes_into_a_wider_datatype_of_an_output() -> None:
+    for scalar, datatype in ((int, "FP32"), (bool, "INT8"), (np.float32, "FP64"), (float, "FP16"), (int, "INT8")):
+        assert hinted(x=int, returned=Annotated[scalar, datatype]).output_specs() == (TensorSpec("output", datatype, (-1,)),)
+    for scalar, datatype in ((float, "INT64"), (str, "INT64"), (int, "BOOL"), (float, "BYTES")):
+        with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected one of"):
+            hinted(x=int, returned=Annotated[scalar, datatype])
+
+
 def test_an_unknown_datatype_in_a_hint_is_named() -> None:
     with pytest.raises(LoadFailed, match="datatype 'FLOAT32' in a type hint: expected one of BOOL"):
         hinted(x=Annotated[np.ndarray, "FLOAT32", (1,)])

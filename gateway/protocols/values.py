@@ -93,7 +93,7 @@ def _parameter_name(key: object) -> str:
 
 def _parameter(key: str, value: object) -> ParameterValue:
     if isinstance(value, np.generic) and has_plain(value.dtype):
-        value = value.item()
+        value = _item(value)
     if not isinstance(value, bool | int | float | str):
         got = type(value).__name__
     elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
@@ -193,12 +193,19 @@ def _plain(name: str, value: object) -> Any:
         if value.dtype == object:
             return _plain(name, value.tolist())
         if has_plain(value.dtype):
-            return value.tolist()
+            return _item(value) if isinstance(value, np.generic) else value.tolist()
     if not isinstance(value, _LEAVES):
         raise InvalidArgument(
             f"input '{name}': got {type_shown(value)}, expected an array, or lists of numbers, true or false, text or bytes"
         )
     return value
+
+
+def _item(value: np.generic) -> Any:
+    """As a value of Python's own; numpy's `item` drops the NULs at the end of a text."""
+    if isinstance(value, bytes):
+        return bytes(value)
+    return str.__str__(value) if isinstance(value, str) else value.item()
 
 
 def _leaves(plain: Any) -> Iterator[Any]:

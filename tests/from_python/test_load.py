@@ -66,7 +66,13 @@ def test_what_is_no_number_passes_as_it_is(model: gateway.LoadedModel) -> None:
     assert answer[0, 1] == np.inf
 
 
-@pytest.mark.parametrize("given", [[["a"], ["bcd"]], [[b"a"], ["bcd"]], np.array([["a"], ["bcd"]])])
+@pytest.mark.parametrize(
+    "given",
+    [
+        [["a"], ["bcd"]], [[b"a"], ["bcd"]], np.array([["a"], ["bcd"]]), [[np.str_("a")], [np.bytes_(b"b\0\0")]],
+        [[np.bytes_(b"\0")], [np.str_("bc\0")]],
+    ],
+)  # fmt: skip
 def test_text_is_given_as_text_or_bytes(given: Any) -> None:
     with gateway.load(Letters) as letters:
         assert letters.predict({"text": given})["output"].tolist() == [[1], [3]]

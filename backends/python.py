@@ -179,6 +179,9 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
             found = from_ones(run, inputs, max_rows=1 if one_row else MOST_ROWS, of_lists=signature.of_lists)
         hinted = {name: hint.datatype for name, hint in (signature.outputs or {}).items() if hint.datatype}
         outputs = tuple(replace(t, datatype=hinted.get(t.name, t.datatype)) for t in found.outputs)
+        if signature.in_parts:  # the first part says nothing of the sizes of others
+            sizes = {name: hint.shape for name, hint in (signature.outputs or {}).items()}
+            outputs = tuple(replace(t, shape=sizes.get(t.name) or (-1,) * len(t.shape)) for t in outputs)
         return replace(found, outputs=outputs, notes=found.notes + notes)
     except BackendError as exc:
         raise LoadFailed(f"{model}: {exc}") from exc

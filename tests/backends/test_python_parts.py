@@ -102,6 +102,18 @@ def pairs(text: str, count: int) -> Any:
         yield {"word": text, "place": [index, len(text)], "letters": list(text)}
 
 
+def so_far(text: str) -> Iterator[list[str]]:
+    found: list[str] = []
+    for letter in text:
+        found.append(letter)
+        yield found
+
+
+def so_often(x: X) -> Iterator[tuple[npt.NDArray[np.float32], X]]:
+    for count in range(1, 4):
+        yield np.repeat(x, count, axis=1), x
+
+
 hidden = lambda inputs: Doubles().predict(inputs)  # noqa: E731  # as users write it
 
 
@@ -138,8 +150,14 @@ def test_functions_that_yield_are_read_by_their_type_hints() -> None:
 def test_what_a_part_of_single_values_is_shows_the_first_of_one_row_of_ones() -> None:
     found = backends.read("python", f"{__file__}:pairs")
     shapes = {output.name: (output.datatype, output.shape) for output in found.outputs}
-    assert shapes == {"word": ("BYTES", (-1,)), "place": ("INT64", (-1, 2)), "letters": ("BYTES", (-1, -1))}
+    assert shapes == {"word": ("BYTES", (-1,)), "place": ("INT64", (-1, -1)), "letters": ("BYTES", (-1, -1))}
     assert found.max_rows == 1
+
+
+def test_sizes_of_a_part_are_open_where_no_type_hint_says_them() -> None:
+    (output,) = backends.read("python", f"{__file__}:so_far").outputs
+    assert (output.datatype, output.shape) == ("BYTES", (-1, -1))
+    assert [output.shape for output in backends.read("python", f"{__file__}:so_often").outputs] == [(-1, -1), (-1, 1)]
 
 
 def test_what_yields_in_secret_is_refused_with_what_to_write() -> None:

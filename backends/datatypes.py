@@ -68,6 +68,21 @@ def as_array(value: object) -> np.ndarray:
     return array
 
 
+def as_requested(example: Mapping[str, object]) -> dict[str, np.ndarray]:
+    """Its arrays with texts in UTF-8, as requests bring them, and numbers beside texts as such."""
+    arrays = normalised(example)
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            arrays[name] = array.copy()
+            of_texts = any(isinstance(each, str | bytes) for each in array.flat)
+            for index, each in np.ndenumerate(array):
+                if isinstance(each, str):
+                    arrays[name][index] = each.encode()
+                elif of_texts and np.isscalar(each) and not isinstance(each, bytes):
+                    arrays[name][index] = str(each).encode()
+    return arrays
+
+
 def as_objects(value: object) -> np.ndarray:
     """An object array of lists, in which an array without dimensions, as `np.char.upper` makes of one text, is its element."""
     array = np.asarray(value, object)

@@ -33,7 +33,7 @@ from backends.company import (
     tried,
     without_nan,
 )
-from backends.datatypes import NUMPY, datatype_of, normalised
+from backends.datatypes import NUMPY, as_requested, datatype_of, integer_shown, normalised
 from backends.signatures import ANY_OUTPUT, Hint, widened
 from backends.trial_rows import differ, drawn_rows, rows_like, rows_of, show
 
@@ -340,10 +340,11 @@ def _common(first: tuple[TensorSpec, ...], second: tuple[TensorSpec, ...]) -> tu
 
     Raises: LoadFailed, if they differ in more than sizes.
     """
-    names, others = ([tensor.name for tensor in each] for each in (first, second))
-    change = f"outputs {names}, then {others}" if names != others else ""
+    names, by_name = [tensor.name for tensor in first], {tensor.name: tensor for tensor in second}
+    change = f"outputs {names}, then {[*by_name]}" if set(names) != by_name.keys() else ""
     found = []
-    for one, two in () if change else zip(first, second, strict=True):
+    for one in () if change else first:
+        two = by_name[one.name]
         if not (one.datatype and two.datatype):
             known = one if one.datatype else two
             found.append(replace(known, shape=(-1,) * len(known.shape)))
@@ -431,21 +432,6 @@ def _drawn(inputs: tuple[TensorSpec, ...], length: int) -> list[Tensors]:
     return drawn_rows(inputs, lambda tensor: _sizes_of_row(tensor, length))
 
 
-def as_requested(example: Mapping[str, object]) -> Tensors:
-    """Its arrays with texts in UTF-8, as requests bring them, and numbers beside texts as such."""
-    arrays = normalised(example)
-    for name, array in arrays.items():
-        if array.dtype.hasobject:
-            arrays[name] = array.copy()
-            of_texts = any(isinstance(each, str | bytes) for each in array.flat)
-            for index, each in np.ndenumerate(array):
-                if isinstance(each, str):
-                    arrays[name][index] = each.encode()
-                elif of_texts and np.isscalar(each) and not isinstance(each, bytes):
-                    arrays[name][index] = str(each).encode()
-    return arrays
-
-
 def _seen(outputs: Tensors, on: str, of_lists: Mapping[str, Hint] | None) -> tuple[TensorSpec, ...]:
     """Outputs, of which a size of 0 is open; without a datatype, where nothing says it. Raises: LoadFailed, for none."""
     if not outputs:
@@ -482,6 +468,9 @@ def _datatype(name: str, array: np.ndarray) -> str:
     """Raises: LoadFailed."""
     others = [type(each).__name__ for each in array.flat if not isinstance(each, str | bytes)] if array.dtype.hasobject else []
     if others:
+        if others == ["int"] * array.size:
+            largest = integer_shown(max(array.flat, key=abs))
+            raise LoadFailed(f"{name!r} is of integers such as {largest}, which no datatype holds: give floats or texts")
         kinds = f"texts and {others[0]}" if len(others) < array.size else others[0]
         raise LoadFailed(
             f"{name!r} is of {kinds}, which the protocol cannot carry: expected numbers or texts; of several outputs make "

@@ -46,7 +46,7 @@ from backends.base import (
     words_of,
     writeable,
 )
-from backends.datatypes import NUMPY, normalised, of_floats
+from backends.datatypes import NUMPY, as_requested, normalised, of_floats
 from backends.early_failure import EarlyFailure
 from backends.signatures import (
     ANY_OUTPUT,
@@ -109,7 +109,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, class_optio
     Raises: LoadFailed, with what to write where that does not suffice.
     """
     from backends.company import MOST_ROWS
-    from backends.discovery import as_requested, from_example, from_ones, from_shapes
+    from backends.discovery import from_example, from_ones, from_shapes
 
     code = load_code(model)
     signature = called_as(model, code)

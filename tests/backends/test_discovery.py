@@ -720,6 +720,9 @@ def test_numbers_beside_texts_in_an_example_are_texts() -> None:
 def test_what_no_datatype_can_carry_is_named() -> None:
     with pytest.raises(LoadFailed, match="'y' is complex128, which the protocol cannot carry"):
         from_example(run_of(lambda x: x * 1j), {"x": np.ones(1)})
+    for value, shown in ((10**30, "1" + "0" * 30), (10**5000, "an integer of 16610 bits")):
+        with pytest.raises(LoadFailed, match=f"'y' is of integers such as {shown}, which no datatype holds: give floats"):
+            from_example(lambda arrays, value=value: {"y": [-1, value]}, {"x": np.ones(2)})  # type: ignore[misc]
     with pytest.raises(LoadFailed, match="'y' is of texts and float, which the protocol cannot carry"):
         from_example(lambda arrays: {"y": ["low", 7.5]}, {"x": np.ones(2)})  # type: ignore[dict-item]  # as users' functions do
 
@@ -740,6 +743,14 @@ def test_what_changes_with_the_inputs_is_told() -> None:
     ):
         with pytest.raises(LoadFailed, match=re.escape(f"changes with its inputs ({words}): state `outputs`, or")):
             from_ones(lambda arrays, change=change: change(arrays["x"]), (spec("x", -1),))  # type: ignore[misc]
+
+
+def test_outputs_go_by_name_in_whatever_order_they_come() -> None:
+    found = from_ones(
+        lambda given: {"y": given["x"], "z": given["x"]} if given["x"].max() > 1 else {"z": given["x"], "y": given["x"]},
+        (spec("x", -1),),
+    )
+    assert ([tensor.name for tensor in found.outputs], found.max_rows, found.notes) == (["z", "y"], 32, ())
 
 
 def test_what_gives_no_outputs_is_told_so() -> None:

@@ -108,7 +108,8 @@ def told_of_whole(run: Run, example: Tensors, answers: Tensors, quantises: Calla
     order = [*range(rows - 1, -1, -1), *[0] * rows]
     if (other := tried(run, example, order)) is None:
         return Why()  # it takes no more rows than these
-    if any(other[name].shape[1:] != of_one.shape[1:] or len(other[name]) != 2 * rows for name, of_one in answers.items()):
+    shapes = {name: (2 * rows, *of_one.shape[1:]) for name, of_one in answers.items()}
+    if {name: array.shape for name, array in other.items()} != shapes:
         return Why("its outputs are others for other rows")
     apart = _apart(other, {name: of_one[order] for name, of_one in answers.items()}, quantises)
     return _changed(apart) if apart else Why()

@@ -753,6 +753,13 @@ def test_outputs_go_by_name_in_whatever_order_they_come() -> None:
     assert ([tensor.name for tensor in found.outputs], found.max_rows, found.notes) == (["z", "y"], 32, ())
 
 
+def test_outputs_that_only_many_rows_have_are_seen_on_the_whole_example() -> None:
+    example = {"x": np.arange(12.0).reshape(4, 3)}
+    found = from_example(lambda given: {"y" if len(given["x"]) <= 4 else "z": given["x"]}, example)
+    why = "its outputs are others for other rows, so each request runs alone and whole"
+    assert (found.max_rows, found.notes[0]) == (0, why)
+
+
 def test_what_gives_no_outputs_is_told_so() -> None:
     for seen, words in (
         (lambda: from_ones(lambda given: {}, (spec("x", -1),)), "it gave no outputs on ones: give an `example` that has"),

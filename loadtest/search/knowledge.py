@@ -70,11 +70,13 @@ class Knowledge:
             self._is_up(event.entrant, False)
             return
         if isinstance(event, Profiled):
-            self.profiles[event.group] = event
-            members = [s for s in self.standings.values() if s.entrant.group == event.group]
-            for standing in members:
+            members = (entrant for entrant in self.question.entrants if entrant.group == event.group)
+            standing = self.standings[event.entrant or widest(members).name]
+            if event.failure:
                 standing.out = standing.out or event.failure
-            self._started(widest(standing.entrant for standing in members), event)
+            else:
+                self.profiles[event.group] = event
+            self._started(standing.entrant, event)
             return
         standing = self.standings[event.entrant]
         if isinstance(event, Agreed):

@@ -9,6 +9,8 @@ import pytest
 
 from loadtest.search.budget import decisive_seconds, profile_seconds
 from loadtest.search.events import (
+    CUT_OFF,
+    UNREACHED,
     Agree,
     Agreed,
     Entrant,
@@ -110,6 +112,20 @@ def test_a_group_is_profiled_on_its_widest_at_all_its_sizes() -> None:
     asked = Question(entrants, 0.99, 50, 200)
     assert asked_next(asked, ()) == Profile("b", "g", (1, 2, 4, 8, 16), 4, 10.0)
     assert asked_next(asked, [Profiled("g", (Timing(1, 1, 5.0),))]) == Profile("c", "h", (1, 2), 1, 10.0)
+
+
+def test_the_next_narrower_is_profiled_where_the_widest_cannot_be() -> None:
+    entrants = tuple(Entrant(f"c{sessions}", "g", 1.0, sessions, 8) for sessions in (1, 4, 2))
+    asked, failure = Question(entrants, 0.99, 50, 200), "did not start: out of memory"
+    older = Profiled("g", failure=failure)  # as an older journal has it: of the widest
+    assert asked_next(asked, [older]) == Profile("c2", "g", (1, 2, 4, 8), 2, 20.0)
+    assert asked_next(asked, [older, Profiled("g", failure=failure, entrant="c2")]) == Profile("c1", "g", (1, 2, 4, 8), 1, 20.0)
+    cut = Profiled("g", failure=f"{CUT_OFF} time ended: {UNREACHED}", entrant="c2")
+    steps = search(asked, [older])
+    next(steps)
+    with pytest.raises(StopIteration) as stop:
+        steps.send(cut)
+    assert [standing.out for standing in stop.value.value.standings] == [cut.failure, failure, cut.failure]
 
 
 @pytest.mark.parametrize(("left_s", "reached"), [(7.0, True), (6.9, False)])

@@ -323,7 +323,7 @@ class Lab:
             ]
         found = await asyncio.to_thread(compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched)
         event = Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
-        return replace(event, reference=experiment.reference)
+        return replace(event, reference=experiment.reference, short_s=experiment.seconds if cut_off(event) else 0.0)
 
     async def _ask(self, candidate: CandidateSetup, files: tuple[str, ...], seconds: float) -> tuple[str, list[Tensors | None]]:
         """Why a candidate cannot be asked, else "" and its answers. Raises: TakenAway, GeneratorLost."""

@@ -190,6 +190,7 @@ class Agreed:
 
     agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
     statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
+    short_s: how long it had, where that was too short; else 0.
     overlap_s: of `seconds`, what another event's hold already. beside_usd: what was paid since the event before, beyond this
     entrant's own `seconds`: others that were up, or were removed; below 0, if less was paid than those cost.
     """
@@ -203,6 +204,7 @@ class Agreed:
     overlap_s: float = 0.0
     beside_usd: float = 0.0
     reference: str = ""
+    short_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

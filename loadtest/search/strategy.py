@@ -12,7 +12,7 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
+from loadtest.search.budget import AGREE_MOST, AGREE_SHARE, LEAST_SECONDS, LONGER, profile_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
     INCOMPARABLE,
@@ -175,12 +175,13 @@ class _Search:
 
     def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
         """At the same time, where the question allows it; what is left is compared one by one."""
-        known, seconds = self._known, agree_seconds(self._known.left_seconds())
+        known = self._known
         new = [entrant for entrant in entrants if (entrant.name, self._reference) not in known.agreed]
         parallel = self._question.parallel
         for at in range(0, len(new) if parallel > 1 else 0, parallel):
             together, per_hour = [], 0.0
             for entrant in new[at : at + parallel]:
+                seconds = known.agree_seconds(entrant)
                 if known.affords(seconds + known.start_s, entrant, besides_usd_per_hour=per_hour):
                     together.append(Agree(entrant.name, self._reference, seconds))
                     per_hour += entrant.usd_per_hour
@@ -199,9 +200,13 @@ class _Search:
                 else:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
-            yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
+            yield from self._ask(Agree(entrant.name, self._reference, known.agree_seconds(entrant)))
         agreed = known.agreed[pair]
-        if cut_off(agreed):
+        if agreed.short_s:
+            if self._question.min_agreement is not None:  # else nothing depends on it
+                short = f"{agreed.short_s:.0f} s were too short for a comparison of the answers of"
+                self._unreached.setdefault(short, []).append(entrant.name)
+        elif cut_off(agreed):
             self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
         return agreed
 
@@ -411,6 +416,9 @@ class _Search:
         """
         known = self._known
         agreements = (standing.agreement for standing in known.standings.values() if standing.unreached)
-        compares = any(agreed is not None and agreed.failure.endswith(UNREACHED) for agreed in agreements)
-        least_s = (1 / AGREE_MOST - 1) * known.spent.seconds if needed and compares else 0.0
+        cut = [agreed for agreed in agreements if agreed is not None and agreed.failure.endswith(UNREACHED)]
+        least_s = 0.0
+        if needed and cut:
+            longer_s = LONGER * max(agreed.short_s for agreed in cut)
+            least_s = max((1 / AGREE_MOST - 1) * known.spent.seconds, longer_s / AGREE_SHARE)
         return max(least_s, sum(seconds for _, seconds in needed)) or None

@@ -6,10 +6,12 @@ import pytest
 
 from loadtest.search.events import (
     EXPECTED,
+    UNREACHED,
     Agree,
     Agreed,
     Entrant,
     Event,
+    Experiment,
     Load,
     Profile,
     Question,
@@ -188,6 +190,49 @@ def test_who_did_not_start_to_be_compared_is_out_alone(parallel: int) -> None:
     outcome = resumed(dataclasses.replace(question, parallel=1), lab)
     assert outcome.winner == "bf16"
     assert out_of(outcome)["bf16 wide"] == "did not start: out of memory"
+
+
+class Hasty(SimulatedLab):
+    """It takes bf16 90 s to answer as many requests as a comparison takes."""
+
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
+        if not isinstance(event, Agreed) or not isinstance(experiment, Agree) or event.entrant != "bf16":
+            return event
+        if experiment.seconds >= 90:
+            return dataclasses.replace(event, seconds=90.0)
+        failure = f"answered only 87 of 400 requests in the time there was, 300 are needed: {UNREACHED}"
+        seconds = 5 + experiment.seconds
+        return dataclasses.replace(event, agreement=None, failure=failure, seconds=seconds, short_s=experiment.seconds)
+
+
+def test_a_comparison_that_was_too_short_is_no_evidence_and_lasts_longer_next_time() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, dataclasses.replace(BF16, usd_per_hour=0.01)), stand_ins=())
+    lab = Hasty(question, TRUTHS)
+    outcome = resumed(question, lab)
+    assert outcome.winner == "fp32"
+    assert outcome.standings[1].unreached
+    assert "".join(*outcome.lacking) == "60 s were too short for a comparison of the answers of bf16"
+    outcome = resumed(dataclasses.replace(question, seconds=2 * question.seconds), lab)
+    assert [each.seconds for each in lab.experiments if isinstance(each, Agree)] == [60.0, 60.0, 120.0]
+    assert (outcome.winner, outcome.lacking) == ("bf16", ())
+
+
+def test_a_comparison_that_was_too_short_is_told_what_it_takes() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, BF16), seconds=200, stand_ins=())
+    lab = Hasty(question, TRUTHS | {"fp32": Truth(0)})
+    for _ in range(2):
+        outcome = resumed(question, lab)
+        assert outcome.winner is None
+        assert outcome.needed_seconds is not None
+        question = dataclasses.replace(question, seconds=outcome.seconds + outcome.needed_seconds)
+    assert resumed(question, lab).winner == "bf16"
+
+
+def test_a_comparison_that_was_too_short_keeps_nobody_out_where_any_answers_are_allowed() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, BF16), stand_ins=(), min_agreement=None)
+    outcome = Hasty(question, TRUTHS).run()
+    assert (outcome.winner, outcome.lacking) == ("bf16", ())
 
 
 def test_expected_answers_need_no_reference_among_the_candidates() -> None:

@@ -296,7 +296,9 @@ class _Search:
             if profile and alone and standing.predictions and (best is None or min(alone) + profile.overhead_ms < best[0]):
                 best = min(alone) + profile.overhead_ms, standing
         if best and (load := load_of(self._known, best[1], 100 / best[0], 20.0, "floor", decide=False)):  # a tenth of a session
-            yield from self._ask(load)
+            known_s = (run.seconds - run.start_s for run in best[1].runs if run.purpose == "floor" and run.valid)
+            if load.seconds > max(known_s, default=0.0):
+                yield from self._ask(load)
 
     # What it comes to.
 

@@ -706,7 +706,8 @@ def test_the_floor_is_a_tenth_of_what_one_session_of_the_quickest_does_alone() -
 
 def test_the_floor_that_was_found_is_told_where_there_is_no_winner() -> None:
     asked = asking(1.0)
-    steps = search(asked, [Profiled("g0", (Timing(1, 1, 90.0),), 5.0, 8.0), Predicted("c0", 0.0)])
+    before = [Profiled("g0", (Timing(1, 1, 90.0),), 5.0, 8.0), Predicted("c0", 0.0)]
+    steps = search(asked, before)
     experiment = next(steps)
     assert isinstance(experiment, Load)
     measured = run("c0", experiment.rps, "fail", MISSED, "floor", seconds=21.0)
@@ -714,6 +715,11 @@ def test_the_floor_that_was_found_is_told_where_there_is_no_winner() -> None:
         steps.send(measured)
     assert stop.value.value.floor == measured
     assert stop.value.value.seconds == 29.0
+    again = asked_next(asked, [*before, measured])  # as after a kill
+    assert isinstance(again, SearchOutcome)
+    assert again.floor == measured
+    assert asked_next(asked, [*before, replace(measured, valid=False)]) == experiment
+    assert asked_next(asked, [*before, replace(measured, seconds=10.0)]) == experiment  # there was no time for more
 
 
 def test_a_rate_that_only_held_counts_for_four_fifths_beside_a_proven_one() -> None:

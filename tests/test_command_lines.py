@@ -21,7 +21,7 @@ import loadtest.cli
 from gateway.process import completion
 from gateway.process.command_line import FAULTY, UNREAD
 from loadtest.errors import EXIT_CODES
-from loadtest.reports.consoles import meanwhile
+from loadtest.reports.consoles import meanwhile, results
 
 ROOT = Path(__file__).parent.parent
 
@@ -280,6 +280,15 @@ def test_what_is_told_meanwhile_raises_where_its_reader_has_gone() -> None:
     told = meanwhile(argparse.Namespace(quiet=False, log_format="text"))
     with contextlib.redirect_stderr(Gone()), pytest.raises(BrokenPipeError):
         told.print("a step")
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_what_is_told_has_a_hundred_columns_without_a_terminal(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("TERM", term)
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        told = results(), meanwhile(argparse.Namespace(quiet=False, log_format="text"))
+    assert [console.width for console in told] == [100, 100]
 
 
 COLOUR = re.compile(r"\x1b\[[\d;]*3\d")

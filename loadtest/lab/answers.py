@@ -26,6 +26,7 @@ from loadtest.load.signing import signed_headers
 from loadtest.load.target import Address
 from loadtest.load.v2_json import array_of, brief, checked, listed, named, parameters_of, parsed
 from loadtest.results import LoadSpec
+from loadtest.search.events import INCOMPARABLE, UNREACHED
 from loadtest.verdict.agreement import LEAST_INPUTS, agreement, described, difference, of_all
 
 MOST_INPUTS: Final = 500  # of a larger payload, evenly spread: more tell the 1st percentile hardly better
@@ -146,19 +147,15 @@ def compared(
     """
     both = [(r, a, b) for r, a, b in zip(requests, reference, candidate, strict=True) if a is not None and b is not None]
     if len(both) < LEAST_INPUTS:
-        return Compared(
-            inputs=len(both),
-            failure=f"answered only {len(both)} of {len(requests)} requests in the time there was, {LEAST_INPUTS} are needed",
-        )
+        told = f"answered only {len(both)} of {len(requests)} requests in the time there was, {LEAST_INPUTS} are needed"
+        return Compared(inputs=len(both), failure=f"{told}: {UNREACHED}")
     outputs = ", ".join(sorted(both[0][1]))
     if unknown := sorted(set(statistics) - {"", *both[0][1]}):
-        return Compared(
-            failure=f"cannot be compared: agreement.statistic names {', '.join(unknown)}, the outputs are {outputs}"
-        )
+        return Compared(failure=f"{INCOMPARABLE}: agreement.statistic names {', '.join(unknown)}, the outputs are {outputs}")
     found = []
     for number, (request, ours, theirs) in enumerate(both, start=1):
         if differs := difference(ours, theirs):
-            return Compared(inputs=len(both), failure=f"cannot be compared: in answer {number} {differs}")
+            return Compared(inputs=len(both), failure=f"{INCOMPARABLE}: in answer {number} {differs}")
         found.append(agreement(ours, theirs, rows=request.rows if batched else None, statistics=statistics))
     return Compared(of_all(found), len(found), described(both[0][1], statistics, batched=batched))
 

@@ -34,6 +34,7 @@ from loadtest.results import LoadSpec, RunResult
 from loadtest.search.events import (
     CUT_OFF,
     EXPECTED,
+    INCOMPARABLE,
     NOT_STARTED,
     UNREACHED,
     Agree,
@@ -213,7 +214,7 @@ class Lab:
         if isinstance(experiment, Agree):
             return Agreed(experiment.entrant, failure=failure, reference=experiment.reference)
         if isinstance(experiment, Profile):
-            return Profiled(experiment.group, failure=failure)
+            return Profiled(experiment.group, failure=failure, entrant=experiment.entrant)
         return Measured(experiment.entrant, experiment.purpose, experiment.rps, "fail", (), 0.0, failure=failure)
 
     def _payable_s(self) -> float:
@@ -308,7 +309,7 @@ class Lab:
             # It is the candidate itself, but where an interrupted search goes on.
             failure, answers = await self._ask(self._candidates[experiment.reference], test.files, experiment.seconds)
             if failure and experiment.entrant != experiment.reference:
-                failure = f"cannot be compared: the reference {failure}"
+                failure = f"{INCOMPARABLE}: the reference {failure}"
             self._answers |= {} if failure else {experiment.reference: answers}
         if not failure:
             failure, theirs = await self._ask(candidate, test.files, experiment.seconds)
@@ -322,7 +323,7 @@ class Lab:
             ]
         found = await asyncio.to_thread(compared, requests, ours, theirs, statistics=test.statistics, batched=test.batched)
         event = Agreed(experiment.entrant, found.agreement, found.inputs, found.statistic, failure=found.failure)
-        return replace(event, reference=experiment.reference)
+        return replace(event, reference=experiment.reference, short_s=experiment.seconds if cut_off(event) else 0.0)
 
     async def _ask(self, candidate: CandidateSetup, files: tuple[str, ...], seconds: float) -> tuple[str, list[Tensors | None]]:
         """Why a candidate cannot be asked, else "" and its answers. Raises: TakenAway, GeneratorLost."""
@@ -351,7 +352,7 @@ class Lab:
         if disturbed and took_s < AGAIN_SHARE * left_s:
             await self._quiet(min(QUIET_WAIT_S, left_s / 10))
             found, disturbed = await self._profile_once(experiment, running)
-        return replace(found, disturbed=disturbed)
+        return replace(found, disturbed=disturbed, entrant=experiment.entrant)
 
     async def _profile_once(self, experiment: Profile, running: RunningCandidate) -> tuple[Profiled, bool]:
         lengths = self._lengths_of(self._candidates[experiment.entrant])

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 import rich.console
 from rich.segment import Segment
@@ -38,18 +39,25 @@ class Console(rich.console.Console):
 
 def results(*, hidden: bool = False) -> Console:
     """Standard output at the terminal's width, or WIDTH columns where there is none."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
-    return Console(width=width, highlight=False, quiet=hidden, force_terminal=False if hidden else None)
+    return Console(width=_width(sys.stdout), highlight=False, quiet=hidden, force_terminal=False if hidden else None)
 
 
 def meanwhile(arguments: argparse.Namespace) -> Console:
-    """Standard error, as --quiet and --log-format say. It is a terminal only where a line of it can be redrawn."""
+    """Standard error, as wide as `results`, as --quiet and --log-format say. It is a terminal only where a line of it can be
+    redrawn.
+    """
     if arguments.quiet:
         return Console(quiet=True, force_terminal=False)
     if arguments.log_format == "json":
         return Console(file=_Lines(), width=_UNBROKEN, highlight=False, force_terminal=False)
-    console = Console(stderr=True, highlight=False)
-    return Console(stderr=True, highlight=False, force_terminal=False) if console.is_dumb_terminal else console
+    width = _width(sys.stderr)
+    console = Console(stderr=True, width=width, highlight=False)
+    return Console(stderr=True, width=width, highlight=False, force_terminal=False) if console.is_dumb_terminal else console
+
+
+def _width(stream: TextIO) -> int | None:
+    """None: the terminal's, or what COLUMNS says."""
+    return None if stream.isatty() or "COLUMNS" in os.environ else WIDTH
 
 
 class _Lines(io.StringIO):

@@ -49,7 +49,8 @@ class Display:
         told, verdict, style = self._found(step.event)
         from rich.text import Text
 
-        self._console.print(Text.assemble(self._began(step.experiment), "  ", told, (verdict, style)))
+        line = Text.assemble(self._began(step.experiment), "  ", told, (verdict, style))
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
 
     def on_progress(self, load: "Load", progress: "Progress") -> None:
         """Twice a second."""

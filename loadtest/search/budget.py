@@ -7,6 +7,7 @@ LEAST_SECONDS = 4.0  # a shorter run tells nothing
 BLOCKS, BLOCK_SLOS, BLOCK_REQUESTS = 20, 10, 200  # a decisive trial: 20 blocks of at least 10 SLOs and 200 requests
 WARMED_BLOCKS = 25  # with a fifth of the run dropped as warm-up
 AGREE_SECONDS, AGREE_SHARE = 60.0, 0.2  # at most, of one comparison: in all, and of what is left; a quiet machine takes a few
+LONGER = 2.0  # times one that was too short, the next one lasts
 AGREE_MOST = 0.5  # of the budget, after which nobody new is compared: who has been must still be measured
 SCOUT_SECONDS, SCOUT_SHARE = 20.0, 0.03  # of a candidate's first short run: at most, and of the budget
 VERIFY_SHARE = 0.05  # of the budget, for each of the two runs that check the winner
@@ -17,9 +18,9 @@ def decisive_seconds(limit_ms: float, rps: float) -> float:
     return WARMED_BLOCKS * max(BLOCK_SLOS * limit_ms / 1e3, BLOCK_REQUESTS / rps)
 
 
-def agree_seconds(left_s: float) -> float:
-    """How long one comparison of answers may take, with so much of the budget left."""
-    return min(AGREE_SECONDS, max(LEAST_SECONDS, AGREE_SHARE * left_s))
+def agree_seconds(left_s: float, short_s: float = 0.0) -> float:
+    """How long one comparison of answers may take, with so much of the budget left. short_s: so much was too short for it."""
+    return min(max(AGREE_SECONDS, LONGER * short_s), max(LEAST_SECONDS, AGREE_SHARE * left_s))
 
 
 def profile_seconds(question: Question, groups: int) -> float:

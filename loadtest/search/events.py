@@ -19,6 +19,7 @@ NOT_STARTED = "did not start"  # how failures begin of what was never up
 UNREACHED = "the budget did not reach it"  # how it ends why nothing is known of who was left out for time or money
 UNAFFORDABLE = "its start could exceed --max-usd"  # how it begins why the money did not pay for a start
 CUT_OFF = "did not answer before the"  # how failures begin of what the end of time or money cut off
+INCOMPARABLE = "cannot be compared"  # how failures begin that are of the answers, and so of all that compute the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,9 @@ class Agree:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the group's widest entrant."""
+    """Measure t(rows, concurrency) at these rows and concurrency 1 .. sessions, interleaved, on the widest entrant of the group
+    that may yet be measured.
+    """
 
     entrant: str
     group: str
@@ -187,6 +190,7 @@ class Agreed:
 
     agreement: the 1st percentile over `inputs` requests, each judged by its worst row; None if they could not be compared.
     statistic: in words, which one. failure: why nothing was compared: it did not start, outputs differ in shape, …
+    short_s: how long it had, where that was too short; else 0.
     overlap_s: of `seconds`, what another event's hold already. beside_usd: what was paid since the event before, beyond this
     entrant's own `seconds`: others that were up, or were removed; below 0, if less was paid than those cost.
     """
@@ -200,6 +204,7 @@ class Agreed:
     overlap_s: float = 0.0
     beside_usd: float = 0.0
     reference: str = ""
+    short_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,7 @@ class Profiled:
     """overhead_ms, saturated_rps: as in `loadtest.lab.profiling.Findings`. failure: why there is no profile: it did not start,
     …
 
+    entrant: whom it was measured on; "" in older journals: the widest of the group.
     reference_ms: what the reference kernel took on the candidate's core, before and after; 0 if it was not timed.
     start_s: of `seconds`, what its start took; 0 if it was up. disturbed: other work had much of its cores.
     overlap_s, beside_usd: as in `Agreed`.
@@ -223,6 +229,7 @@ class Profiled:
     disturbed: bool = False
     overlap_s: float = 0.0
     beside_usd: float = 0.0
+    entrant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +357,11 @@ def cut_off(event: "Event") -> bool:
     return failure.startswith(CUT_OFF) or failure.endswith(UNREACHED) or f"{NOT_STARTED}: {UNAFFORDABLE}" in failure
 
 
+def of_one(event: Agreed) -> bool:
+    """Whether it tells of its entrant alone: the server failed, and another of the same numerics may not."""
+    return bool(event.failure) and not (cut_off(event) or event.failure.startswith(INCOMPARABLE))
+
+
 Event = Agreed | Profiled | Predicted | Measured | TakenBack
 Entry = Event | Paid
 """What a journal holds."""
@@ -363,7 +375,7 @@ class Spent:
         self.usd = 0.0
         self._prices = {entrant.name: entrant.usd_per_hour for entrant in question.entrants}
         by_sessions = sorted(question.entrants, key=lambda entrant: entrant.sessions)
-        self._profiled = {entrant.group: entrant.name for entrant in by_sessions}  # on the widest of each group
+        self._widest = {entrant.group: entrant.name for entrant in by_sessions}
 
     def add(self, event: Entry) -> None:
         if isinstance(event, Paid):
@@ -376,5 +388,5 @@ class Spent:
 
     def own_usd(self, event: Agreed | Profiled | Measured | TakenBack) -> float:
         """What the event's entrant costs in its seconds."""
-        name = self._profiled[event.group] if isinstance(event, Profiled) else event.entrant
+        name = self._widest[event.group] if isinstance(event, Profiled) and not event.entrant else event.entrant
         return event.seconds / 3600 * self._prices[name]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from loadtest.search.budget import decisive_seconds, verify_seconds
+from loadtest.search.budget import agree_seconds, decisive_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
     SEARCHING,
@@ -45,6 +45,7 @@ class Knowledge:
         }
         self.profiles: dict[str, Profiled] = {}
         self.agreed: dict[tuple[str, str], Agreed] = {}
+        self.short_s: dict[str, float] = {}  # entrant -> the last comparison of its answers, of those that were too short
         self.taken_back: Counter[str] = Counter()
         self.spent = Spent(question)
         self.start_s = question.start_s  # what the last start took, as far as it is known
@@ -70,11 +71,13 @@ class Knowledge:
             self._is_up(event.entrant, False)
             return
         if isinstance(event, Profiled):
-            self.profiles[event.group] = event
-            members = [s for s in self.standings.values() if s.entrant.group == event.group]
-            for standing in members:
+            members = (entrant for entrant in self.question.entrants if entrant.group == event.group)
+            standing = self.standings[event.entrant or widest(members).name]
+            if event.failure:
                 standing.out = standing.out or event.failure
-            self._started(widest(standing.entrant for standing in members), event)
+            else:
+                self.profiles[event.group] = event
+            self._started(standing.entrant, event)
             return
         standing = self.standings[event.entrant]
         if isinstance(event, Agreed):
@@ -98,6 +101,8 @@ class Knowledge:
         self.spent.add(event)
         if isinstance(event, Profiled | Measured) and cut_off(event):
             self.start_s = max(self.start_s, event.start_s)  # it takes longer
+        if isinstance(event, Agreed) and event.short_s:
+            self.short_s[event.entrant] = event.short_s
 
     def _end(self, event: Event) -> None:
         if isinstance(event, Profiled):
@@ -107,6 +112,9 @@ class Knowledge:
             return
         if isinstance(event, Agreed):
             self.agreed[event.entrant, self._compared_with(event)] = event
+            if event.short_s:  # of its share alone: where its answers decide nothing, it is measured all the same
+                self._is_up(event.entrant, True)
+                return
         self._ended.add(event.entrant)
 
     def _compared_with(self, event: Agreed) -> str:
@@ -223,6 +231,10 @@ class Knowledge:
     def start_seconds(self, standing: Standing) -> float:
         """What its start will take; nothing, if it runs."""
         return 0.0 if standing.entrant.name in self._up else self.start_s
+
+    def agree_seconds(self, entrant: Entrant) -> float:
+        """As `budget.agree_seconds`."""
+        return agree_seconds(self.left_seconds(), self.short_s.get(entrant.name, 0.0))
 
     def decisive_seconds(self, rps: float) -> float:
         """As `budget.decisive_seconds`, for this question's SLO."""

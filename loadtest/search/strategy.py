@@ -12,9 +12,10 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from loadtest.search.budget import AGREE_MOST, LEAST_SECONDS, agree_seconds, profile_seconds, verify_seconds
+from loadtest.search.budget import AGREE_MOST, AGREE_SHARE, LEAST_SECONDS, LONGER, profile_seconds, verify_seconds
 from loadtest.search.events import (
     EXPECTED,
+    INCOMPARABLE,
     UNREACHED,
     Agree,
     Agreed,
@@ -29,6 +30,7 @@ from loadtest.search.events import (
     TakenBack,
     Volley,
     cut_off,
+    of_one,
 )
 from loadtest.search.knowledge import Knowledge, widest
 from loadtest.search.next_load import KEEP_ABOVE, PROOF, SURE, first_loads, hoped_fleet, hoped_rps, load_of, next_load
@@ -56,6 +58,10 @@ def search(question: Question, known: Sequence[Entry] = ()) -> Generator[Asked, 
 def powers_up_to(most: int) -> tuple[int, ...]:
     """1, 2, 4, … and `most` itself."""
     return tuple(sorted({*(2**n for n in range(most.bit_length())), most}))
+
+
+def _numerics(entrant: Entrant) -> str:
+    return entrant.numerics or entrant.name
 
 
 class _Search:
@@ -114,41 +120,54 @@ class _Search:
         """Compare the answers of each numerics with the reference's, before anything else is spent on it."""
         if not self._reference:
             return
-        groups: dict[str, list[Entrant]] = {}
+        left: dict[str, list[Entrant]] = {}
         for entrant in self._question.entrants:
-            groups.setdefault(entrant.numerics or entrant.name, []).append(entrant)
+            left.setdefault(_numerics(entrant), []).append(entrant)
         reference = yield from self._settle_reference()
-        yield from self._compare_all([widest(entrants) for entrants in groups.values()])
-        for entrants in groups.values():
-            asked = widest(entrants)
-            known = (self._known.standings[entrant.name].agreement for entrant in entrants)
-            event = next((agreed for agreed in known if agreed), None)  # of the reference, or of one that failed as such
-            if event is None and reference is not None and reference.failure:
-                event = Agreed(asked.name, failure=f"cannot be compared: the reference {reference.failure}")
-            elif event is None:
-                event = yield from self._compare(asked)
-            for entrant in entrants:
-                standing = self._known.standings[entrant.name]
-                standing.agreement = event
-                standing.out = standing.out or misses(event, self._question.min_agreement)
+        while left := {numerics: new for numerics, entrants in left.items() if (new := self._share_agreement(entrants))}:
+            asked = [widest(entrants) for entrants in left.values()]
+            failed = reference.failure if reference is not None else ""
+            if not failed:
+                yield from self._compare_all(asked)
+            for entrant in asked:
+                event = Agreed(entrant.name, failure=f"{INCOMPARABLE}: the reference {failed}")
+                self._known.standings[entrant.name].agreement = event if failed else (yield from self._compare(entrant))
+
+    def _share_agreement(self, entrants: Sequence[Entrant]) -> list[Entrant]:
+        """What is known of one of a numerics holds for all of it. Of whom nothing is: who was asked failed as a server."""
+        standings = [self._known.standings[entrant.name] for entrant in entrants]
+        shared = next((each.agreement for each in standings if each.agreement and not of_one(each.agreement)), None)
+        for standing in standings:
+            standing.agreement = standing.agreement or shared
+            if standing.agreement:
+                standing.out = standing.out or misses(standing.agreement, self._question.min_agreement)
+        return [standing.entrant for standing in standings if standing.agreement is None]
 
     def _settle_reference(self) -> Generator[Asked, Answered, Agreed | None]:
-        """Ask the reference, or whoever stands in for it; the last of them, if all fail. None: the requests bring answers."""
+        """Ask the reference, or whoever stands in for it: first who computes the same. The last of them, if all fail. None: the
+        requests bring answers.
+        """
         if self._reference == EXPECTED:
             return None
-        asked = (self._question.reference, *self._question.stand_ins)
+        by_sessions = sorted(self._question.entrants, key=lambda entrant: entrant.sessions)  # few may start where many do not
+        left: list[Entrant] = []
+        for name in (self._question.reference, *self._question.stand_ins):
+            first = self._known.standings[name].entrant
+            left += [first, *(each for each in by_sessions if each != first and _numerics(each) == _numerics(first))]
         replaced: list[Sentence] = []
-        for place, name in enumerate(asked):
-            self._reference = name
-            standing = self._known.standings[name]
-            event = yield from self._compare(standing.entrant)
-            standing.agreement = event
+        while left:
+            entrant, *left = left
+            self._reference = entrant.name
+            event = yield from self._compare(entrant)
+            self._known.standings[entrant.name].agreement = event
             if not event.failure:
                 self._notes += replaced
                 break
-            if place + 1 < len(asked):
+            if not of_one(event):
+                left = [each for each in left if _numerics(each) != _numerics(entrant)]
+            if left:
                 told = f" {event.failure}: "
-                replaced.append(("the reference ", Name(name), told, Name(asked[place + 1]), " stands in for it"))
+                replaced.append(("the reference ", Name(entrant.name), told, Name(left[0].name), " stands in for it"))
         if event.agreement is not None and misses(event, self._question.min_agreement):
             told = f" agrees only {agreement_text(event.agreement)} with itself: its answers differ from one time to the next"
             self._notes.append(("the reference ", Name(event.entrant), told))
@@ -156,12 +175,13 @@ class _Search:
 
     def _compare_all(self, entrants: Sequence[Entrant]) -> Steps:
         """At the same time, where the question allows it; what is left is compared one by one."""
-        known, seconds = self._known, agree_seconds(self._known.left_seconds())
+        known = self._known
         new = [entrant for entrant in entrants if (entrant.name, self._reference) not in known.agreed]
         parallel = self._question.parallel
         for at in range(0, len(new) if parallel > 1 else 0, parallel):
             together, per_hour = [], 0.0
             for entrant in new[at : at + parallel]:
+                seconds = known.agree_seconds(entrant)
                 if known.affords(seconds + known.start_s, entrant, besides_usd_per_hour=per_hour):
                     together.append(Agree(entrant.name, self._reference, seconds))
                     per_hour += entrant.usd_per_hour
@@ -180,45 +200,49 @@ class _Search:
                 else:
                     self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
                 return Agreed(entrant.name, failure=f"was not compared: {UNREACHED}")
-            yield from self._ask(Agree(entrant.name, self._reference, agree_seconds(known.left_seconds())))
+            yield from self._ask(Agree(entrant.name, self._reference, known.agree_seconds(entrant)))
         agreed = known.agreed[pair]
-        if cut_off(agreed):
+        if agreed.short_s:
+            if self._question.min_agreement is not None:  # else nothing depends on it
+                short = f"{agreed.short_s:.0f} s were too short for a comparison of the answers of"
+                self._unreached.setdefault(short, []).append(entrant.name)
+        elif cut_off(agreed):
             self._lack(LEAST_SECONDS, "a comparison of the answers of", [entrant.name])
         return agreed
 
     def _profile(self) -> Steps:
-        known = self._known
-        groups: dict[str, list[Standing]] = {}
-        for standing in known.contenders:
-            groups.setdefault(standing.entrant.group, []).append(standing)
-        seconds = profile_seconds(self._question, max(1, len(groups)))
-        parallel = self._question.parallel
-        left = {group: members for group, members in groups.items() if group not in known.profiles}
-        if parallel > 1:  # who is cheap is started first, and answers first
-            left = dict(sorted(left.items(), key=lambda each: each[1][0].entrant.usd_per_hour))
-        while left:
+        known, parallel = self._known, self._question.parallel
+        seconds = profile_seconds(self._question, max(1, len({standing.entrant.group for standing in known.contenders})))
+        while left := self._unprofiled():
             together: list[Profile] = []
             per_hour = 0.0
-            for group in list(left)[:parallel]:
-                members = left[group]
+            for group, members in list(left.items())[:parallel]:
                 asked = widest(standing.entrant for standing in members)
                 rows = powers_up_to(max(standing.entrant.max_rows for standing in members))
                 if known.affords(seconds + known.start_s, asked, besides_usd_per_hour=per_hour):
                     together.append(Profile(asked.name, group, rows, asked.sessions, seconds))
                     per_hour += asked.usd_per_hour
-                elif together:
-                    continue  # the money may do for it alone
-                else:
+                elif not together:  # else the money may do for it alone
                     self._lack(seconds + known.start_s, "a profile of", [standing.entrant.name for standing in members])
                     for standing in members:
                         standing.out = UNREACHED
-                del left[group]
             if together:
                 yield from self._ask_all(together)
             for profile in together:
-                if profile.group not in known.profiles:  # its end came before
-                    names = [standing.entrant.name for standing in groups[profile.group]]
-                    self._lack(seconds + known.start_s, "a profile of", names)
+                if cut := [standing.entrant.name for standing in left[profile.group] if standing.unreached]:
+                    self._lack(seconds + known.start_s, "a profile of", cut)
+
+    def _unprofiled(self) -> dict[str, list[Standing]]:
+        """By group, who may yet be measured, where nobody was profiled. One that failed puts out itself alone: a narrower one
+        may need less memory.
+        """
+        left: dict[str, list[Standing]] = {}
+        for standing in self._known.contenders:
+            if standing.entrant.group not in self._known.profiles:
+                left.setdefault(standing.entrant.group, []).append(standing)
+        if self._question.parallel > 1:  # who is cheap is started first, and answers first
+            return dict(sorted(left.items(), key=lambda each: each[1][0].entrant.usd_per_hour))
+        return left
 
     def _predict(self) -> Steps:
         for standing in self._known.contenders:
@@ -269,10 +293,12 @@ class _Search:
         for standing in self._known.standings.values():
             profile = self._known.profiles.get(standing.entrant.group)
             alone = [timing.ms for timing in profile.timings if timing.rows == 1] if profile else []
-            if profile and alone and (best is None or min(alone) + profile.overhead_ms < best[0]):
+            if profile and alone and standing.predictions and (best is None or min(alone) + profile.overhead_ms < best[0]):
                 best = min(alone) + profile.overhead_ms, standing
         if best and (load := load_of(self._known, best[1], 100 / best[0], 20.0, "floor", decide=False)):  # a tenth of a session
-            yield from self._ask(load)
+            known_s = (run.seconds - run.start_s for run in best[1].runs if run.purpose == "floor" and run.valid)
+            if load.seconds > max(known_s, default=0.0):
+                yield from self._ask(load)
 
     # What it comes to.
 
@@ -392,6 +418,9 @@ class _Search:
         """
         known = self._known
         agreements = (standing.agreement for standing in known.standings.values() if standing.unreached)
-        compares = any(agreed is not None and agreed.failure.endswith(UNREACHED) for agreed in agreements)
-        least_s = (1 / AGREE_MOST - 1) * known.spent.seconds if needed and compares else 0.0
+        cut = [agreed for agreed in agreements if agreed is not None and agreed.failure.endswith(UNREACHED)]
+        least_s = 0.0
+        if needed and cut:
+            longer_s = LONGER * max(agreed.short_s for agreed in cut)
+            least_s = max((1 / AGREE_MOST - 1) * known.spent.seconds, longer_s / AGREE_SHARE)
         return max(least_s, sum(seconds for _, seconds in needed)) or None

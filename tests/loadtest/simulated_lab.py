@@ -15,6 +15,7 @@ from scipy.stats import t as student
 from loadtest.results import Verdict
 from loadtest.search.budget import BLOCK_REQUESTS, BLOCK_SLOS, BLOCKS
 from loadtest.search.events import (
+    INCOMPARABLE,
     Agree,
     Agreed,
     Event,
@@ -81,8 +82,8 @@ class SimulatedLab:
         start_s = 0.0 if self._running == experiment.entrant else self._start_s
         self._running = experiment.entrant
         if isinstance(experiment, Agree):
-            differs = "" if truth.agreement is not None else "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
-            if failure := truth.failure or differs:
+            differs = f"{INCOMPARABLE}: its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
+            if failure := truth.failure or differs * (truth.agreement is None):
                 return Agreed(experiment.entrant, seconds=start_s, failure=failure, reference=experiment.reference)
             found = truth.agreement if experiment.entrant != experiment.reference else 1.0
             return Agreed(experiment.entrant, found, 400, "cosine", start_s + 2.0, reference=experiment.reference)
@@ -93,9 +94,10 @@ class SimulatedLab:
                 )
             return self._load(experiment, truth.peak_rps, start_s)
         if truth.failure:
-            return Profiled(experiment.group, seconds=start_s, failure=truth.failure)
+            return Profiled(experiment.group, seconds=start_s, failure=truth.failure, entrant=experiment.entrant)
         timings = tuple(Timing(rows, 1, 5 + 2.0 * rows) for rows in experiment.rows)
-        return Profiled(experiment.group, timings, 0.5, start_s + experiment.seconds, start_s=start_s)
+        seconds = start_s + experiment.seconds
+        return Profiled(experiment.group, timings, 0.5, seconds, start_s=start_s, entrant=experiment.entrant)
 
     def _load(self, load: Load, peak_rps: float, start_s: float) -> Measured:
         limit_ms, required = self._question.limit_ms, self._question.required

@@ -21,6 +21,7 @@ from loadtest.lab.answers import MOST_INPUTS, answers_of, compared, decode_answe
 from loadtest.load.payloads import Request
 from loadtest.load.target import Address
 from loadtest.results import LoadSpec
+from loadtest.search.events import UNREACHED
 
 REQUESTS = [
     Request({"x": np.array([[number, 1.0]], np.float32)}, {"x": "FP32"}, source=f"line {number}") for number in range(1, 301)
@@ -257,7 +258,7 @@ def test_the_first_percentile_of_all_that_was_answered_counts() -> None:
 def test_too_few_answers_are_no_evidence() -> None:
     found = judged(lambda answer: answer, answered=299)
     assert found.agreement is None
-    assert found.failure == "answered only 299 of 300 requests in the time there was, 300 are needed"
+    assert found.failure == f"answered only 299 of 300 requests in the time there was, 300 are needed: {UNREACHED}"
 
 
 def test_outputs_of_another_form_are_told_and_not_judged() -> None:

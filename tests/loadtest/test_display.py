@@ -56,8 +56,8 @@ def step(experiment: Any, event: Any = None) -> SearchStep:
         ),
         (
             Agree(ENTRANT.name, "c7i.large torch", 5.0),
-            Agreed(ENTRANT.name, failure="its output y differs in shape"),
-            "02:13 agree    sessions 2  its output y differs in shape",
+            Agreed(ENTRANT.name, failure=f"did not start: {'no memory, ' * 20}end"),
+            f"02:13 agree    sessions 2  did not start: {'no memory, ' * 20}end",
         ),
         (Predict(ENTRANT.name), Predicted(ENTRANT.name, 456.0), "02:13 predict  sessions 2  about 456/s"),
         (Predict(ENTRANT.name), Predicted(ENTRANT.name, 0.0), "02:13 predict  sessions 2  keeps the SLO at no rate"),

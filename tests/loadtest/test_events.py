@@ -86,7 +86,10 @@ def test_measuring_is_paid_for_by_the_hour_of_whoever_runs() -> None:
     spent = Spent(Question((DEAR, CHEAP), 0.99, 50.0, 600.0))
     spent.add(Agreed("cheap", 1.0, 300, "cosine", 10.0))
     assert (spent.seconds, spent.usd) == (10, pytest.approx(0.01))
-    spent.add(Profiled("g", (), 0.0, 10.0))  # on the widest of the group
+    narrow = Spent(Question((replace(DEAR, name="narrow", sessions=1, usd_per_hour=3.6), DEAR), 0.99, 50.0, 600.0))
+    narrow.add(Profiled("g", (), 0.0, 10.0, entrant="narrow"))
+    assert narrow.usd == pytest.approx(0.01)
+    spent.add(Profiled("g", (), 0.0, 10.0))  # on the widest of the group, in an older journal
     assert (spent.seconds, spent.usd) == (20, pytest.approx(0.11))
     spent.add(Predicted("dear", 100.0, 5.0))  # nothing runs
     assert (spent.seconds, spent.usd) == (25, pytest.approx(0.11))

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from backends.base import Tensors
 from loadtest.cli import main
+from loadtest.lab.generating import AnswersJob
 from loadtest.lab.launchers.local import Local
 from loadtest.lab.launchers.url import price_by_metadata
 from loadtest.lab.recommender import Lab, question_of
@@ -20,8 +22,9 @@ from loadtest.measuring import generator
 from loadtest.prices.catalogue import load_catalogue
 from loadtest.question.spec import parse_search_spec
 from loadtest.results import LoadSpec, RunResult
-from loadtest.search.events import EXPECTED, Agree, Agreed
+from loadtest.search.events import EXPECTED, Agree, Agreed, cut_off
 from tests.loadtest.made_results import run_result
+from tests.loadtest.test_recommender import FakeLauncher, answer
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +121,19 @@ def test_after_an_interruption_the_reference_is_asked_anew(tmp_path: Path) -> No
 def test_expected_answers_are_compared_with(tmp_path: Path) -> None:
     (turned,) = agreed(document(tmp_path, {}, {"cosine": 0.94}, expected=True), ("b", EXPECTED))
     assert turned.agreement == pytest.approx(0.94, abs=1e-4)
+
+
+def test_a_comparison_whose_time_ran_out_is_no_evidence(tmp_path: Path) -> None:
+    class Late:
+        async def answers(self, job: AnswersJob) -> list[Tensors | None]:
+            return [None] * 300
+
+    spec = parse_search_spec(document(tmp_path, {}, {"cosine": 0.94}), load_catalogue(), source="spec")
+    launcher, name = FakeLauncher(), spec.candidates[0].name
+    launcher.generating = Late()  # type: ignore[assignment]  # no more is asked of it
+    event = answer(Lab(spec, launcher, None), Agree(name, name, 7.0))  # type: ignore[arg-type]  # agreement loads nothing
+    assert cut_off(event)
+    assert event.short_s == 7.0
 
 
 @pytest.fixture

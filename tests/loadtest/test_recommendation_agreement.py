@@ -57,7 +57,9 @@ def test_who_could_not_be_compared_wins_only_where_any_answers_are_allowed(tmp_p
     assert recommended(tmp_path, 0.5, other).winner == EXACT
     allowed = recommended(tmp_path, None, other)
     assert allowed.winner == FAST
-    assert allowed.warnings[0].startswith("the winner's answers could not be judged: its output y is FP32 [1, 3]")
+    assert allowed.warnings[0].startswith(
+        "the winner's answers could not be judged: cannot be compared: its output y is FP32 [1, 3]"
+    )
 
 
 def test_the_document_keeps_agreements(tmp_path: Path) -> None:

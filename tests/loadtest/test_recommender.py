@@ -146,6 +146,7 @@ def test_a_whole_search_measures_predicts_and_finds_the_better(spec: SearchSpec,
     assert launcher.running == set()
     assert launcher.started[0] == "c7i.large synthetic (sessions 2)"  # the widest is profiled, for both
     standing = outcome.standings[1]
+    assert [profiled.entrant for profiled in outcome.profiles.values()] == [standing.entrant.name]
     assert 0.9 * 1.6 * PEAK_RPS <= standing.peak_rps <= 1.6 * PEAK_RPS
     assert len(list((tmp_path / "runs").glob("*.json"))) == sum(len(s.runs) for s in outcome.standings)
     # Every step says what was spent so far.
@@ -232,6 +233,7 @@ def test_what_does_not_start_is_an_event_and_no_exception(spec: SearchSpec) -> N
     measured = answer(lab, Load(name, 10, 5, "peak"))
     assert isinstance(profiled, Profiled)
     assert profiled.failure == measured.failure == "did not start: ended with code 1 before it was ready: no such model"
+    assert profiled.entrant == name
 
 
 def test_what_dies_in_mid_run_is_out_with_its_last_words(spec: SearchSpec) -> None:

@@ -4,8 +4,21 @@ import dataclasses
 
 import pytest
 
-from loadtest.search.events import EXPECTED, Agree, Agreed, Entrant, Load, Profile, Question
+from loadtest.search.events import (
+    EXPECTED,
+    UNREACHED,
+    Agree,
+    Agreed,
+    Entrant,
+    Event,
+    Experiment,
+    Load,
+    Profile,
+    Question,
+    Volley,
+)
 from loadtest.search.standing import SearchOutcome, agreement_text
+from loadtest.search.strategy import search
 from tests.loadtest.simulated_lab import SimulatedLab, Truth
 from tests.loadtest.test_search_answers import resumed
 
@@ -92,14 +105,22 @@ def test_nothing_is_compared_without_a_reference() -> None:
 
 
 def test_another_of_full_precision_stands_in_for_a_reference_that_fails() -> None:
-    question = dataclasses.replace(QUESTION, stand_ins=("bf16",))
-    outcome, lab = searched(question, fp32=Truth(100, failure="did not start: no such file"))
+    failing = Truth(100, failure="did not start: no such file")
+    outcome, lab = searched(**{"fp32": failing, "fp32 wide": failing})
     assert [(c.entrant, c.reference) for c in lab.experiments if isinstance(c, Agree)] == [
-        ("fp32", "fp32"), ("bf16", "bf16"), ("int8", "bf16"),
+        ("fp32", "fp32"), ("fp32 wide", "fp32 wide"), ("bf16", "bf16"), ("int8", "bf16"),
     ]  # fmt: skip
     assert (outcome.winner, outcome.reference) == ("bf16", "bf16")
-    assert ("the reference ", "fp32", " did not start: no such file: ", "bf16", " stands in for it") in outcome.notes
+    assert ("the reference ", "fp32 wide", " did not start: no such file: ", "bf16", " stands in for it") in outcome.notes
     assert out_of(outcome)["fp32 wide"] == "did not start: no such file"
+
+
+def test_who_computes_the_same_stands_in_first_for_a_reference_that_fails() -> None:
+    question = dataclasses.replace(QUESTION, stand_ins=())  # as where the user names it
+    outcome, _ = searched(question, fp32=Truth(100, failure="did not start: out of memory"))
+    assert (outcome.winner, outcome.reference) == ("bf16", "fp32 wide")
+    assert ("the reference ", "fp32", " did not start: out of memory: ", "fp32 wide", " stands in for it") in outcome.notes
+    assert out_of(outcome)["fp32"] == "did not start: out of memory"
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["now", "in an old journal"])
@@ -135,7 +156,7 @@ def test_nobody_is_said_to_stand_in_for_a_reference_who_was_not_compared_either(
 
 
 def test_without_a_reference_that_answers_nobody_wins_silently() -> None:
-    question = dataclasses.replace(QUESTION, stand_ins=())
+    question = dataclasses.replace(QUESTION, entrants=(FP32, INT8, BF16), stand_ins=())
     outcome, lab = searched(question, fp32=Truth(100, failure="did not start: no such file"))
     assert outcome.winner is None
     assert out_of(outcome)["bf16"] == "cannot be compared: the reference did not start: no such file"
@@ -143,9 +164,75 @@ def test_without_a_reference_that_answers_nobody_wins_silently() -> None:
 
 
 def test_outputs_of_another_shape_are_no_agreement() -> None:
-    outcome, _ = searched(int8=Truth(200, agreement=None))
+    wide = dataclasses.replace(INT8, name="int8 wide", sessions=2)
+    question = dataclasses.replace(QUESTION, entrants=(*QUESTION.entrants, wide))
+    outcome, lab = searched(question, **{"int8": Truth(200), "int8 wide": Truth(300, agreement=None)})
     assert outcome.winner == "bf16"
-    assert out_of(outcome)["int8"] == "its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
+    assert "int8" not in touched(lab, Agree)  # it computes the same
+    told = "cannot be compared: its output y is FP32 [1, 3], the reference's FP32 [1, 4]"
+    assert (out_of(outcome)["int8 wide"], out_of(outcome)["int8"]) == (told, told)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_who_did_not_start_to_be_compared_is_out_alone(parallel: int) -> None:
+    wide = dataclasses.replace(BF16, name="bf16 wide", sessions=2)
+    question = dataclasses.replace(QUESTION, entrants=(*QUESTION.entrants, wide), parallel=parallel)
+    events: list[Event] = []
+    lab = SimulatedLab(question, TRUTHS | {"bf16 wide": Truth(200, failure="did not start: out of memory")})
+    steps = search(question)
+    asked = next(steps)
+    while not isinstance(asked, Profile) and not (isinstance(asked, Volley) and isinstance(asked.experiments[0], Profile)):
+        answers = tuple(lab.answer(each) for each in (asked.experiments if isinstance(asked, Volley) else (asked,)))
+        events += answers
+        asked = steps.send(answers if isinstance(asked, Volley) else answers[0])
+    compared = {event.entrant: event.agreement for event in events if isinstance(event, Agreed)}
+    assert compared == {"fp32": 1.0, "int8": 0.94, "bf16 wide": None, "bf16": 0.99998}
+    outcome = resumed(dataclasses.replace(question, parallel=1), lab)
+    assert outcome.winner == "bf16"
+    assert out_of(outcome)["bf16 wide"] == "did not start: out of memory"
+
+
+class Hasty(SimulatedLab):
+    """It takes bf16 90 s to answer as many requests as a comparison takes."""
+
+    def answer(self, experiment: Experiment) -> Event:
+        event = super().answer(experiment)
+        if not isinstance(event, Agreed) or not isinstance(experiment, Agree) or event.entrant != "bf16":
+            return event
+        if experiment.seconds >= 90:
+            return dataclasses.replace(event, seconds=90.0)
+        failure = f"answered only 87 of 400 requests in the time there was, 300 are needed: {UNREACHED}"
+        seconds = 5 + experiment.seconds
+        return dataclasses.replace(event, agreement=None, failure=failure, seconds=seconds, short_s=experiment.seconds)
+
+
+def test_a_comparison_that_was_too_short_is_no_evidence_and_lasts_longer_next_time() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, dataclasses.replace(BF16, usd_per_hour=0.01)), stand_ins=())
+    lab = Hasty(question, TRUTHS)
+    outcome = resumed(question, lab)
+    assert outcome.winner == "fp32"
+    assert outcome.standings[1].unreached
+    assert "".join(*outcome.lacking) == "60 s were too short for a comparison of the answers of bf16"
+    outcome = resumed(dataclasses.replace(question, seconds=2 * question.seconds), lab)
+    assert [each.seconds for each in lab.experiments if isinstance(each, Agree)] == [60.0, 60.0, 120.0]
+    assert (outcome.winner, outcome.lacking) == ("bf16", ())
+
+
+def test_a_comparison_that_was_too_short_is_told_what_it_takes() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, BF16), seconds=200, stand_ins=())
+    lab = Hasty(question, TRUTHS | {"fp32": Truth(0)})
+    for _ in range(2):
+        outcome = resumed(question, lab)
+        assert outcome.winner is None
+        assert outcome.needed_seconds is not None
+        question = dataclasses.replace(question, seconds=outcome.seconds + outcome.needed_seconds)
+    assert resumed(question, lab).winner == "bf16"
+
+
+def test_a_comparison_that_was_too_short_keeps_nobody_out_where_any_answers_are_allowed() -> None:
+    question = dataclasses.replace(QUESTION, entrants=(FP32, BF16), stand_ins=(), min_agreement=None)
+    outcome = Hasty(question, TRUTHS).run()
+    assert (outcome.winner, outcome.lacking) == ("bf16", ())
 
 
 def test_expected_answers_need_no_reference_among_the_candidates() -> None:

@@ -219,7 +219,7 @@ class Unprofilable(SimulatedLab):
 
     def answer(self, experiment: Experiment) -> Event:
         if isinstance(experiment, Profile) and experiment.group == "g0":
-            return Profiled(experiment.group, seconds=1.0, failure="has no statistics")
+            return Profiled(experiment.group, seconds=1.0, failure="has no statistics", entrant=experiment.entrant)
         return super().answer(experiment)
 
 
@@ -230,6 +230,19 @@ def test_a_group_that_cannot_be_profiled_is_out_and_never_loaded() -> None:
     assert outcome.winner == "c1"  # though c0 would cost a third
     assert outcome.standings[0].out == "has no statistics"
     assert not [experiment for experiment in lab.experiments if isinstance(experiment, Load) and experiment.entrant == "c0"]
+
+
+def test_who_does_not_start_to_be_profiled_is_out_alone() -> None:
+    narrow, dear = entrants(1.0, 10.0)
+    candidates = (narrow, replace(narrow, name="wide", sessions=2), dear)
+    failing = Truth(800.0, failure="did not start: out of memory")
+    outcome = SimulatedLab(question(candidates), {"c0": Truth(500.0), "wide": failing, "c1": Truth(500.0)}).run()
+    assert [standing.out for standing in outcome.standings] == ["", failing.failure, ""]
+    assert outcome.winner == "c0"
+    # Nor is it asked what it can do with hardly any load.
+    outcome = SimulatedLab(question((candidates[1], narrow)), {"c0": Truth(0.0), "wide": failing}).run()
+    assert outcome.floor is not None
+    assert outcome.floor.entrant == "c0"
 
 
 def test_who_is_cheapest_but_too_few_loses_to_whom_any_number_can_be_had_of() -> None:

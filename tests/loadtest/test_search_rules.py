@@ -9,6 +9,8 @@ import pytest
 
 from loadtest.search.budget import decisive_seconds, profile_seconds
 from loadtest.search.events import (
+    CUT_OFF,
+    UNREACHED,
     Agree,
     Agreed,
     Entrant,
@@ -110,6 +112,20 @@ def test_a_group_is_profiled_on_its_widest_at_all_its_sizes() -> None:
     asked = Question(entrants, 0.99, 50, 200)
     assert asked_next(asked, ()) == Profile("b", "g", (1, 2, 4, 8, 16), 4, 10.0)
     assert asked_next(asked, [Profiled("g", (Timing(1, 1, 5.0),))]) == Profile("c", "h", (1, 2), 1, 10.0)
+
+
+def test_the_next_narrower_is_profiled_where_the_widest_cannot_be() -> None:
+    entrants = tuple(Entrant(f"c{sessions}", "g", 1.0, sessions, 8) for sessions in (1, 4, 2))
+    asked, failure = Question(entrants, 0.99, 50, 200), "did not start: out of memory"
+    older = Profiled("g", failure=failure)  # as an older journal has it: of the widest
+    assert asked_next(asked, [older]) == Profile("c2", "g", (1, 2, 4, 8), 2, 20.0)
+    assert asked_next(asked, [older, Profiled("g", failure=failure, entrant="c2")]) == Profile("c1", "g", (1, 2, 4, 8), 1, 20.0)
+    cut = Profiled("g", failure=f"{CUT_OFF} time ended: {UNREACHED}", entrant="c2")
+    steps = search(asked, [older])
+    next(steps)
+    with pytest.raises(StopIteration) as stop:
+        steps.send(cut)
+    assert [standing.out for standing in stop.value.value.standings] == [cut.failure, failure, cut.failure]
 
 
 @pytest.mark.parametrize(("left_s", "reached"), [(7.0, True), (6.9, False)])
@@ -690,7 +706,8 @@ def test_the_floor_is_a_tenth_of_what_one_session_of_the_quickest_does_alone() -
 
 def test_the_floor_that_was_found_is_told_where_there_is_no_winner() -> None:
     asked = asking(1.0)
-    steps = search(asked, [Profiled("g0", (Timing(1, 1, 90.0),), 5.0, 8.0), Predicted("c0", 0.0)])
+    before = [Profiled("g0", (Timing(1, 1, 90.0),), 5.0, 8.0), Predicted("c0", 0.0)]
+    steps = search(asked, before)
     experiment = next(steps)
     assert isinstance(experiment, Load)
     measured = run("c0", experiment.rps, "fail", MISSED, "floor", seconds=21.0)
@@ -698,6 +715,11 @@ def test_the_floor_that_was_found_is_told_where_there_is_no_winner() -> None:
         steps.send(measured)
     assert stop.value.value.floor == measured
     assert stop.value.value.seconds == 29.0
+    again = asked_next(asked, [*before, measured])  # as after a kill
+    assert isinstance(again, SearchOutcome)
+    assert again.floor == measured
+    assert asked_next(asked, [*before, replace(measured, valid=False)]) == experiment
+    assert asked_next(asked, [*before, replace(measured, seconds=10.0)]) == experiment  # there was no time for more
 
 
 def test_a_rate_that_only_held_counts_for_four_fifths_beside_a_proven_one() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from gateway.cluster import control
-from gateway.cluster.control import ControlState, ModelChange, SharedControl
+from gateway.cluster import control, control_state
+from gateway.cluster.control import SharedControl
+from gateway.cluster.control_state import MOST_UNDER_WAY, ControlState, ModelChange
 from gateway.errors import BackendFailed, BackendUnreachable, NotReady
 
 pytestmark = pytest.mark.ray
@@ -22,8 +23,12 @@ tokens = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_FOLLOW_S", 0.1), ("_RETRY_S", 0.01), ("_GONE_AFTER_S", 0.05)):
-        monkeypatch.setattr(control, name, seconds)
+    for module, name, seconds in (
+        (control_state, "_FOLLOW_S", 0.1),
+        (control_state, "_GONE_AFTER_S", 0.05),
+        (control, "_RETRY_S", 0.01),
+    ):
+        monkeypatch.setattr(module, name, seconds)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -380,7 +385,7 @@ def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkey
         asking = [asyncio.create_task(ingress.publish("m", True)) for _ in range(2000)]
         asking[0].cancel()
         await asyncio.sleep(0.01)
-        for more in range(1, control._MOST_UNDER_WAY):
+        for more in range(1, MOST_UNDER_WAY):
             asking.append(asyncio.create_task(ingress.publish("m", more % 2 == 0)))
             await asyncio.sleep(0)
         with pytest.raises(NotReady, match="model 'm': 16 loads and unloads of it are under way, which is the most"):

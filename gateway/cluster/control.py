@@ -98,8 +98,9 @@ class SharedControl:
         """
         self._models = frozenset(models)
         self._settled = {model: change for model, change in self._settled.items() if model in self._models}
-        with contextlib.suppress(*_LOST):  # as in `asked`
-            await self._actor().join.remote(self._ingress, self._seen, self._models)
+        with contextlib.suppress(*_LOST, TimeoutError):  # as in `asked`
+            async with asyncio.timeout(_ASKED_S):
+                await self._actor().join.remote(self._ingress, self._seen, self._models)
         loop = asyncio.get_running_loop()
         # Apart: whoever does not follow while it loads a large model would count as gone.
         self._tasks = [loop.create_task(each) for each in (self._follow(), self._apply(apply), self._tell_ends())]

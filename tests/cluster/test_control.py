@@ -370,6 +370,22 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
     run(test)
 
 
+def test_who_starts_waits_no_longer_than_a_while_for_an_actor_that_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def apply(model: str, loaded: bool | None) -> None: ...
+
+    async def test() -> None:
+        monkeypatch.setattr(control, "_ASKED_S", 0.01)
+        actor = LocalActor(await joined())
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        monkeypatch.setattr(actor, "_answer", lambda *_: asyncio.Event().wait())
+        assert await ingress.asked() == {}
+        await ingress.follow(apply, {"m"})
+        await ingress.close()
+
+    run(test)
+
+
 def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 

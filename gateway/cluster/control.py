@@ -2,7 +2,8 @@
 
 A small actor numbers the changes that clients ask for, and keeps for each model the last that was settled and those that are
 under way. Each ingress replica keeps one call `follow` open to it, applies each change that this returns, in order, and reports
-on it. A change is settled when all that follow have reported: then `ended` tells who asked. A load that failed is dropped.
+on it. A change is settled when all that follow have reported: then `ended` tells who asked. A load that failed is dropped, and
+undone in all: by an unload where one was settled before it; where nothing was, by what each ingress loads at start itself.
 An ingress begins with what is settled, and a backend's replica asks the actor as it starts. The actor is detached and named
 after the application, since it must outlive any one ingress, and an upgrade; it ends by itself when nobody has followed for a
 while. One that was lost and made anew is reminded by those that follow.
@@ -89,9 +90,9 @@ class SharedControl:
             async with asyncio.timeout(_ASKED_S):
                 self._seen, changes = await self._actor().asked.remote()
             self._settled = {change.model: change for change in changes}
-        return {model: change.loaded for model, change in self._settled.items()}
+        return {model: change.loaded for model, change in self._settled.items() if change.loaded is not None}
 
-    async def follow(self, apply: Callable[[str, bool], Awaitable[None]], models: Collection[str]) -> None:
+    async def follow(self, apply: Callable[[str, bool | None], Awaitable[None]], models: Collection[str]) -> None:
         """Apply what clients ask for since `asked`; whoever publishes once this has returned waits for it.
 
         apply: `Repository.apply`. models: that this ingress has; during an upgrade, clients may ask others for more.
@@ -207,7 +208,7 @@ class SharedControl:
             self._applying += changes
             self._comes.set()
 
-    async def _apply(self, apply: Callable[[str, bool], Awaitable[None]]) -> None:
+    async def _apply(self, apply: Callable[[str, bool | None], Awaitable[None]]) -> None:
         while True:
             await self._comes.wait()
             self._comes.clear()
@@ -220,7 +221,7 @@ class SharedControl:
                 del self._applying[0]
                 await self._report(change.number, error)
 
-    async def _error(self, change: ModelChange, apply: Callable[[str, bool], Awaitable[None]]) -> str:
+    async def _error(self, change: ModelChange, apply: Callable[[str, bool | None], Awaitable[None]]) -> str:
         try:
             await apply(change.model, change.loaded)
         except GatewayError as exc:

@@ -19,11 +19,11 @@ MOST_UNDER_WAY: Final = 16  # changes of a model: clients that load and unload i
 
 
 class ModelChange(NamedTuple):
-    """A load or an unload that a client has asked for. number: it grows with every change, also over restarts."""
+    """A load or an unload. number: it grows with every change, also over restarts. loaded: as for `Repository.apply`."""
 
     number: int
     model: str
-    loaded: bool
+    loaded: bool | None
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class ControlState:
         """The number of the last change of any model, and whether the last of this one is an unload: as `ClientsWish`."""
         self._needed_until_s = time.monotonic() + _LOADED_AFTER_S
         loaded = [asked.change.loaded for asked in self._asked if asked.change.model == model]
-        return self._newest, bool(loaded) and not loaded[-1]
+        return self._newest, loaded[-1:] == [False]
 
     async def join(self, ingress: str, begun: int = 0, models: Collection[str] | None = None) -> None:
         """Count an ingress replica among those that follow, as it will at once.
@@ -197,7 +197,7 @@ class ControlState:
             if not await self._change(_GONE_AFTER_S):  # else who told has settled
                 self._settle()
 
-    def _ask(self, model: str, loaded: bool) -> _Asked:
+    def _ask(self, model: str, loaded: bool | None) -> _Asked:
         self._newest = max(self._newest + 1, self._now_ms())
         asked = _Asked(ModelChange(self._newest, model, loaded))
         self._asked.append(asked)
@@ -220,9 +220,9 @@ class ControlState:
             self._tell()
             if loaded and asked.errors:
                 self._asked.remove(asked)
-                before = [each.change.loaded for each in self._asked if each.change.model == model]
-                if before and not before[-1] and "" in reports:
-                    self._ask(model, False)  # where it went well
+                before = [None, *(each.change.loaded for each in self._asked if each.change.model == model)][-1]
+                if not before:
+                    self._ask(model, before)  # also where it failed: other versions may be loaded
         self._keep_last()
         under_way = {asked.change.number for asked in self._asked if asked.errors is None}
         for follower in self._followers.values():

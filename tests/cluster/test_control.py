@@ -107,8 +107,8 @@ def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
         await state.report("a", 1, "no memory left")
         assert await asyncio.gather(first, *more) == [["no memory left"]] * 21
         anew = await ask(state, "a", "m", True)
-        assert await state.follow("a", 1) == (2, [(2, "m", True)])
-        await state.report("a", 2, "")
+        assert await state.follow("a", 1) == (3, [(2, "m", None), (3, "m", True)])
+        await state.report("a", 3, "")
         assert await anew == []
 
     run(test)
@@ -163,17 +163,24 @@ def test_who_starts_begins_with_what_is_settled_and_follows_what_is_under_way(qu
     run(test)
 
 
-@pytest.mark.parametrize("before", [(), (True,), (False,), (True, False)])
-def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    ("before", "undone"), [((), [None]), ((True,), []), ((False,), [False]), ((True, False), [False]), ((False, True), [])]
+)
+def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...], undone: list[bool | None]) -> None:
     async def test() -> None:
         state = await joined()
         await settle(state, *(("m", loaded) for loaded in before))
-        _, good = await state.asked()
         for _ in range(2):
             loading = await ask(state, "settles", "m", True)
-            await state.report("settles", state._newest, "no such file")
+            failed = state._newest
+            await state.report("settles", failed, "no such file")  # it may have loaded other versions
             assert await loading == ["no such file"]
-            assert await state.asked() == (state._newest, good)
+            _, changes = await state.follow("settles", failed) if undone else (0, [])
+            assert [change.loaded for change in changes] == undone
+            await state.report("settles", state._newest, "")
+            begun, settled = await state.asked()
+            assert (begun, [change.loaded for change in settled]) == (state._newest, [*before[-1:]] or [None])
+            assert await state.newest("m") == (begun, before[-1:] == (False,))
 
     run(test)
 
@@ -342,7 +349,7 @@ def test_what_was_under_way_is_asked_again_of_those_that_the_new_actor_has_given
 def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         if bad:
             raise BackendFailed("no such file")
 
@@ -363,10 +370,45 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
         lost.died.set()
         bad = False
         await ingress.publish("n", False)  # ends once it was reminded
-        assert await actor.state.asked() == (4, [(1, "m", True), (4, "n", False)])
+        assert await actor.state.asked() == (5, [(1, "m", True), (5, "n", False)])
         await ingress.close()
 
     bad = False
+    run(test)
+
+
+def test_a_load_that_failed_somewhere_is_undone_for_good_where_nothing_was_asked_before(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        actor = lost = LocalActor(await joined())
+        applied: dict[str, list[bool | None]] = {"a": [], "b": []}
+        ingresses = {}
+        for name in applied:
+
+            async def apply(model: str, loaded: bool | None, name: str = name) -> None:
+                applied[name].append(loaded)
+                if loaded and name == "a":
+                    raise BackendFailed("no such file")
+
+            ingresses[name] = ingress = SharedControl("gateway", runtime_env={})
+            monkeypatch.setattr(ingress, "_actor", lambda: actor)
+            await ingress.asked()
+            await ingress.follow(apply, {"m", "n"})
+        with pytest.raises(BackendFailed, match="no such file"):
+            await ingresses["a"].publish("m", True)
+        await ingresses["a"].publish("n", False)  # which comes behind
+        assert applied == {"a": [True, None, False], "b": [True, None, False]}
+        actor = LocalActor(ControlState(lambda: 0))
+        lost.died.set()
+        await ingresses["b"].publish("n", False)  # ends once it was reminded
+        assert await actor.state.asked() == (4, [(2, "m", None), (4, "n", False)])
+        later = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(later, "_actor", lambda: actor)
+        assert await later.asked() == {"n": False}
+        for ingress in ingresses.values():
+            await ingress.close()
+
     run(test)
 
 
@@ -389,7 +431,7 @@ def test_who_starts_waits_no_longer_than_a_while_for_an_actor_that_is_frozen(mon
 def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         await loading.wait()
 
     async def test() -> None:
@@ -426,7 +468,7 @@ def test_what_was_asked_for_last_comes_last_over_all_ingresses_also_where_client
         ingresses = {}
         for name in known:
 
-            async def apply(model: str, loaded: bool, name: str = name) -> None:
+            async def apply(model: str, loaded: bool | None, name: str = name) -> None:
                 await loading.wait()
                 known[name] = loaded
 
@@ -454,7 +496,7 @@ def test_what_was_asked_for_last_comes_last_over_all_ingresses_also_where_client
 
 
 def test_who_waits_is_told_that_the_actor_was_lost(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         await asyncio.Event().wait()
 
     async def test() -> None:

@@ -218,8 +218,8 @@ class SharedControl:
                 error = await self._error(change, apply) if known else ""
                 if known and not (change.loaded and error):
                     self._settled[change.model] = change
-                del self._applying[0]
                 await self._report(change.number, error)
+                del self._applying[0]  # only now: an actor made anew is to be reminded of it, to know how it ended
 
     async def _error(self, change: ModelChange, apply: Callable[[str, bool | None], Awaitable[None]]) -> str:
         try:

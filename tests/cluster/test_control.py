@@ -412,6 +412,33 @@ def test_a_load_that_failed_somewhere_is_undone_for_good_where_nothing_was_asked
     run(test)
 
 
+def test_a_load_that_fails_as_the_actor_is_lost_is_undone(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[bool | None] = []
+
+    async def test() -> None:
+        actor = LocalActor(await joined())
+
+        async def apply(model: str, loaded: bool | None) -> None:
+            nonlocal actor
+            applied.append(loaded)
+            if loaded:
+                lost, actor = actor, LocalActor(ControlState(lambda: 0))
+                lost.died.set()
+                raise BackendFailed("no such file")
+
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        await ingress.asked()
+        await ingress.follow(apply, {"m", "n"})
+        with pytest.raises(BackendUnreachable):
+            await ingress.publish("m", True)
+        await ingress.publish("n", False)  # ends once it was reminded
+        assert applied == [True, None, False]
+        await ingress.close()
+
+    run(test)
+
+
 def test_who_starts_waits_no_longer_than_a_while_for_an_actor_that_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     async def apply(model: str, loaded: bool | None) -> None: ...
 

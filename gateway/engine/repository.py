@@ -68,7 +68,7 @@ class RepositoryControl(Protocol):
 class _Change:
     """A load or unload of a model under way. Its task ends with the error that it met, and raises none."""
 
-    loaded: bool
+    loaded: bool | None
     task: asyncio.Task[GatewayError | None]
 
 
@@ -210,9 +210,7 @@ class Repository:
 
     def ready(self) -> bool:
         """Whether every model that should be loaded can be served."""
-        if self._closing:
-            return False
-        return all(served.serves for served in self.all_models() if served.wanted)
+        return not self._closing and all(served.serves for served in self.all_models() if served.wanted)
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Raises: NotFound, for a name that is in no configuration."""
@@ -332,10 +330,10 @@ class Repository:
         else:
             await self._control.publish(name, loaded)
 
-    async def apply(self, name: str, loaded: bool) -> None:
-        """Bring a model of this process to the published state. Cancelled, it waits no longer, and the change goes on.
+    async def apply(self, name: str, loaded: bool | None) -> None:
+        """Bring a model of this process to the published state; None: unload the versions that are not loaded at start.
 
-        Joins the change asked for last if that is to the same state and not done, else follows it. Raises: GatewayError.
+        Joins the last change if that is to the same state and not done, else follows it. Cancelled, it only waits no longer.
         """
         change = self._changes.get(name)
         if change is None or change.loaded != loaded:
@@ -345,15 +343,17 @@ class Repository:
         if error is not None:
             raise error.with_traceback(None)  # several may raise it
 
-    async def _carry_out(self, name: str, loaded: bool) -> GatewayError | None:
+    async def _carry_out(self, name: str, loaded: bool | None) -> GatewayError | None:
         """Change every version, also where one fails; gives what they met."""
         failed: list[GatewayError] = []
         left: list[Lane] = []
         try:
             async with self._turns.get(name, self._turn):
                 for served in self._models[name].values():
+                    if loaded is None and served.config.load_at_start:
+                        continue
                     left += served.lanes
-                    served.wanted = loaded
+                    served.wanted = bool(loaded)
                     try:
                         await (self._load(served) if loaded else self._unload(served))
                     except GatewayError as exc:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from gateway.cluster import control
-from gateway.cluster.control import ControlState, ModelChange, SharedControl
+from gateway.cluster import control, control_state
+from gateway.cluster.control import SharedControl
+from gateway.cluster.control_state import MOST_UNDER_WAY, ControlState, ModelChange
 from gateway.errors import BackendFailed, BackendUnreachable, NotReady
 
 pytestmark = pytest.mark.ray
@@ -22,8 +23,12 @@ tokens = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_FOLLOW_S", 0.1), ("_RETRY_S", 0.01), ("_GONE_AFTER_S", 0.05)):
-        monkeypatch.setattr(control, name, seconds)
+    for module, name, seconds in (
+        (control_state, "_FOLLOW_S", 0.1),
+        (control_state, "_GONE_AFTER_S", 0.05),
+        (control, "_RETRY_S", 0.01),
+    ):
+        monkeypatch.setattr(module, name, seconds)
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -102,8 +107,8 @@ def test_a_change_to_the_same_state_joins_the_one_under_way() -> None:
         await state.report("a", 1, "no memory left")
         assert await asyncio.gather(first, *more) == [["no memory left"]] * 21
         anew = await ask(state, "a", "m", True)
-        assert await state.follow("a", 1) == (2, [(2, "m", True)])
-        await state.report("a", 2, "")
+        assert await state.follow("a", 1) == (3, [(2, "m", None), (3, "m", True)])
+        await state.report("a", 3, "")
         assert await anew == []
 
     run(test)
@@ -158,17 +163,24 @@ def test_who_starts_begins_with_what_is_settled_and_follows_what_is_under_way(qu
     run(test)
 
 
-@pytest.mark.parametrize("before", [(), (True,), (False,), (True, False)])
-def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    ("before", "undone"), [((), [None]), ((True,), []), ((False,), [False]), ((True, False), [False]), ((False, True), [])]
+)
+def test_a_load_that_failed_leaves_what_was_before(before: tuple[bool, ...], undone: list[bool | None]) -> None:
     async def test() -> None:
         state = await joined()
         await settle(state, *(("m", loaded) for loaded in before))
-        _, good = await state.asked()
         for _ in range(2):
             loading = await ask(state, "settles", "m", True)
-            await state.report("settles", state._newest, "no such file")
+            failed = state._newest
+            await state.report("settles", failed, "no such file")  # it may have loaded other versions
             assert await loading == ["no such file"]
-            assert await state.asked() == (state._newest, good)
+            _, changes = await state.follow("settles", failed) if undone else (0, [])
+            assert [change.loaded for change in changes] == undone
+            await state.report("settles", state._newest, "")
+            begun, settled = await state.asked()
+            assert (begun, [change.loaded for change in settled]) == (state._newest, [*before[-1:]] or [None])
+            assert await state.newest("m") == (begun, before[-1:] == (False,))
 
     run(test)
 
@@ -337,7 +349,7 @@ def test_what_was_under_way_is_asked_again_of_those_that_the_new_actor_has_given
 def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         if bad:
             raise BackendFailed("no such file")
 
@@ -358,17 +370,95 @@ def test_a_load_that_failed_is_forgotten_by_those_that_remind_an_actor_made_anew
         lost.died.set()
         bad = False
         await ingress.publish("n", False)  # ends once it was reminded
-        assert await actor.state.asked() == (4, [(1, "m", True), (4, "n", False)])
+        assert await actor.state.asked() == (5, [(1, "m", True), (5, "n", False)])
         await ingress.close()
 
     bad = False
     run(test)
 
 
+def test_a_load_that_failed_somewhere_is_undone_for_good_where_nothing_was_asked_before(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        actor = lost = LocalActor(await joined())
+        applied: dict[str, list[bool | None]] = {"a": [], "b": []}
+        ingresses = {}
+        for name in applied:
+
+            async def apply(model: str, loaded: bool | None, name: str = name) -> None:
+                applied[name].append(loaded)
+                if loaded and name == "a":
+                    raise BackendFailed("no such file")
+
+            ingresses[name] = ingress = SharedControl("gateway", runtime_env={})
+            monkeypatch.setattr(ingress, "_actor", lambda: actor)
+            await ingress.asked()
+            await ingress.follow(apply, {"m", "n"})
+        with pytest.raises(BackendFailed, match="no such file"):
+            await ingresses["a"].publish("m", True)
+        await ingresses["a"].publish("n", False)  # which comes behind
+        assert applied == {"a": [True, None, False], "b": [True, None, False]}
+        actor = LocalActor(ControlState(lambda: 0))
+        lost.died.set()
+        await ingresses["b"].publish("n", False)  # ends once it was reminded
+        assert await actor.state.asked() == (4, [(2, "m", None), (4, "n", False)])
+        later = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(later, "_actor", lambda: actor)
+        assert await later.asked() == {"n": False}
+        for ingress in ingresses.values():
+            await ingress.close()
+
+    run(test)
+
+
+def test_a_load_that_fails_as_the_actor_is_lost_is_undone(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[bool | None] = []
+
+    async def test() -> None:
+        actor = LocalActor(await joined())
+
+        async def apply(model: str, loaded: bool | None) -> None:
+            nonlocal actor
+            applied.append(loaded)
+            if loaded:
+                lost, actor = actor, LocalActor(ControlState(lambda: 0))
+                lost.died.set()
+                raise BackendFailed("no such file")
+
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        await ingress.asked()
+        await ingress.follow(apply, {"m", "n"})
+        with pytest.raises(BackendUnreachable):
+            await ingress.publish("m", True)
+        await ingress.publish("n", False)  # ends once it was reminded
+        assert applied == [True, None, False]
+        await ingress.close()
+
+    run(test)
+
+
+def test_who_starts_waits_no_longer_than_a_while_for_an_actor_that_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def apply(model: str, loaded: bool | None) -> None: ...
+
+    async def test() -> None:
+        monkeypatch.setattr(control, "_ASKED_S", 0.01)
+        actor = LocalActor(await joined())
+        ingress = SharedControl("gateway", runtime_env={})
+        monkeypatch.setattr(ingress, "_actor", lambda: actor)
+        monkeypatch.setattr(actor, "_answer", lambda *_: asyncio.Event().wait())
+        assert await ingress.asked() == {}
+        await ingress.follow(apply, {"m"})
+        await ingress.close()
+
+    run(test)
+
+
 def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     loading = asyncio.Event()
 
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         await loading.wait()
 
     async def test() -> None:
@@ -380,7 +470,7 @@ def test_clients_of_an_ingress_wait_by_one_call_and_are_told_as_it_closes(monkey
         asking = [asyncio.create_task(ingress.publish("m", True)) for _ in range(2000)]
         asking[0].cancel()
         await asyncio.sleep(0.01)
-        for more in range(1, control._MOST_UNDER_WAY):
+        for more in range(1, MOST_UNDER_WAY):
             asking.append(asyncio.create_task(ingress.publish("m", more % 2 == 0)))
             await asyncio.sleep(0)
         with pytest.raises(NotReady, match="model 'm': 16 loads and unloads of it are under way, which is the most"):
@@ -405,7 +495,7 @@ def test_what_was_asked_for_last_comes_last_over_all_ingresses_also_where_client
         ingresses = {}
         for name in known:
 
-            async def apply(model: str, loaded: bool, name: str = name) -> None:
+            async def apply(model: str, loaded: bool | None, name: str = name) -> None:
                 await loading.wait()
                 known[name] = loaded
 
@@ -433,7 +523,7 @@ def test_what_was_asked_for_last_comes_last_over_all_ingresses_also_where_client
 
 
 def test_who_waits_is_told_that_the_actor_was_lost(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def apply(model: str, loaded: bool) -> None:
+    async def apply(model: str, loaded: bool | None) -> None:
         await asyncio.Event().wait()
 
     async def test() -> None:

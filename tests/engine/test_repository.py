@@ -143,6 +143,21 @@ def test_load_and_unload_change_what_is_ready(tmp_path: Path) -> None:
     with_repository(tmp_path, main)
 
 
+def test_a_model_is_brought_back_to_its_state_at_start_without_a_load(tmp_path: Path) -> None:
+    async def main(repository: Repository) -> None:
+        generation = repository.model("m").generation
+        with pytest.raises(BackendFailed):
+            await repository.load("broken", {})
+        await repository.load("later", {})
+        for name in ("m", "later", "broken"):
+            await repository.apply(name, None)
+        assert [row["name"] for row in repository.index(ready_only=True)] == ["m", "m"]
+        assert repository.model("m").generation == generation
+        assert repository.ready()
+
+    with_repository(tmp_path, main)
+
+
 def test_a_failed_load_is_told_and_makes_the_server_not_ready(tmp_path: Path) -> None:
     async def main(repository: Repository) -> None:
         with pytest.raises(BackendFailed, match="failed to load 'broken'"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from backends.aot_inductor import compiled_for
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.likeness import Likeness
 from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build
@@ -48,18 +49,22 @@ def build(
         difference = _difference(module, unverified, declared, lengths)
         if not difference <= TOLERANCE:
             raise LoadFailed(f"{artifact}: the package differs from {source} by {difference:.2g}, more than {TOLERANCE:g}")
+        compiled = compiled_for(unverified)
         unverified.replace(artifact)
     finally:
         unverified.unlink(missing_ok=True)
-    return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}"
+    bounds = compiled.bounds([tensor.name for tensor in declared.inputs]) if compiled else []
+    only = f", only for inputs with {', '.join(bounds)}" if bounds else ""
+    return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
 
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
     from backends.torch import load
 
-    session = load(declared, model=str(package)).open_session(0)
+    model = load(declared, model=str(package))
+    session = model.open_session(0)
     like = Likeness(tensor.name for tensor in declared.outputs)
-    for rows in {1, max(declared.max_rows, 1)}:
+    for rows in {1, max(model.spec.max_rows, 1)}:
         for length in lengths or (5, 16):
             inputs = example_inputs(declared, rows, length)
             module.compare(session, inputs, like)

@@ -50,6 +50,9 @@ class CompiledInput:
     limits: Mapping[int, tuple[int, int]]
     in_order: bool  # its numbers lie in the order of its dimensions
 
+    def open_axes(self) -> list[int]:
+        return [axis for axis, size in enumerate(self.sizes) if size < 0]
+
     def named(self, name: str) -> TensorSpec:
         return TensorSpec(name, DATATYPES.get(f"torch.{self.datatype}", self.datatype), self.sizes)
 
@@ -93,7 +96,7 @@ def _read(source: str) -> Compiled:
     checks = _CHECK.findall(source)
     count, run = _COUNT.search(source), source[source.index("::run_impl(") :]
     sizes_of = dict(_SIZES.findall(run))
-    if count is None or len(checks) != int(count[1]) or not sizes_of:
+    if count is None or len(checks) != int(count[1]):
         raise ValueError("not all inputs are checked")
     places = {_NAME.findall(check)[0]: index for index, check in enumerate(checks)}
     symbols: list[tuple[str, tuple[int, int] | str]] = []
@@ -103,12 +106,15 @@ def _read(source: str) -> Compiled:
         (places[name], axis): computed
         for name, sizes in sizes_of.items()
         for axis, size in enumerate(filter(None, sizes.split(", ")))
-        if not (computed := _python(size)).isdigit()
+        if name in places and not (computed := _python(size)).isdigit()  # others are inputs of a part of it
     }
     inputs = tuple(
         _read_input(check, {axis: computed for (of, axis), computed in relations.items() if of == index})
         for index, check in enumerate(checks)
     )
+    known = {of for _, of in symbols if isinstance(of, tuple)}
+    if not sizes_of and any((index, axis) not in known for index, each in enumerate(inputs) for axis in each.open_axes()):
+        raise ValueError("compiled without TORCHINDUCTOR_SIZE_ASSERTS")
     return Compiled(inputs, tuple(symbols), tuple((*place, computed) for place, computed in relations.items()))
 
 

@@ -24,13 +24,13 @@ pytestmark = pytest.mark.slow
 
 
 class Encoder(torch.nn.Module):
-    """Of up to 16 tokens."""
+    """Of up to 12 tokens."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.words = torch.nn.Embedding(100, 8)
-        self.register_buffer("positions", torch.ones(16, 8))
+        self.register_buffer("positions", torch.ones(12, 8))
 
     def forward(self, ids: Any, mask: Any) -> Any:
         return (self.words(ids) + self.positions[: ids.shape[1]]) * mask[:, :, None]
@@ -105,10 +105,10 @@ def test_requests_that_a_package_was_not_compiled_for_are_refused(encoder: Path,
     def sizes(ids: tuple[int, ...], mask: tuple[int, ...]) -> dict[str, np.ndarray]:
         return {"ids": np.ones(ids, np.int64), "mask": np.ones(mask, np.float32)}
 
-    for rows, length in (1, 1), (5, 16):
+    for rows, length in (1, 1), (5, 12):
         assert session.run(sizes((rows, length), (rows, length)), {})["out"].shape == (rows, length, 8)
     assert refused(session, **sizes((6, 3), (6, 3))) == "ids.size()[0] <= 5"
-    assert refused(session, **sizes((1, 17), (1, 17))) == "ids.size()[1] <= 16"
+    assert refused(session, **sizes((1, 13), (1, 13))) == "ids.size()[1] <= 12"
     assert refused(session, **sizes((1, 4), (1, 3))) == "mask.size()[1] == ids.size()[1]"
     assert refused(session, **sizes((1, 4, 1), (1, 4))) == "ids of INT64 [-1, -1]"
     assert refused(session, ids=np.ones((1, 4), np.int32), mask=np.ones((1, 4), np.float32)) == "ids of INT64 [-1, -1]"
@@ -191,5 +191,5 @@ def test_a_bound_that_compiling_has_found_is_told(
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", package)
     told = backends.build("torch", tmp_path / "m.pt2", of_tokens(max_rows=5), source=f"{__file__}:Encoder", options={})
-    bounds = ", ".join(f"{name}.size()[{bound}" for name in ("ids", "mask") for bound in ("0] <= 5", "1] <= 16"))
+    bounds = ", ".join(f"{name}.size()[{bound}" for name in ("ids", "mask") for bound in ("0] <= 5", "1] <= 12"))
     assert told.endswith(f"max abs difference 0.0e+00, only for inputs with {bounds}")

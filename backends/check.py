@@ -16,6 +16,7 @@ from typing import Final
 
 import backends.synthetic
 from backends import BACKENDS
+from backends.aot_inductor import compiled_for
 from backends.artifacts import ORT, TORCHSCRIPT, UNKNOWN, identify
 from backends.base import LoadFailed, TensorSpec
 from backends.check_code import FACTORY, named_code, offered, python_code
@@ -139,6 +140,9 @@ def _torch(wanted: Wanted) -> Iterator[Mistake]:
         known = () if any(name is NOT_KNOWN for name in names) else names
         if refused := nested(stated_arguments(wanted.file), known):
             yield Mistake(("model",), f"input {refused.name!r} is {refused.type}", expected="a tensor", remedy=WAY)
+    elif (compiled := compiled_for(wanted.file)) is not None:
+        inputs = tuple(each.named(f"input_{index}") for index, each in enumerate(compiled.inputs))
+        yield from unlike_program(wanted, "inputs", wanted.inputs, inputs)
     elif (tensors := exported_tensors(wanted.file)) is not None:
         inputs, outputs = tensors
         yield from as_far_as_known(

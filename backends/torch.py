@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from backends.aot_inductor import HeldPackage
 from backends.artifacts import AOT_INDUCTOR, EXPORTED, TORCHSCRIPT, Artifact, identify, torn
 from backends.base import (
     NO_OPTIONS,
@@ -98,6 +99,8 @@ def load(
     with running() if target.type == "cuda" else contextlib.nullcontext():
         names = [tensor.name for tensor in declared.inputs]
         call, platform, memory_bytes, most = load_callable(torch, model, dict(factory_options), target, precision, names)
+    if isinstance(call, HeldPackage):
+        call.check_declared(Path(model), declared)
     max_rows = declared.max_rows
     if 0 < most < max_rows:
         exported = f"{Path(model).absolute()}: exported for {most} rows at most"
@@ -170,7 +173,8 @@ def load_callable(
         if artifact == AOT_INDUCTOR:
             index = -1 if device.index is None else device.index
             package = torch._inductor.aoti_load_package(str(path), device_index=index)
-            return package, "pytorch_aot_inductor", path.stat().st_size, 0
+            held = HeldPackage(path, package, inputs, device.type)
+            return held, "pytorch_aot_inductor", path.stat().st_size, held.rows()[1]
         if artifact == EXPORTED:
             program = torch.export.load(path)
             module = program.module().to(device)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from backends.aot_inductor import HeldPackage
 from backends.artifacts import EXPORTED, TORCHSCRIPT, identify
 from backends.base import (
     NO_OPTIONS,
@@ -31,14 +32,8 @@ from backends.discovery import Found, from_example, from_shapes
 from backends.script_arguments import Argument, script_arguments
 from backends.source import example_of, is_source, load_object
 from backends.torch import CpuSession, by_name, load_callable, parameters_of, rows_taken, unloadable
-from backends.torch_tensors import check_tensor, mapped, to_array, to_tensor
+from backends.torch_tensors import DATATYPES, check_tensor, mapped, to_array, to_tensor
 from backends.trial_rows import drawn
-
-_DATATYPES = {
-    "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
-    "torch.int8": "INT8", "torch.int16": "INT16", "torch.int32": "INT32", "torch.int64": "INT64", "torch.float16": "FP16",
-    "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
-}  # fmt: skip
 
 _NAMES: Final = 3  # so many buffers are named, the rest are counted
 _RUNS_OF_MEMOS: Final = 3  # two batches, and one row
@@ -91,7 +86,7 @@ def read(*, model: str, example: Mapping[str, object] | None = None, factory_opt
     else:
         named = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in arrays.items())
         raise LoadFailed(f"{model}: it fails on the example ({named}): {failed}") from failed
-    found = _without_changed_buffers(found, watched.changed())
+    found = _without_changed_buffers(_within(found, *_rows_of(call)), watched.changed())
     if not others:
         return found
     named = ", ".join(f"{name} ({kind})" for name, kind in sorted(others.items()))
@@ -103,14 +98,23 @@ def tried(*, model: str, stated: ModelSpec, output_indices: Sequence[int] = ()) 
     torch = _torch()
     names = [tensor.name for tensor in stated.inputs]
     call, *_ = load_callable(torch, model, {}, torch.device("cpu"), "fp32", names)
+    if isinstance(call, HeldPackage):
+        call.check_declared(Path(model), stated)
+    least, most = _rows_of(call)
     session = CpuSession(stated, by_name(call, names), False, output_indices)
-    return from_shapes(
+    found = from_shapes(
         stated.inputs,
         stated.outputs,
         lambda arrays: session.run(arrays, {}),
-        stated_rows=stated.max_rows,
+        stated_rows=min(filter(None, (stated.max_rows, most)), default=0),
         quantises=lambda: _quantises(call),
     )
+    return _within(found, least, most)
+
+
+def _rows_of(call: Callable[..., Any]) -> tuple[int, int]:
+    """As `rows_taken`, of what `load_callable` gives."""
+    return call.rows() if isinstance(call, HeldPackage) else (0, 0)
 
 
 def _as_weights(call: Callable[..., Any], value: object) -> object:
@@ -118,7 +122,7 @@ def _as_weights(call: Callable[..., Any], value: object) -> object:
     if hasattr(value, "dtype") or np.asarray(value).dtype != np.float64:
         return value
     weights = call.parameters() if hasattr(call, "parameters") else ()
-    datatype = next((_DATATYPES.get(str(weight.dtype)) for weight in weights if weight.is_floating_point()), None)
+    datatype = next((DATATYPES.get(str(weight.dtype)) for weight in weights if weight.is_floating_point()), None)
     return np.asarray(value, NUMPY[datatype or "FP32"])
 
 
@@ -322,16 +326,21 @@ def _of_program(model: str, program: Any) -> Found:
     watched = _Watched(_runner(module, [tensor.name for tensor in inputs], {}), module)
     least, most = rows_taken(program)
     found = from_shapes(tuple(inputs), outputs, watched.run, stated_rows=most if most < MOST_ROWS else 0)
+    return _without_changed_buffers(_within(found, least, most), watched.changed())
+
+
+def _within(found: Found, least: int, most: int) -> Found:
+    """What was found, with the rows that it was exported for. least, most: of them, 0: any."""
     if found.max_rows and least > 1:
         rows = f"{least} to {most} rows" if most else f"{least} rows and more"
-        found = replace(found, max_rows=0, notes=(f"it was exported for {rows}, so each request runs alone",))
-    elif most and found.max_rows == most:
-        found = replace(found, notes=(*found.notes, f"it was exported for {most} rows at most"))
-    return _without_changed_buffers(found, watched.changed())
+        return replace(found, max_rows=0, notes=(f"it was exported for {rows}, so each request runs alone",))
+    if found.max_rows > 1 and 0 < most <= found.max_rows:
+        return replace(found, max_rows=most, notes=(*found.notes, f"it was exported for {most} rows at most"))
+    return found
 
 
 def _type(model: str, name: str, value: Any) -> tuple[str, tuple[int, ...]]:
-    datatype = _DATATYPES.get(str(getattr(value, "dtype", None)))
+    datatype = DATATYPES.get(str(getattr(value, "dtype", None)))
     if datatype is None:
         kind = getattr(value, "dtype", type(value).__name__)
         raise LoadFailed(f"{model}: {name!r} is {kind}, no tensor that the protocol can carry: {', '.join(NUMPY)}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from backends.aot_inductor import Compiled, compiled_for
 from backends.base import NO_OPTIONS, LoadFailed, ModelSpec, example_inputs
 from backends.likeness import Likeness
 from backends.module_to_build import ModuleToBuild, arguments, check_declared, exporting, module_to_build
@@ -45,22 +46,36 @@ def build(
             with exporting(artifact, source):
                 program = torch.export.export(module, example, dynamic_shapes=(open_sizes,))
             torch._inductor.aoti_compile_and_package(program, package_path=str(unverified))
-        difference = _difference(module, unverified, declared, lengths)
+        compiled = compiled_for(unverified)
+        difference = _difference(module, unverified, declared, lengths or _lengths(compiled, declared))
         if not difference <= TOLERANCE:
             raise LoadFailed(f"{artifact}: the package differs from {source} by {difference:.2g}, more than {TOLERANCE:g}")
         unverified.replace(artifact)
     finally:
         unverified.unlink(missing_ok=True)
-    return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}"
+    bounds = compiled.bounds([tensor.name for tensor in declared.inputs]) if compiled else []
+    only = f", only for inputs with {', '.join(bounds)}" if bounds else ""
+    return f"{artifact}: AOTInductor from {source}, max abs difference {difference:.1e}{only}"
+
+
+def _lengths(compiled: Compiled | None, declared: ModelSpec) -> tuple[int, int]:
+    """To verify with: 5 and 16, or what is nearest to them of sizes that are open, and no rows."""
+    first = 1 if declared.max_rows else 0
+    inputs = compiled.inputs if compiled else ()
+    limits = [limit for each in inputs for axis, limit in each.limits.items() if axis >= first]
+    least = max((least for least, _ in limits), default=0)
+    most = min((most for _, most in limits if most), default=max(16, least))
+    return min(max(5, least), most), min(max(16, least), most)
 
 
 def _difference(module: ModuleToBuild, package: Path, declared: ModelSpec, lengths: tuple[int, ...]) -> float:
     from backends.torch import load
 
-    session = load(declared, model=str(package)).open_session(0)
+    model = load(declared, model=str(package))
+    session = model.open_session(0)
     like = Likeness(tensor.name for tensor in declared.outputs)
-    for rows in {1, max(declared.max_rows, 1)}:
-        for length in lengths or (5, 16):
+    for rows in {1, max(model.spec.max_rows, 1)}:
+        for length in lengths:
             inputs = example_inputs(declared, rows, length)
             module.compare(session, inputs, like)
     return like.difference

@@ -12,6 +12,11 @@ from backends.datatypes import fields_of
 if TYPE_CHECKING:
     import torch
 
+DATATYPES: Final = {  # by what PyTorch calls them
+    "torch.bool": "BOOL", "torch.uint8": "UINT8", "torch.uint16": "UINT16", "torch.uint32": "UINT32", "torch.uint64": "UINT64",
+    "torch.int8": "INT8", "torch.int16": "INT16", "torch.int32": "INT32", "torch.int64": "INT64", "torch.float16": "FP16",
+    "torch.bfloat16": "BF16", "torch.float32": "FP32", "torch.float64": "FP64",
+}  # fmt: skip
 _GUARD: Final = "AssertionError: Guard failed: "  # of torch.export, as `x.size()[0] <= 8`
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -27,10 +32,14 @@ def mapped(exc: Exception) -> BackendError:
     said, kind = str(exc).strip().splitlines()[-1:], type(exc).__name__
     message = f"{kind}: {said[0].removeprefix(f'{kind}: ') if said else ''}"  # which of TorchScript has the type in front
     if isinstance(exc, AssertionError) and message.startswith(_GUARD):
-        return InputRefused(f"it was exported for inputs with {message.removeprefix(_GUARD)}")
+        return exported_for(message.removeprefix(_GUARD))
     if lost:
         return SessionLost(message, self_inflicted=isinstance(exc, MemoryError | torch.OutOfMemoryError))
     return ExecutionFailed(message)
+
+
+def exported_for(bound: str) -> InputRefused:
+    return InputRefused(f"it was exported for inputs with {bound}")
 
 
 def to_tensor(array: np.ndarray) -> "torch.Tensor":

@@ -1,8 +1,10 @@
 """`gateway compile` makes what is missing or changed, once, and nothing else."""
 
+import contextlib
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,23 @@ def test_all_that_can_be_built_is_built(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"(?s)a: onnxruntime: a.onnx cannot be\nc: onnxruntime: c.onnx cannot be$"):
         compile_config(what, report=lines.append)
     assert lines == ["built"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_ctrl_c_ends_it_also_where_a_build_makes_something_else_of_it(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any, **__: Any) -> str:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        if fails:
+            raise LoadFailed("cannot be exported")
+        return "built"
+
+    monkeypatch.setattr(backends, "build", build)
+    with pytest.raises(KeyboardInterrupt):
+        compile_config(config(tmp_path, source="m:f"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -889,6 +889,10 @@ output [{ name: "y" data_type: TYPE_FP32 dims: [4] }]
             ["instance_group (rate_limiter, host_policy) is left aside: `server.shared_workers` limits what runs at once"],
         ),
         (
+            "instance_group [{ count: 300 }]",
+            ["instance_group (count: 300) is left aside: a backend has 256 `sessions` at most, and gets them"],
+        ),
+        (
             "instance_group [{ kind: KIND_GPU gpus: [0, 1] }]",
             ["instance_group (gpus) is left aside: it is on one GPU here: write a backend for each, with `device: cuda:1`"],
         ),
@@ -952,6 +956,44 @@ def test_a_model_that_triton_would_put_on_a_gpu_is_told_to_be_on_the_cpu(tmp_pat
     assert read_model(folder, gpus=1)[1] == [
         "m: instance_group (KIND_AUTO) is left aside: without KIND_GPU it is on the CPU; `device: cuda` puts it on a GPU"
     ]
+
+
+def test_a_size_that_no_configuration_may_state_is_told_of_the_file(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    x, y = (helper.make_tensor_value_info(name, 1, ["n", 1 << 40]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    made = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    with pytest.raises(
+        ConfigError, match=r"/m\.onnx: inputs\[0\]\.shape\[1\]: 1099511627776: expected a whole number from -1 to"
+    ):
+        guess(f"{tmp_path}/m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("pbtxt", "fault"),
+    [
+        ('name: "a/b"', "name: 'a/b': expected 1 to 128 characters, none of them '/' or a control character"),
+        (
+            "max_batch_size: 2147483647 dynamic_batching {}",
+            "max_batch_size: 2147483647: expected a whole number from 0 to 1048576",
+        ),
+        ('input [{ name: "x" data_type: TYPE_FP32 dims: [2] }]', "input[0].name: 'x': listed twice"),
+        (
+            'max_batch_size: 8 dynamic_batching {} input [{ name: "z" data_type: TYPE_FP32 dims: [2, -2] }]',
+            "input[1].dims[1]: -2: expected a whole number from -1 to 2147483647",
+        ),
+        (
+            'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "99999" } }',
+            "parameters (INTRA_OP_THREAD_COUNT): 99999: expected a whole number from 1 to 4096",
+        ),
+    ],
+)
+def test_what_no_configuration_may_say_is_told_by_the_fields_of_the_pbtxt(tmp_path: Path, pbtxt: str, fault: str) -> None:
+    triton_model(tmp_path / "m", f'platform: "pytorch_libtorch" {TENSORS} {pbtxt}', v1="model.pt")
+    with pytest.raises(ConfigError) as raised:
+        guess(str(tmp_path))
+    assert str(raised.value) == f"{tmp_path}/m/config.pbtxt: {fault}"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import gateway
 from backends.base import BackendError
 from gateway.config import Build, Config, ModelSection, NeuronBuild
 from gateway.errors import ConfigError
+from gateway.process.interrupts import ctrl_c_is_kept
 
 _NEURON: Final = ("torch-neuronx", "neuronx-cc")
 _ONNX: Final = ("onnxruntime", "onnxscript")
@@ -64,7 +65,8 @@ def _compiled(model: ModelSection, backend: Any, build: Build | NeuronBuild) -> 
     try:
         artifact.parent.mkdir(parents=True, exist_ok=True)
         record_path.write_text("", encoding="utf-8")  # of whatever comes to be there from now on, until it is whole
-        line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
+        with ctrl_c_is_kept():
+            line = backends.build(backend.kind, artifact, model.declared(), lengths=lengths, **build.model_dump())
         record |= {"modules": _modules(build.source), "artifact": _sha256_of_artifact(artifact)}
         record_path.write_text(json.dumps(record, indent=1), encoding="utf-8")
     except BackendError as exc:

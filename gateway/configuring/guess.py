@@ -27,7 +27,7 @@ from gateway.configuring.argument import ARCHIVES, CONFIGURATIONS, is_archive, k
 from gateway.configuring.code_models import models_of
 from gateway.configuring.decoration import mark_of
 from gateway.configuring.sagemaker_package import is_package, is_ray_package, ray_package_refused, read_package
-from gateway.configuring.triton_repository import is_model, is_repository, plain, read_model
+from gateway.configuring.triton_repository import check_entry, is_model, is_repository, plain, read_model
 from gateway.errors import ConfigError
 from gateway.process.announcement import named
 
@@ -180,6 +180,9 @@ class _Entry:
 
 
 def _configuration(entries: list[_Entry], notes: tuple[str, ...] = ()) -> Guess:
+    """Raises: ConfigError."""
+    for entry in entries:
+        check_entry(entry.model, entry.model["backends"][0]["model"])
     of_models = tuple(f"{entry.model['name']}: {note}" for entry in entries for note in entry.notes)
     return Guess({"models": [entry.model for entry in entries]}, of_models + notes)
 

@@ -4,7 +4,9 @@ What changes answers and has no meaning here is refused by name (`_refuse`); wha
 what to use here (`_left_aside`). Source: Triton, docs/user_guide/model_repository.md, model_configuration.md.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,10 @@ from backends.discovery import untried
 from backends.regular_file import file_bytes, special
 from backends.torch_discovery import forward_arguments
 from backends.triton_python import CLASS, completed, read_pbtxt
+from gateway.config import ModelSection
+from gateway.documents.faults import ConfigFaults
+from gateway.documents.lenient import validated
+from gateway.documents.reader import Document
 from gateway.errors import ConfigError
 
 _CONFIG: Final = "config.pbtxt"
@@ -77,7 +83,7 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
     notes = [
         f"{folder.name}: {fields} is left aside: {instead}" for fields, instead in _left_aside(config, kind, has_gpu=has_gpu)
     ]
-    sessions = sum(max(group.count, 1) for group in config.instance_group if not group.passive) or 1
+    sessions = min(_instances(config), _MOST_SESSIONS)
     backend: dict[str, Any] = {"kind": kind}
     if kind != "python" and any(map(_on_gpu, config.instance_group)):
         gpus = _gpus(config)
@@ -103,9 +109,8 @@ def _read_model(folder: Path, *, has_gpu: bool) -> tuple[list[dict[str, Any]], l
         entry |= found
         notes += [f"{folder.name}: {note}" for note in told]
         place = f"{model}{CLASS}" if kind == "python" else str(model)
-        entry["backends"] = [
-            {**backend, "model": place, **options} | ({"sessions": min(sessions, _MOST_SESSIONS)} if sessions > 1 else {})
-        ]
+        entry["backends"] = [{**backend, "model": place, **options} | ({"sessions": sessions} if sessions > 1 else {})]
+        check_entry(entry, where, lambda key: _in_pbtxt(key, config))
         entries.append(entry)
     return entries, notes
 
@@ -256,6 +261,8 @@ def _left_aside(config: Any, kind: str, *, has_gpu: bool) -> Iterator[tuple[str,
     parts = list(dict.fromkeys(part for group in config.instance_group for part in _set_in(group)))
     if tuned := [part for part in parts if part in _TUNES_INSTANCES]:
         yield _named("instance_group", tuned), "`server.shared_workers` limits what runs at once"
+    if (count := _instances(config)) > _MOST_SESSIONS:
+        yield f"instance_group (count: {count})", f"a backend has {_MOST_SESSIONS} `sessions` at most, and gets them"
     if kind == "python" and any(map(_on_gpu, config.instance_group)):
         yield "instance_group (KIND_GPU)", "`initialize` is told that it is on a CPU"
     elif (
@@ -277,6 +284,10 @@ def _set_in(message: Any) -> list[str]:
 
 def _named(field: str, parts: list[str]) -> str:
     return f"{field} ({', '.join(parts)})" if parts else field
+
+
+def _instances(config: Any) -> int:
+    return sum(max(group.count, 1) for group in config.instance_group if not group.passive) or 1
 
 
 def _kind_of(group: Any) -> str:
@@ -393,12 +404,31 @@ def _as_arguments(where: str, model: Path, inputs: list[dict[str, Any]]) -> list
     return passed
 
 
+def _in_pbtxt(key: str, config: Any) -> str:
+    """What a key of an entry is called in config.pbtxt."""
+    if key.endswith(".threads"):
+        return _named("parameters", [name for name in _THREADS if name in config.parameters])
+    for ours, theirs in _FIELDS.items():
+        key = re.sub(ours, theirs, key)
+    batched = config.max_batch_size > 0
+    return re.sub(r"\.shape\[(\d+)\]", lambda place: f".dims[{int(place[1]) - batched}]", key)
+
+
+_FIELDS: Final = {
+    "^(in|out)puts": r"\1put",
+    r"\.shape$": ".dims",
+    r"\.labels.*": ".label_filename",
+    "^max_rows$": "max_batch_size",
+}
+
+
 def _from_files(name: str, kind: str, file: str, versions: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Of a model without config.pbtxt, which Triton too would complete from its file."""
     model = _file_of(versions[-1], kind, file)
     found, notes = _of_file(kind, model)
     version = {} if versions[-1].name == "1" else {"version": versions[-1].name}
     entry = {"name": name, **version, **found, "backends": [{"kind": kind, "model": str(model)}]}
+    check_entry(entry, str(model))
     return [entry], [f"{name}: {note}" for note in notes]
 
 
@@ -407,6 +437,14 @@ def _of_file(kind: str, model: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     found = backends.read(kind, str(model))
     tensors = {"inputs": [plain(tensor) for tensor in found.inputs], "outputs": [plain(tensor) for tensor in found.outputs]}
     return tensors | {"max_rows": found.max_rows}, found.notes
+
+
+def check_entry(entry: dict[str, Any], where: str, called: Callable[[str], str] = str) -> None:
+    """Raises: ConfigError, for what no configuration may say of a model. where, called: it, and its keys, in messages."""
+    try:
+        validated(ModelSection, Document(where, entry))
+    except ConfigFaults as exc:  # whose remedies are of configurations
+        raise ConfigFaults(replace(fault, path=called(fault.path), remedy="") for fault in exc.faults) from None
 
 
 def plain(tensor: TensorSpec) -> dict[str, Any]:

@@ -107,6 +107,32 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def ctrl_c_is_kept() -> Iterator[None]:
+    """Around what may make another error of a KeyboardInterrupt, or none, as imports do: it is raised again in the end."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # nohup
+        yield
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as exc:
+        if came:
+            raise KeyboardInterrupt from exc
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def end_at_once(left: str = "") -> NoReturn:
     """End this process with what it runs, after a word. What it started ends with it. left: what does not."""
     words.warning("; ".join(filter(None, ("ended at once: requests in flight are lost", left))))

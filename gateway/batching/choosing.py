@@ -14,7 +14,7 @@ from gateway.batching.inflow import Inflow
 from gateway.batching.joining import joined
 from gateway.batching.overload import OVERLOADED, Plan, collected, outlook
 from gateway.batching.policy import Decision, Fill
-from gateway.batching.queue import Entry, Outlook, Queue, State
+from gateway.batching.queue import Entry, Expected, Outlook, Queue, State
 from gateway.batching.service_curve import ServiceCurve
 from gateway.batching.stances import AT_ONCE, LATE, Stance
 
@@ -96,11 +96,20 @@ def decide_among(
     line = sorted([(entry[0], entry[1], at, entry) for at, each in enumerate(waiting) for entry in each.entries])
     busy = len(state.in_flight)
     level = curves[-1].level(busy + 1)
+    shed: list[list[Entry]] = [[] for _ in waiting]
+    most = curves[-1].sizes[-1]
+    if state.rows - state.requests >= most:  # else none is larger than a batch
+        paces = [Expected(curve, level, 1.0) for curve in curves]
+        for _, _, at, entry in line:
+            if entry[3] > most and entry[2] < now_ns + paces[at].alone_ns(entry[3], busy + free_slots):
+                shed[at].append(entry)
+        gone = {entry[1] for entries in shed for entry in entries}
+        line = [each for each in line if each[1] not in gone]
     weigher = _Weigher(stance, level, busy + free_slots, now_ns, slo_ns)
     best, chosen, longest, rows = 0.0, None, 0, 0
     own = waiting.index(queue)
     for at, curve in enumerate(curves):
-        rows += waiting[at].rows
+        rows += waiting[at].rows - sum([entry[3] for entry in shed[at]])
         shorter = line if at == len(curves) - 1 else [each for each in line if each[2] <= at]
         choice = weigher.batch(shorter, rows, curve)
         if choice is None:
@@ -113,7 +122,7 @@ def decide_among(
     if chosen is None:
         return None
     _foresee(state, waiting[longest].group, stream_of, level, busy + free_slots, now_ns, slo_ns)
-    return _decision(chosen, waiting, own, queue.outlook)
+    return _decision(chosen, waiting, own, queue.outlook, shed)
 
 
 def _foresee(
@@ -144,9 +153,10 @@ def _foresee(
         each.outlook = ahead if each.group > longest else None  # type: ignore[operator]  # as above
 
 
-def _decision(chosen: _Choice, waiting: Sequence[Queue], own: int, ahead: Outlook | None) -> Decision:
-    """Shed whom the batch leaves out, and take its rows of each queue."""
-    shed: list[list[Entry]] = [[] for _ in waiting]
+def _decision(
+    chosen: _Choice, waiting: Sequence[Queue], own: int, ahead: Outlook | None, shed: Sequence[list[Entry]]
+) -> Decision:
+    """Shed whom the batch leaves out, beside others by queue, and take its rows of each."""
     for _, _, at, entry in chosen.line[: chosen.skip]:
         shed[at].append(entry)
     taken = [0] * len(waiting)

@@ -4,13 +4,13 @@ Each is one that others found good. Where batches have luck, or an SLO leaves ha
 see what was learned, as the planned rule does, and like it run nothing that would be late by it.
 """
 
-from itertools import islice
 from typing import Final, Literal
 
 from gateway.batching.inflow import View
 from gateway.batching.overload import in_stance
 from gateway.batching.policy import Decision
 from gateway.batching.queue import NEVER, Entry, Queue
+from gateway.batching.shedding import shed_late
 
 Stance = Literal["planned", "at once", "late", "last"]
 """planned: as `adaptive` has it.
@@ -44,6 +44,9 @@ def decide_in(stance: Stance, queue: Queue, view: View, slo_ns: int) -> Decision
     else:
         return None
     due_ns = entry[2]
+    if queue.rows - len(queue.entries) >= most:  # else none is larger than a batch
+        shed_late(queue, view, min(left, most), shed)
+        left = queue.rows - sum([each[3] for each in shed])
     rows = min(left, most)
     if stance != AT_ONCE:
         rows = min(rows, sizes[max(0, view.fits(due_ns - now_ns))])
@@ -51,6 +54,6 @@ def decide_in(stance: Stance, queue: Queue, view: View, slo_ns: int) -> Decision
             wake_at_ns = int(due_ns - view.expected_ns(rows + 1) * view.margin)
             if wake_at_ns > now_ns + 1:
                 return Decision(0, "hold", wake_at_ns, shed, outlook=in_stance(view, slo_ns))
-    rows = max(rows, next(islice(queue.entries, len(shed), None))[3])
+    rows = max(rows, entry[3])
     ahead = None if stance == AT_ONCE else in_stance(view, slo_ns)
     return Decision(rows, "idle" if rows >= left else "deadline", None, shed, round(view.expected_ns(rows)), outlook=ahead)

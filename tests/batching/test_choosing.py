@@ -52,6 +52,14 @@ def test_those_who_would_be_late_in_the_batch_are_shed_of_whatever_length() -> N
     assert {part.request for part in decided.batches[0].parts} == set(kept)
 
 
+def test_a_large_request_that_cannot_be_in_time_is_shed_also_where_it_would_fill_a_batch() -> None:
+    batcher = batcher_of(FLAT, slo_ms=60, max_rows=8, stance=AT_ONCE)
+    short, large = add(batcher, SHORT), add(batcher, LONG, 24)
+    decided = batcher.step(NOW_MS * MS, 1)
+    assert [asked for asked, _ in decided.shed] == [large]
+    assert [part.request for batch in decided.batches for part in batch.parts] == [short]
+
+
 @pytest.mark.parametrize(("stance", "spread"), [(LATE, 1.2), (LAST, 1.0)])
 def test_held_until_the_last_moment_at_which_one_row_more_would_be_in_time(stance: Stance, spread: float) -> None:
     batcher = batcher_of(FLAT, workers=2, slo_ms=60, spread=1.2, stance=stance)

@@ -49,7 +49,7 @@ workers would clear, nor than n_s, for which 95 % of the most productive size wi
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable
 from math import inf, sqrt
 from typing import Final
 
@@ -57,15 +57,14 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.choosing import decide_among
 from gateway.batching.forecast import CAP
-from gateway.batching.holding import THINNED, hold, pace
-from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, UTILISATION_AT_LEAST, Held, Inflow, Inflows, View
-from gateway.batching.joining import filled, in_turn, joined
+from gateway.batching.holding import gather, hold, pace
+from gateway.batching.inflow import CAP_AT_MOST, NOT_HELD, UTILISATION, Held, Inflow, Inflows, View
+from gateway.batching.joining import filled, in_turn
 from gateway.batching.line import Line, dealt
 from gateway.batching.overload import OVERLOADED, STALE_NS, Plan, collected, feasible, missing_ns, outlook, plan
 from gateway.batching.policy import Decision, Fill
 from gateway.batching.queue import NEVER, BatchLimits, Entry, LengthGroup, Outlook, Queue, State
 from gateway.batching.rehearsal import TIGHT, Rehearsal, Streams
-from gateway.batching.service_curve import ServiceCurve
 from gateway.batching.service_model import ServiceModel
 from gateway.batching.shedding import shed_front, shed_hopeless, shed_late, stepped, sure
 from gateway.batching.stances import PLANNED, Stance, decide_in
@@ -294,7 +293,7 @@ class Adaptive:
         if reason == "idle" and view.workers > 1 and waiting < view.sizes[cap] and view.rate > 0:
             groups = self._streams.apart(state.queues)
             if slo_ns is not None and work > UTILISATION * view.workers and self._together(groups, view, slo_ns) < work:
-                wake_at_ns = self._gather(view, queue, deadline_ns, state, slo_ns)
+                wake_at_ns = gather(view, queue, deadline_ns, state, slo_ns, self._streams)
                 if wake_at_ns:
                     return Decision(0, "hold", wake_at_ns, shed, outlook=foreseen)
                 target = 0
@@ -337,7 +336,7 @@ class Adaptive:
                 curve = self._streams.of(next(iter(state.queues))).curve
                 needless = left_ns > TIGHT * curve.shape[0] * curve.level(state.workers)  # as `look` would find, sooner
             else:
-                needless = self._longest(state.queues) is None  # who may not share a batch
+                needless = self._streams.longest(state.queues) is None  # who may not share a batch
             if needless:
                 rehearsal.keep()
                 return PLANNED
@@ -448,39 +447,11 @@ class Adaptive:
 
     def _together(self, groups: Collection[Hashable], view: View, slo_ns: int) -> float:
         """Workers that these queues keep busy, padded to the longest of them; infinity: they cannot be."""
-        longest = self._longest(groups)
+        longest = self._streams.longest(groups)
         if longest is None or not longest.ready:
             return inf
         rate = self._streams.rate(groups, view.now_ns)
         return rate / longest.rates[collected(longest, rate, slo_ns, view.quantile)]
-
-    def _longest(self, groups: Iterable[Hashable]) -> ServiceCurve | None:
-        """Of the longest of these queues, if they may share a batch."""
-        longest: Hashable = None
-        for group in groups:
-            if longest is None:
-                longest = group
-            elif not joined(group, longest):
-                return None
-            elif group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
-                longest = group
-        return self._streams.curve(longest)
-
-    def _gather(self, view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int) -> int:
-        """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
-        groups = self._streams.apart(state.queues)
-        longest = self._longest(groups)
-        assert longest is not None  # else they could not be together
-        rate = self._streams.rate(groups, view.now_ns)
-        sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
-        at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
-        target = longest.sizes[at]
-        if state.rows >= target:
-            return 0
-        wake_at_ns = queue.oldest_ns + THINNED * target / rate
-        if deadline_ns != NEVER:
-            wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
-        return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
 
 def _cap(view: View, slo_ns: int | None, waiting: int, sustains: int, of_line: bool) -> int:

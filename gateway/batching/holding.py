@@ -3,7 +3,8 @@
 from bisect import bisect_left
 from typing import Final
 
-from gateway.batching.inflow import CAP_AT_MOST, View
+from gateway.batching.inflow import CAP_AT_MOST, UTILISATION_AT_LEAST, Inflows, View
+from gateway.batching.overload import collected
 from gateway.batching.queue import NEVER, Queue, State
 
 THINNED: Final = 1.5  # times what a batch should take to gather: then the arrivals have thinned out
@@ -26,6 +27,23 @@ def pace(view: View, queue: Queue, waiting: int, deadline_ns: int, sustains: int
     if deadline_ns != NEVER and (latest_ns := deadline_ns - view.expected_ns(target) * view.margin) < wake_at_ns:
         wake_at_ns = latest_ns
     return target, int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
+
+
+def gather(view: View, queue: Queue, deadline_ns: int, state: State, slo_ns: int, streams: Inflows) -> int:
+    """Step 4, pace, where the lengths keep fewer workers busy together: when to go at the latest; 0: now."""
+    groups = streams.apart(state.queues)
+    longest = streams.longest(groups)
+    assert longest is not None  # else they could not be together
+    rate = streams.rate(groups, view.now_ns)
+    sustains = bisect_left(longest.rates, rate * longest.level(view.workers) / (UTILISATION_AT_LEAST * view.workers))
+    at = min(sustains, collected(longest, rate, slo_ns, view.quantile), len(longest.sizes) - 1)
+    target = longest.sizes[at]
+    if state.rows >= target:
+        return 0
+    wake_at_ns = queue.oldest_ns + THINNED * target / rate
+    if deadline_ns != NEVER:
+        wake_at_ns = min(wake_at_ns, deadline_ns - longest.shape[at] * view.quantile)
+    return int(wake_at_ns) if wake_at_ns > view.now_ns + 1 else 0
 
 
 def hold(view: View, waiting: int, deadline_ns: int, state: State) -> int:

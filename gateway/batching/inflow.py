@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.batching.joining import joined
 from gateway.batching.policy import WAIT
 from gateway.batching.queue import Entry, Expected, Queue
 from gateway.batching.service_curve import ServiceCurve
@@ -162,6 +163,18 @@ class Inflows:
         found = [group for group in by_group if group in queues]
         found.append(next(group for group in queues if group not in by_group))
         return found
+
+    def longest(self, groups: Iterable[Hashable]) -> ServiceCurve | None:
+        """The curve of the longest of these, if they may share a batch."""
+        longest: Hashable = None
+        for group in groups:
+            if longest is None:
+                longest = group
+            elif not joined(group, longest):
+                return None
+            elif group > longest:  # type: ignore[operator]  # both are LengthGroups of one shape key
+                longest = group
+        return self.curve(longest)
 
     def tells(self, queues: Mapping[Hashable, Queue]) -> bool:
         """Whether it tells all of them apart."""

@@ -236,7 +236,7 @@ class Adaptive:
         shed: list[Entry] = []
         if slo_ns is not None and first[2] < now_ns + view.alone_ns(first[3], view.margin):
             hope = self._hope(view, state, now_ns)
-            waiting -= shed_hopeless(queue, view, hope, shed)
+            waiting -= shed_hopeless(queue, view, hope, _FRESH * slo_ns, shed)
             if not waiting:
                 expected_ns, stale = view.expected_ns(shed[-1][3]), now_ns - stream.learned_ns >= STALE_NS
                 if busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
@@ -382,7 +382,7 @@ class Adaptive:
         The fewer lone requests would keep the workers busy, the less is lost if it is late nevertheless.
         """
         streams = [self._streams.of(group) for group in self._streams.apart(state.queues)]
-        work = sum([one.rate(now_ns) * one.curve.expected_ns(1, view.busy + 1) for one in streams]) / view.workers
+        work = sum([one.alone(now_ns, view.busy + 1) for one in streams]) / view.workers
         luck = view.curve.luck
         return min(view.margin, luck[int(work * (len(luck) - 1))]) if work < UTILISATION else view.margin
 

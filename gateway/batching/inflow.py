@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from math import ceil
 from typing import Final
 
 import msgspec
@@ -98,6 +99,15 @@ class Inflow:
             if lately > span:
                 span = lately
         return (self.came_rows - before) / span
+
+    def alone(self, now_ns: int, busy: int) -> float:
+        """Workers this stream would keep busy if each request ran by itself. busy: as `ServiceCurve.expected_ns` has it."""
+        arrivals = self.arrivals
+        if not arrivals:
+            return 0.0
+        curve = self.curve
+        rows = min((self.came_rows - arrivals[0][1]) / len(arrivals), curve.sizes[-1])  # of a batch of one request
+        return self.rate(now_ns) * curve.expected_ns(ceil(rows), busy) / rows
 
     def work(self, now_ns: int) -> float:
         """Workers this stream keeps busy in its usual batches; in full ones, while these are not known."""

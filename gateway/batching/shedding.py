@@ -50,13 +50,16 @@ def stepped(view: View, rows: int, limits: BatchLimits) -> int:
     return rows
 
 
-def shed_hopeless(queue: Queue, view: View, hope: float, shed: list[Entry]) -> int:
-    """Step 1. Returns the rows shed."""
+def shed_hopeless(queue: Queue, view: View, hope: float, most_ns: float, shed: list[Entry]) -> int:
+    """Step 1. Returns the rows shed. most_ns: that a request larger than a batch takes by hope, unless by T it takes more."""
     soonest_ns = view.now_ns + view.alone_ns(1, hope)
     rows = 0
     for entry in queue.entries:
         if entry[3] > view.sizes[0]:
-            if entry[2] >= view.now_ns + view.alone_ns(entry[3], hope):
+            alone_ns = view.alone_ns(entry[3], hope)
+            if alone_ns > most_ns:
+                alone_ns = min(alone_ns, max(most_ns, view.alone_ns(entry[3], 1.0)))
+            if entry[2] >= view.now_ns + alone_ns:
                 break
         elif entry[2] >= soonest_ns:
             break

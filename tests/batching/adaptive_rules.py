@@ -139,7 +139,7 @@ class Rules:
         shed: list[Entry] = []
         deadline_ns = first[2]
         if self.slo_ns is not None and first[2] < now_ns + pessimistic(first[3]):
-            work = sum(self.rate(each, now_ns) * self.known[each].shape(self.known[each].sizes[0]) for each in queues)
+            work = sum(self._alone(each, now_ns) for each in queues)
             work *= level / workers
             hope = min(margin, known.luck[int(8 * work)]) if work < 0.9 else margin
             for entry in entries:  # 1: what is late even alone
@@ -290,6 +290,14 @@ class Rules:
     def crowd(self, group: Hashable, now_ns: int, workers: int) -> None:
         """Overload is told of while all workers are busy."""
         self._fresh(group, {group: []}, now_ns, self.known[group].level(workers), workers)
+
+    def _alone(self, group: Hashable, now_ns: int) -> float:
+        """Workers that a queue would keep busy if its requests ran one by one, in full batches if they are larger."""
+        latest, known = self.arrivals.get(group, [])[-128:], self.known[group]
+        if not latest:
+            return 0.0
+        rows = min(sum(rows for _, rows in latest) / len(latest), known.sizes[-1])
+        return self.rate(group, now_ns) * known.shape(known.size(rows)) / rows
 
     def _work(self, group: Hashable, now_ns: int) -> float:
         """Workers that a queue keeps busy in its usual batches; in full ones, as long as none is usual."""

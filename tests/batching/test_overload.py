@@ -162,17 +162,21 @@ def test_of_sizes_far_apart_one_that_is_not_filled_is_planned_where_it_gets_more
     assert curve.sizes[planned.at] == 16
 
 
-def test_a_request_that_may_be_late_runs_while_little_else_comes() -> None:
-    for gap_ms, tried in ((100, True), (9.5, False)):
-        batcher = batcher_of(slo_ms=20, stance=PLANNED)  # 10 ms alone, and by luck 7 to 14
+@pytest.mark.parametrize(("rows", "row_ms", "alone_ms"), [(1, 6, 10), (16, 0.75, 20)])
+def test_a_request_that_may_be_late_runs_while_little_else_comes(rows: int, row_ms: float, alone_ms: float) -> None:
+    """Of 16 rows as two batches of 10 ms, not as 16 of one row."""
+    for gap_ms, tried in ((10 * alone_ms, True), (0.95 * alone_ms, False)):
+        slo_ms = alone_ms + 10
+        batcher = batcher_of(row_ms=row_ms, slo_ms=slo_ms, max_rows=8, stance=PLANNED)  # each batch by luck 7 to 14 ms
         now_ms = 0.0
         for i in range(160):
             now_ms = gap_ms * i
-            add(batcher, request(now_ms))
-            for batch in batcher.step(round(now_ms * MS), 1).batches:
-                took_ms = 7 + 7 * (i * 7 % 16) / 15
-                batcher.finished(batch, round((now_ms + min(took_ms, gap_ms)) * MS), round(took_ms * MS), ok=True)
-        add(batcher, request(now_ms + gap_ms))
+            add(batcher, request(now_ms, rows=rows))
+            for _ in range(2):
+                for batch in batcher.step(round(now_ms * MS), 1).batches:
+                    took_ms = 7 + 7 * (i * 7 % 16) / 15
+                    batcher.finished(batch, round(now_ms * MS) + round(min(took_ms, gap_ms) * MS), round(took_ms * MS), ok=True)
+        add(batcher, request(now_ms + gap_ms, rows=rows))
         step = batcher.step(round((now_ms + gap_ms + 9) * MS), 1)  # 11 ms are left
         assert bool(step.batches) == tried
 

@@ -33,7 +33,7 @@ def states_of_batchers() -> Iterator[Any]:
         batcher.record()
         driver = batching.Driver(batcher, random.Random(0), lengths="lengths" in case)
         for _ in range(18):
-            driver.drive(20)
+            driver.drive(10)
             yield batcher._frozen()
 
 

@@ -365,6 +365,35 @@ def test_a_large_request_that_is_tried_is_not_shed_before_that_has_run() -> None
     assert not left
 
 
+def test_what_is_left_of_a_large_request_that_is_tried_goes_on_behind_those_that_have_time() -> None:
+    batcher = batcher_of(fixed_ms=20, row_ms=1, slo_ms=80, max_rows=8)  # three batches of 28 ms
+    add(batcher, large := request(2000, rows=24))
+    ran, now_ms = [], 2000
+    for takes_ms in (27, 20, 27, 27):
+        step = batcher.step(now_ms * MS, 1)
+        assert not step.shed
+        (batch,) = step.batches
+        ran += [part.request for part in batch.parts]
+        now_ms += takes_ms
+        batcher.finished(batch, now_ms * MS, takes_ms * MS, ok=True)
+        if now_ms == 2027:
+            add(batcher, single := request(now_ms))
+    assert ran == [large, single, large, large]
+    assert not batcher.has_work
+    for late_ms, tried in ((3 * 27 * 9 - 1, False), (3 * 27 * 9, True)):  # another after nine times what all of it took
+        add(batcher, request(now_ms + late_ms, rows=40))
+        assert [batch.reason for batch in batcher.step((now_ms + late_ms) * MS, 1).batches] == ["probe"] * tried
+
+
+@pytest.mark.parametrize("stance", [None, "at once"])
+def test_a_large_request_that_cannot_be_in_time_does_not_fill_what_is_left_of_a_batch(stance: Stance | None) -> None:
+    batcher = batcher_of(slo_ms=168, max_rows=8, stance=stance)  # 26 rows take three times 4 + 6·8, and 4 + 6·2
+    add(batcher, single := request(0), large := request(0, rows=26))
+    step = batcher.step(1 * MS, 1)
+    assert [asked for asked, _ in step.shed] == [large]
+    assert [part.request for batch in step.batches for part in batch.parts] == [single]
+
+
 @dataclass(frozen=True)
 class Tried:
     answered: int

@@ -33,6 +33,7 @@ MOST_WEIGHT = 1 << (_LOWEST_PRIORITY - _DEFAULT_PRIORITY)
 """Times the time to the deadline: that of the lowest class in `virtual_deadline`."""
 _MIXED_NS = 1_000_000_000  # for so long more of another class are expected
 _EMPTY_QUEUES_KEPT = 64
+_LAST = 4  # in line, that are looked at to know of all
 _UNSURE = 1.2  # times what rows are expected to take: what they may take, with what comes meanwhile
 
 
@@ -308,12 +309,21 @@ class Queue:
         return self._low_ns != NEVER
 
     def is_hopeless(self, now_ns: int) -> bool:
-        """Whether by what was told of it all that waits, and something does, would be late even alone: so it will be shed."""
+        """Whether by what was told of it all that waits, and something does, would be late even alone: so it will be shed.
+
+        False too, if the last few in line leave it open: others may have later deadlines, or fewer rows.
+        """
         ahead = self.outlook
         if ahead is None:
             return False
-        _, _, deadline_ns, rows, _ = self.entries[-1]
-        return now_ns + ahead.pace.alone_ns(rows, ahead.workers) > deadline_ns
+        pace, workers = ahead.pace, ahead.workers
+        least_ns = now_ns + pace.alone_ns(1, workers)
+        for entry in islice(reversed(self.entries), _LAST):
+            if self._plain and entry[2] < least_ns:  # so are all before it
+                return True
+            if now_ns + pace.alone_ns(entry[3], workers) <= entry[2]:
+                return False
+        return len(self.entries) <= _LAST
 
     @property
     def oldest_ns(self) -> int:

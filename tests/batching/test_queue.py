@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.batching.overload import Plan, outlook
 from gateway.batching.queue import NEVER, PATIENCE_NS, BatchLimits, Entry, Queue, class_of, deadline_of, virtual_deadline
+from gateway.batching.service_curve import ServiceCurve, size_grid
 from gateway.types import InferRequest
 
 MS = 1_000_000
@@ -94,6 +96,31 @@ def test_a_lower_class_that_left_an_emptied_queue_is_forgotten_though_all_came_i
     queue.pop()
     pushed(queue, request(1, timeout_ms=9))
     assert not queue.has_lower_class
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "hopeless"),
+    [
+        ((1, 20, 0), (1, 21, 0), True),
+        ((1, 20, 0), (1, 41, 0), False),
+        ((1, 41, 0), (24, 60, 0), False),  # more rows than there is time for, behind one that has it
+        ((1, 41, 0), (1, 20, 4), False),  # a lower class, which stands behind those with more time
+        ((1, 20, 0), (24, 60, 0), True),
+        ((24, 60, 0), (1, 20, 4), True),
+    ],
+)
+def test_all_that_waits_is_hopeless_only_if_each_would_be_late(
+    first: tuple[int, float, int], last: tuple[int, float, int], hopeless: bool
+) -> None:
+    """rows, timeout in ms, priority. T(n) = 30 + n ms, in batches of at most 8."""
+    queue = Queue(None)
+    curve = ServiceCurve(size_grid(8))
+    for rows in (1, 8):
+        curve.probe(rows, [(30 + rows) * MS] * 2)
+    queue.outlook = outlook(curve, 1.0, Plan(0, 1.0), 1, 2.0, 0)
+    for sequence, (rows, timeout_ms, priority) in enumerate((first, last)):
+        queue.push(*entry(sequence, request(0, timeout_ms=timeout_ms, priority=priority), rows))
+    assert queue.is_hopeless(0) == hopeless
 
 
 def test_an_empty_queue_has_no_times() -> None:

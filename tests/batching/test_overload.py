@@ -12,7 +12,7 @@ from gateway.batching.stances import PLANNED
 from gateway.errors import Overloaded
 from gateway.types import InferRequest
 from loadtest.search.simulator import SHED, Affine, simulate
-from tests.batching.curves import MS, kept_curve
+from tests.batching.curves import MS, kept_curve, kept_model
 from tests.batching.test_adaptive import add, batcher_of, request
 
 
@@ -179,6 +179,22 @@ def test_a_request_that_may_be_late_runs_while_little_else_comes(rows: int, row_
         add(batcher, request(now_ms + gap_ms, rows=rows))
         step = batcher.step(round((now_ms + gap_ms + 9) * MS), 1)  # 11 ms are left
         assert bool(step.batches) == tried
+
+
+def test_a_large_request_that_has_just_come_or_begun_is_not_late_by_its_spread_alone() -> None:
+    batcher = batcher_of(slo_ms=25, max_rows=8, stance=PLANNED)
+    batcher.service.restore(kept_model({None: kept_curve(4, 0.5, 8, spread=1.3)}))  # 24 rows: T is 24 ms, Q 26.4
+    for number in range(38):  # they keep the worker busy for 24 of 26 ms
+        now_ms = 26 * number
+        add(batcher, request(now_ms, rows=24))
+        reasons = []
+        for at_ms in (now_ms, now_ms + 8, now_ms + 16):
+            for batch in batcher.step(at_ms * MS, 1).batches:
+                reasons.append(batch.reason)
+                batcher.finished(batch, (at_ms + 8) * MS, 8 * MS, ok=False)  # which teaches nothing
+        batcher.step((now_ms + 26) * MS - 1, 1)
+    assert len(reasons) == 3
+    assert "probe" not in reasons
 
 
 def test_where_little_time_is_left_to_wait_workers_are_not_all_kept_busy_by_small_batches() -> None:

@@ -79,6 +79,8 @@ class Dialler:
     async def dial(self, protocol: Callable[[], P]) -> P:
         """Connect to the first address that answers, and begin with that one the next time.
 
+        One that says nothing takes its part of the time alone, so that each address has its turn.
+
         A connection counts from its return: one whose dialling fails or is cancelled late may have been made, and the event
         loop then closes it without a word to its protocol.
         Raises: OSError (TimeoutError is one), of the last address tried, or of a name without any; Exhausted.
@@ -89,19 +91,22 @@ class Dialler:
             raise OSError(self._unknown)
         loop = asyncio.get_running_loop()
         name = self._host if self._tls else None
-        async with asyncio.timeout(self._timeout_s):
-            for address in self._addresses:
-                try:
+        until_s = loop.time() + self._timeout_s
+        addresses = self._addresses.copy()  # others may sort them meanwhile
+        for index, address in enumerate(addresses):
+            left = len(addresses) - index
+            try:
+                async with asyncio.timeout((until_s - loop.time()) / left):
                     _, made = await loop.create_connection(protocol, address, self._port, ssl=self._tls, server_hostname=name)
-                except OSError as exc:
-                    # Of an address that has never answered it may mean that this machine has none of its kind, as of IPv6.
-                    no_port = exc.errno == errno.EADDRNOTAVAIL and address == self._answered
-                    if no_port or exc.errno in _NO_FILE:
-                        raise Exhausted(f"no further connection can be opened from here: {exc}") from exc
-                    if address == self._addresses[-1]:
-                        raise
-                else:
-                    self._answered = address
-                    self._addresses.sort(key=lambda each, first=address: each != first)  # type: ignore[misc]  # no type for it
-                    return made
+            except OSError as exc:
+                # Of an address that has never answered it may mean that this machine has none of its kind, as of IPv6.
+                no_port = exc.errno == errno.EADDRNOTAVAIL and address == self._answered
+                if no_port or exc.errno in _NO_FILE:
+                    raise Exhausted(f"no further connection can be opened from here: {exc}") from exc
+                if left == 1:
+                    raise
+            else:
+                self._answered = address
+                self._addresses.sort(key=lambda each, first=address: each != first)  # type: ignore[misc]  # no type for it
+                return made
         raise AssertionError("there is always an address")

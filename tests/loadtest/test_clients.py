@@ -731,6 +731,33 @@ def test_no_port_left_is_our_fault_where_the_address_has_answered_and_else_the_a
     asyncio.run(scenario())
 
 
+def test_an_address_that_says_nothing_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a machine that is gone, behind a name with two."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in ("192.0.2.1", "127.0.0.1")]
+    monkeypatch.setattr(dialling.socket, "getaddrinfo", lambda *_, **__: found)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+        asked: list[str] = []
+
+        async def create_connection(protocol: Any, host: str, port: int, **options: Any) -> Any:
+            asked.append(host)
+            if host == "192.0.2.1":
+                await asyncio.Event().wait()
+            return await connect(protocol, host, port, **options)
+
+        loop.create_connection = create_connection  # type: ignore[method-assign, assignment]
+        async with listening(Peer) as port:
+            dialler = Dialler("two.test", port, tls=False, timeout_s=0.2)
+            await dialler.look_up()
+            for _ in range(2):
+                (await dialler.dial(Peer)).transport.abort()
+        assert asked == ["192.0.2.1", "127.0.0.1", "127.0.0.1"]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("failure", [socket.gaierror(socket.EAI_NONAME, "no such name"), UnicodeError("label too long")])
 def test_a_name_that_does_not_resolve_is_looked_up_once_a_second(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0

@@ -25,7 +25,7 @@ fall uniformly into the gap to the next arrival. With f < 1 that is thinning.
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -379,7 +379,9 @@ def _timestamp(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = datetime.fromisoformat(text).timestamp()
+        time = datetime.fromisoformat(text)
+        # Not local time, which leaves out an hour or has it twice.
+        value = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
     if not np.isfinite(value):
         raise ValueError(text)
     return value

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def test_traces_may_have_iso_times_or_no_header(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "bare.csv") == pytest.approx([0, 1])
     (tmp_path / "bom.csv").write_text("timestamp\n5.5\n6.5\n", encoding="utf-8-sig")  # as Excel writes it
     assert read_trace(tmp_path / "bom.csv") == pytest.approx([0, 1])
+
+
+def test_times_of_a_trace_without_a_zone_are_no_local_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("at\n2026-03-29T02:30:00\n2026-03-29T03:30:00\n")
+    monkeypatch.setenv("TZ", "Europe/Berlin")  # where that night's 02:30 is 03:30
+    time.tzset()
+    try:
+        assert read_trace(tmp_path / "t.csv", "at") == pytest.approx([0, 3600])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_users_think_with_the_asked_mean() -> None:

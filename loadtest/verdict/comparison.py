@@ -288,7 +288,9 @@ def _slo_is_lost(base: RunResult, new: RunResult, before: Sequence[Block], after
 def _notes(base: RunResult, new: RunResult, *, paired: bool) -> tuple[str, ...]:
     notes: list[str] = []
     if not paired:
-        notes.append("not paired: seeds, blocks or requests differ, so differences in traffic count as noise")
+        closed = is_closed(base.spec.pattern)
+        reason = "users send when they are answered" if closed else "seeds, blocks or requests differ"
+        notes.append(f"not paired: {reason}, so differences in traffic count as noise")
     if _differ(base, new, "requests"):
         notes.append("requests differ: the models state other inputs")
     for name in _NOTED:

@@ -226,6 +226,7 @@ def test_closed_loops_are_compared_by_what_was_answered_and_never_paired(pattern
     assert (answered.name, answered.base, answered.new, answered.verdict) == ("answered (1/s)", 100, 90, "regression")
     assert answered.change == pytest.approx(90 / 200 - 1)
     assert not comparison.paired
+    assert comparison.notes[0] == "not paired: users send when they are answered, so differences in traffic count as noise"
 
 
 def in_blocks(counts: list[tuple[int, int]]) -> RunResult:

@@ -349,11 +349,11 @@ class Repository:
         left: list[Lane] = []
         try:
             async with self._turns.get(name, self._turn):
-                for served in self._models[name].values():
-                    if loaded is None and served.config.load_at_start:
-                        continue
-                    left += served.lanes
+                changed = [each for each in self._models[name].values() if loaded is not None or not each.config.load_at_start]
+                for served in changed:  # at once: none is missed while another is unloaded
                     served.wanted = bool(loaded)
+                for served in changed:
+                    left += served.lanes
                     try:
                         await (self._load(served) if loaded else self._unload(served))
                     except GatewayError as exc:
@@ -451,8 +451,7 @@ class Repository:
         lanes, served.lanes = served.lanes, ()
         dispatcher, served.dispatcher = served.dispatcher, None
         self.generation += 1
-        if lanes:
-            served.state = "UNLOADING"
+        served.state, why = ("UNLOADING", "") if lanes else (served.state, served.reason)  # why it was not there
         fault = ""
         try:
             for lane in lanes:
@@ -461,7 +460,7 @@ class Repository:
         finally:
             if dispatcher is not None:
                 dispatcher.close()
-            served.state, served.reason = "UNAVAILABLE", fault or "unloaded"
+            served.state, served.reason = "UNAVAILABLE", fault or why or "unloaded"
         if fault:
             raise BackendFailed(f"failed to unload '{served.name}' version {served.version}: {fault}")
 

@@ -372,6 +372,20 @@ def test_every_version_is_loaded_also_if_one_fails(tmp_path: Path) -> None:
     simulated(tmp_path, main, VERSIONS)
 
 
+def test_who_unloads_a_model_misses_no_version_of_it_and_learns_still_why_one_failed(tmp_path: Path) -> None:
+    async def main(lab: Lab) -> None:
+        lab.faults["open b"] = BackendFailed("told to fail")
+        await outcome(lab.load())
+        assert not lab.repository.ready()
+        unloading = lab.unload()
+        await asyncio.sleep(CLOSE_S / 2)  # `a` is being closed
+        assert lab.repository.ready()
+        await unloading
+        assert [row["reason"] for row in lab.repository.index()] == ["unloaded", "failed to load 'm' version 2: told to fail"]
+
+    simulated(tmp_path, main, VERSIONS)
+
+
 def test_an_unload_that_cannot_keep_what_was_learned_warns_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,8 +63,8 @@ class Doors:
     def check(self, visitor: Visitor, scope: str, model: str = "") -> None:
         """Whether it may ask that, of a model if one is named. Raises: Unauthenticated, Forbidden."""
         key = visitor.key
-        # A stream's next request comes long after it was met: the key may have been taken back, or be over.
-        if isinstance(key, ApiKey) and (self._keys.made.get(key.digest) is not key or key.expired(self._wall_s())):
+        # A stream's next request comes long after it was met: the key may have been taken back, be over, or be there again.
+        if not isinstance(key, ApiKey) or self._keys.made.get(key.digest) is not key or key.expired(self._wall_s()):
             self.meet(visitor)
         check(visitor.key, scope, model, self._open)
 

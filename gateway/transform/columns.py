@@ -12,13 +12,14 @@ class Columns:
     """Of a job."""
 
     def __init__(self, spec: ModelSpec, called: Mapping[str, str], keep: Sequence[str] | None) -> None:
-        """called: what a column is called in the files, by input. keep: what goes into the output, by the names that rows have
-        here; None: what is no input. Raises: ConfigError, if `called` has an input that the model has not.
+        """called: what a column is called in the files, by input. keep: what goes into the output, an input by either name;
+        None: what is no input. Raises: ConfigError, if `called` has an input that the model has not.
         """
         self._inputs = spec.input_by_name
         self._needed = [tensor.name for tensor in spec.inputs if not tensor.optional]
         self._called = called
-        self._keep = keep
+        inputs = {column: name for name, column in called.items()} | {name: name for name in called}
+        self._keep = None if keep is None else {name: inputs.get(name, name) for name in keep}  # what a renamed row calls it
         self._taken = {NUMBER, *spec.output_by_name}
         for name, column in called.items():
             if name not in self._inputs:
@@ -41,7 +42,7 @@ class Columns:
         """What goes into the output, of a row that is renamed."""
         if self._keep is None:
             return {name: value for name, value in row.items() if name not in self._inputs}
-        return {name: row[name] for name in self._keep if name in row}
+        return {name: row[here] for name, here in self._keep.items() if here in row}
 
     def clash(self, row: Row) -> str:
         """Why a renamed row cannot go into the output: the place of a column there is another's. Empty: it can."""
@@ -55,8 +56,8 @@ class Columns:
                 raise ConfigError(f"--column: {name}={column}: {source} has no '{column}'{_instead(column, names)}")
         row = dict.fromkeys(names)
         self.rename(row)
-        for name in self._keep or ():
-            if name not in row:
+        for name, here in (self._keep or {}).items():
+            if here not in row:
                 raise ConfigError(f"--keep: {name}: {source} has no '{name}'{_instead(name, list(row))}")
         self._check(row, source, "it")
 

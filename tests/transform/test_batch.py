@@ -229,9 +229,9 @@ def test_whole_numbers_of_lists_may_be_held_as_floats(tmp_path: Path, given: str
 
 def test_columns_can_be_named_and_kept(tmp_path: Path) -> None:
     source = written(tmp_path / "in.jsonl", [{"features": [1.0, 2.0], "id": 1 << 70, "more": None}])
-    words = ("--column", "x=features", "--keep", "id,x", "--bad", tmp_path / "bad.jsonl")
+    words = ("--column", "x=features", "--keep", "id,x,features", "--bad", tmp_path / "bad.jsonl")
     assert run(configuration(tmp_path), "twice", source, tmp_path / "out.jsonl", *words) == 0
-    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "output": [2, 4]}]
+    assert read(tmp_path / "out.jsonl") == [{"_row": 0, "id": 1 << 70, "x": [1, 2], "features": [1, 2], "output": [2, 4]}]
 
 
 @pytest.mark.parametrize(("kept", "text"), [(1 << 70, str(1 << 70)), ({}, "{}"), ({"a": [{}]}, '{"a":[{}]}')])

@@ -467,15 +467,15 @@ class _Sent:
         """None: the request is with another lane now. Else what its caller is told, and who alone has failed it is blamed."""
         dispatcher, failed = self._dispatcher, outcome if isinstance(outcome, BackendFailed) else None
         ran = failed is not None or self._ran
-        busy = isinstance(outcome, Overloaded)
-        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
+        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=isinstance(outcome, Overloaded)):
             self._blamed = self._blamed or failed
             return None
         if failed is not None and self.failed is None:
             dispatcher.blame(self.candidate)
-        elif self._blamed is not None and self.failed is not None and not ran:
-            dispatcher.blame(self.failed)
-            return self._blamed  # it has run, which what this lane says denies
+        elif self.failed is not None and not ran and isinstance(outcome, Unavailable):  # which denies that it has run
+            if self._blamed is not None:
+                dispatcher.blame(self.failed)
+            return self._blamed or outcome.after_run()
         return outcome
 
 

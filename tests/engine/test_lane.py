@@ -195,6 +195,26 @@ def test_a_lost_session_costs_no_request() -> None:
     simulate(main)
 
 
+def test_what_waits_to_run_again_where_no_session_comes_is_told_that_it_may_have_run() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2)
+        bench.runner.faults = ["lost"]
+        for name in ("ran", "beside"):
+            bench.send(name)
+            await bench.pass_ms(0.4)
+        bench.runner.slots = 1
+        await bench.pass_ms(0.4)
+        bench.send("new")
+        await bench.pass_ms(0)
+        bench.runner.available = False
+        bench.runner.on_change()
+        said = {name: str(bench.outcome(name)) for name in ("ran", "new")}
+        told = "backend m:1/simulated has no live session"
+        assert said == {"ran": f"{told}; the request may have run", "new": told}
+
+    simulate(main)
+
+
 def test_between_turns_of_copying_a_split_answer_the_loop_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "_TURN_NS", 2)  # of the clock below: one piece is copied in each turn
     rests: list[int] = []

@@ -166,11 +166,11 @@ class Dispatcher:
     def fall_back(self, sent: "_Sent", now_ns: int, *, ran: bool, busy: bool) -> bool:
         """Submit a request that its lane did not serve to another, if there is one that can.
 
-        ran: there, which it may do in one more. If it has not, and is in its second, it leaves that only if it is down, and for
-        none that it was in: under overload all would move about. busy: that lane has too much to do, and no fault.
+        ran: there, which it may do in one more, unless of a sequence. If it has not, and is in its second, it leaves that only
+        if down, and for none that it was in: under overload all would move about. busy: that lane has too much to do, no fault.
         """
         request, left, was_in = sent.request, sent.candidate, sent.place is not None
-        stays = sent.failed is not None if ran else bool(sent.left) and self._works(left)
+        stays = (sent.failed is not None or request.of_sequence) if ran else bool(sent.left) and self._works(left)
         if stays or now_ns > deadline_of(request, self._slo_ns):
             return False
         request.plain = False  # it does not come there as it arrived

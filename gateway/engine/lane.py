@@ -429,7 +429,7 @@ class Lane:
         if waiting is None:
             return False
         begun = waiting.batch is not None  # a part of its answer has left
-        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available
+        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available or part.request.of_sequence
         waiting.failed += (part.start,)
         if ends or (lost and self._taken_over(part.request, now_ns)):
             self._end(part.request, error, failed=True)

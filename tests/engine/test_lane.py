@@ -18,7 +18,7 @@ from gateway.engine import lane as lane_module
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
-from gateway.types import InferRequest, InferResponse, OutputRequest
+from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -191,6 +191,21 @@ def test_a_lost_session_costs_no_request() -> None:
         bench.send("a")
         await bench.pass_ms(3)
         assert isinstance(bench.outcome("a"), InferResponse)
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("told", [{"sequence_id": 5}, {"sequence_id": 0, "sequence_end": True}])
+def test_a_request_of_a_sequence_is_not_run_again_and_told_so(told: dict[str, ParameterValue]) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["gone"]
+        bench.send("a", parameters=told)
+        await bench.pass_ms(3)
+        assert len(bench.runner.batches) == 1
+        outcome = bench.outcome("a")
+        assert isinstance(outcome, BackendUnreachable)
+        assert outcome.message == "told to: gone; the request may have run"
 
     simulate(main)
 

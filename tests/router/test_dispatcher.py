@@ -83,6 +83,16 @@ def test_what_one_backend_fails_another_serves(fault: Fault) -> None:
     simulated((CHEAP, DEAR), main)
 
 
+@pytest.mark.parametrize("fault", [FAILED, LOST], ids=["failed", "lost"])
+def test_what_has_run_of_a_sequence_no_other_backend_runs_again(fault: Fault) -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(fault)
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), type(fault[0]))
+        assert ran(fleet) == [1, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
 def test_what_has_run_at_one_backend_and_waits_at_another_that_loses_its_session_is_told_that_it_may_have_run() -> None:
     async def main(fleet: Fleet) -> None:
         cheap, dear = fleet.sessions

@@ -73,15 +73,7 @@ _THROUGH = ("INVALID_ARGUMENT", "INTERNAL", "NOT_FOUND", "ALREADY_EXISTS", "UNIM
 _LEAST_PROBE_S = 0.05  # where the call has taken all of its time
 _NOT_LET_IN = ("UNAUTHENTICATED", "PERMISSION_DENIED")
 # Parameters that Triton would heed in addition to us. Source: Triton extension_parameters.md; its sequence_... are the model's.
-_RESERVED = {
-    "priority",
-    "timeout",
-    "binary_data_output",
-    "headers",
-    DEADLINE_NS,
-    TRACEPARENT,
-    TRACESTATE,
-}
+_RESERVED = {"priority", "timeout", DEADLINE_NS, TRACEPARENT, TRACESTATE}
 # W3C Trace Context: Triton's own spans join the trace (--trace-config mode=opentelemetry).
 _TRACE = {TRACEPARENT: "traceparent", TRACESTATE: "tracestate"}
 _FINAL = "triton_final_response"

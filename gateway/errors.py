@@ -160,7 +160,7 @@ class UnsupportedMediaType(RequestError):
 
 
 class Unavailable(GatewayError):
-    """Never executed; safe to retry. retry_after_s: when a retry is worth it; None means unknown."""
+    """Never executed; safe to retry, unless it is told `after_run`. retry_after_s: when a retry is worth it; None: unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         # Not by `super`, which takes longer: under overload nearly every request ends in one of these.
@@ -172,6 +172,10 @@ class Unavailable(GatewayError):
     def retry_s(self) -> float:
         """What clients are told: `retry_after_s`, or a second where that is unknown."""
         return 1.0 if self.retry_after_s is None else self.retry_after_s
+
+    def after_run(self) -> Self:
+        """What a request gets that has begun to run, which this alone would deny."""
+        return type(self)(f"{self.message}; the request may have run", self.retry_after_s)
 
 
 class NotReady(Unavailable):

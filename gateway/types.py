@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,6 +11,13 @@ from backends.base import Tensors
 ParameterValue = bool | int | float | str
 Attributes = tuple[tuple[str, str | int], ...]
 """What a trace says of a request, a batch or a span, by name."""
+ALONE: Final = "alone"
+"""In the shape key of a request that shares no batch."""
+
+
+def of_sequence(parameters: Mapping[str, ParameterValue]) -> bool:
+    """Whether they say that a request is of a sequence, by which a model may keep state. 0, "" and false say nothing."""
+    return bool(parameters.get("sequence_id") or parameters.get("sequence_start") or parameters.get("sequence_end"))
 
 
 class RegionRef(NamedTuple):
@@ -81,7 +88,7 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     arrival_ns, deadline_ns: `Clock.now_ns`; the deadline is the client's own (timeout parameter, gRPC deadline),
     None when it gave none. The lane adds the model's SLO.
     priority: 0 is the model's default, 1 the highest.
-    shape_key: requests with equal keys may share a batch.
+    shape_key: requests with equal keys may share a batch, unless these hold `ALONE`.
     form: how its answer is written, for protocols that know several; empty: as the request is.
     caller: who asks, for the log; None: nobody does over a wire. trace: what is noted of it where it is traced.
     plain: it is `unmarked`, of a model that is not ragged, was decoded as it arrived, and no other arrived at the same time.
@@ -101,6 +108,11 @@ class InferRequest(_RequestHead, kw_only=True, eq=False):
     plain: bool = False
     copied: bool = False
     ran: bool = False
+
+    @property
+    def of_sequence(self) -> bool:
+        """See `of_sequence`: it is not run again."""
+        return bool(self.parameters) and of_sequence(self.parameters)
 
     @property
     def unmarked(self) -> bool:

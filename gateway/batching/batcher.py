@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gateway.batching.alone import close_alone
+from gateway.batching.alone import close_alone, one_if_alone
 from gateway.batching.batch import Batch, Padding, Part
 from gateway.batching.forecast import Forecast, first_free_ns, forecast, full_row_ns
 from gateway.batching.groups import Groups
@@ -347,8 +347,7 @@ class Batcher(Untold):
             row_ns, before_ns = compute_ns / batch.rows, self._row_ns
             self._row_ns = before_ns + 0.1 * (row_ns - before_ns) if before_ns else row_ns
             if self._own_service is not None:
-                time_ns = max(compute_ns, now_ns - batch.closed_ns)
-                self._own_service.observe(batch.group, batch.padded_rows, batch.busy, time_ns)
+                self._own_service.observe(batch.group, batch.padded_rows, batch.busy, max(compute_ns, now_ns - batch.closed_ns))
         self._policy.finished(batch, now_ns, compute_ns, ok)
 
     def forecast(self, request: InferRequest, now_ns: int, free_slots: int, *, mean: bool = False) -> Forecast:
@@ -410,6 +409,7 @@ class Batcher(Untold):
 
     def _close(self, queue: Queue, decision: Decision, now_ns: int, batches: list[Batch]) -> None:
         parts: list[Part] = []
+        queue, decision = (queue, decision) if queue.group is None else one_if_alone(queue, decision)
         limit, reason, fill, most = decision.rows, decision.reason, decision.fill, self.max_rows
         padding = None if self._ragged is None or self._by_length else Padding(self._ragged, parts)
         rows = self._take(queue, limit if limit < most else most, parts, padding, now_ns) if limit else 0

@@ -359,7 +359,7 @@ class Replica:
                 early.running = early.begin()
             else:
                 now_ns = self._clock.now_ns()
-                error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost; it was not begun")
+                error = BackendUnreachable(f"{self._name}: the session that the batch was for is lost")
                 early.on_end(Execution(now_ns, now_ns, error=error, session_lost=True))
 
     def _cancel_early(self, early: EarlyBatch) -> None:

@@ -166,11 +166,11 @@ class Dispatcher:
     def fall_back(self, sent: "_Sent", now_ns: int, *, ran: bool, busy: bool) -> bool:
         """Submit a request that its lane did not serve to another, if there is one that can.
 
-        ran: there, which it may do in one more. If it has not, and is in its second, it leaves that only if it is down, and for
-        none that it was in: under overload all would move about. busy: that lane has too much to do, and no fault.
+        ran: there, which it may do in one more, unless of a sequence. If it has not, and is in its second, it leaves that only
+        if down, and for none that it was in: under overload all would move about. busy: that lane has too much to do, no fault.
         """
         request, left, was_in = sent.request, sent.candidate, sent.place is not None
-        stays = sent.failed is not None if ran else bool(sent.left) and self._works(left)
+        stays = (sent.failed is not None or request.of_sequence) if ran else bool(sent.left) and self._works(left)
         if stays or now_ns > deadline_of(request, self._slo_ns):
             return False
         request.plain = False  # it does not come there as it arrived
@@ -467,15 +467,15 @@ class _Sent:
         """None: the request is with another lane now. Else what its caller is told, and who alone has failed it is blamed."""
         dispatcher, failed = self._dispatcher, outcome if isinstance(outcome, BackendFailed) else None
         ran = failed is not None or self._ran
-        busy = isinstance(outcome, Overloaded)
-        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=busy):
+        if not self._begun and dispatcher.fall_back(self, dispatcher.now_ns(), ran=ran, busy=isinstance(outcome, Overloaded)):
             self._blamed = self._blamed or failed
             return None
         if failed is not None and self.failed is None:
             dispatcher.blame(self.candidate)
-        elif self._blamed is not None and self.failed is not None and not ran:
-            dispatcher.blame(self.failed)
-            return self._blamed  # it has run, which what this lane says denies
+        elif self.failed is not None and not ran and isinstance(outcome, Unavailable):  # which denies that it has run
+            if self._blamed is not None:
+                dispatcher.blame(self.failed)
+            return self._blamed or outcome.after_run()
         return outcome
 
 

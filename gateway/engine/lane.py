@@ -40,6 +40,7 @@ from gateway.errors import (
     InternalError,
     NotReady,
     Overloaded,
+    Unavailable,
     shortened,
     shutting_down,
 )
@@ -291,8 +292,8 @@ class Lane:
     def refuse_waiting(self, error: GatewayError) -> None:
         """Answer what neither runs nor has just ended."""
         begun = _begun(self)
-        for request in [request for request in self._waiting if request not in begun]:
-            self._end(request, error)
+        for request, waiting in [each for each in self._waiting.items() if each[0] not in begun]:
+            self._end(request, error.after_run() if waiting.ran and isinstance(error, Unavailable) else error)
 
     def overdue(self, batch: Batch, parts: Sequence[Part], now_ns: int) -> list[Part]:
         """Tell those whose deadline has passed. Gives those that wait on.
@@ -409,6 +410,8 @@ class Lane:
                 log.exception("%s: inputs that have ended a session could not be noted", self.name)
             # Not "unreachable", which clients take for safe to send again.
             error = BackendFailed(error.message)
+        if lost and isinstance(error, Unavailable):
+            error = error.after_run()
         for part in batch.parts:
             to_blame = alone and (not lost or execution.self_inflicted)
             try:
@@ -426,7 +429,7 @@ class Lane:
         if waiting is None:
             return False
         begun = waiting.batch is not None  # a part of its answer has left
-        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available
+        ends = part.start in waiting.failed or to_blame or begun or not self.runner.available or part.request.of_sequence
         waiting.failed += (part.start,)
         if ends or (lost and self._taken_over(part.request, now_ns)):
             self._end(part.request, error, failed=True)

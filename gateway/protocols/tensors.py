@@ -17,7 +17,7 @@ from backends.datatypes import NUMPY, datatype_of
 from gateway.errors import InvalidArgument, instead, shortened
 from gateway.protocols.smallest import smallest_request_text
 from gateway.turns import SLICE, pause
-from gateway.types import OutputRequest, ParameterValue, RegionRef
+from gateway.types import ALONE, OutputRequest, ParameterValue, RegionRef, of_sequence
 from gateway.wire.tensors import Buffer, check_bytes
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def count_rows(
 def shape_key(
     spec: ModelSpec, ragged: "Ragged | None", inputs: Tensors, parameters: Mapping[str, ParameterValue] | None = None
 ) -> Hashable:
-    """Say which requests of a model may share a batch: those with equal keys.
+    """Say which requests of a model may share a batch: those with equal keys, unless these hold `ALONE`.
 
     The key holds the per-row shapes of the inputs that may differ between requests; axis 1 of a padded (ragged) input may
     differ within a batch and is left out. Parameters are handed to the model with the batch, so it holds them too. None, where
@@ -267,6 +267,8 @@ def shape_key(
         _check_whole(spec, inputs, parameters)
         # Told apart by how they are written, for true, 1 and 1.0 are equal, and so are 0.0 and -0.0.
         key.append(tuple(sorted((name, repr(value)) for name, value in parameters.items())))
+        if of_sequence(parameters):  # as rows of one call, one would not see the state that another left
+            key.append(ALONE)
     return tuple(key) or None
 
 

@@ -232,10 +232,11 @@ def test_parameters_arrive_as_what_they_are(double: Double) -> None:
 def test_what_triton_takes_for_itself_is_ours_and_the_time_that_is_left(double: Double) -> None:
     session = load(double).open_session(0)
     deadline_ns = time.monotonic_ns() + 5_000_000_000
-    session.run({"X": X}, {"priority": 1, "timeout": 9, "triton_x": 1, DEADLINE_NS: deadline_ns, "own": 2})
+    own = {"own": 2, "headers": "x", "binary_data_output": True}  # which Triton hands on, too
+    session.run({"X": X}, {"priority": 1, "timeout": 9, "triton_x": 1, DEADLINE_NS: deadline_ns, **own})
     session.close()
     sent = double.calls[0].parameters
-    assert sorted(sent) == ["own", "timeout"]
+    assert sorted(sent) == sorted([*own, "timeout"])
     assert 4_000_000 < sent["timeout"].int64_param <= 5_000_000  # µs that are left, and not the client's 9
 
 

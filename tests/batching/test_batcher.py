@@ -12,7 +12,7 @@ from gateway.batching.policy import Decision, Policy
 from gateway.batching.queue import PATIENCE_NS, LengthGroup, Queue, State
 from gateway.config import Batching, Ragged
 from gateway.errors import DeadlineExceeded, Overloaded, TooLarge
-from gateway.types import InferRequest
+from gateway.types import ALONE, InferRequest
 
 MS = 1_000_000
 
@@ -104,6 +104,31 @@ def test_requests_of_different_shape_never_share_a_batch() -> None:
     first, second = batcher_of(None, *asked).step(4 * MS, 2).batches
     assert requests_of(first) == asked[0::2]
     assert requests_of(second) == asked[1::2]
+
+
+@pytest.mark.parametrize("buckets", [None, (4, 64)], ids=["plain", "by length"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_share_no_batch_run_one_by_one_in_their_order(policy: str, buckets: tuple[int, ...] | None) -> None:
+    batching = Batching(policy=policy, max_delay_ms=0)
+    ragged = None if buckets is None else Ragged(pad={"ids": 0}, buckets=buckets)
+    batcher = Batcher(POLICIES[policy](batching), max_rows=8, ragged=ragged, max_queue_rows=100)
+    asked = []
+    for length, rows in ((3, 1), (60, 1), (3, 2), (3, 1), (3, 20), (3, 1), (60, 1)):
+        one = InferRequest("m", "1", "", {"ids": np.zeros((rows, length), np.int8)}, rows, len(asked), shape_key=("k", ALONE))
+        asked.append(one)
+        batcher.add(one, one.arrival_ns)
+    ran: list[InferRequest] = []
+    now_ns = 1 * MS
+    while batcher.has_work:
+        (batch,) = batcher.step(now_ns, 1).batches
+        (part,) = batch.parts
+        assert batch.rows <= 8
+        ran += [part.request] if not part.start else []
+        now_ns += 1 * MS
+        batcher.finished(batch, now_ns, 1 * MS, True)
+    assert sorted(ran, key=asked.index) == asked
+    if buckets is None:
+        assert ran == asked
 
 
 def test_many_shapes_leave_no_queues_behind() -> None:

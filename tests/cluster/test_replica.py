@@ -163,7 +163,7 @@ def test_a_batch_past_the_sessions_is_given_back_not_begun_once_they_are_lost() 
         _, given_back = await asyncio.gather(replica.run(frame(102.0)), replica.run(frame(1.0)))
         _, extra = decode_frame(given_back)
         assert (extra["error"], extra["session_lost"], extra["self_inflicted"]) == ("BackendUnreachable", True, False)
-        assert extra["message"].endswith("it was not begun")
+        assert extra["message"].endswith("is lost")
         await replica.close()
 
     run(test)
@@ -547,7 +547,7 @@ def test_a_model_may_close_at_the_end_and_meanwhile_ingresses_are_told_what_that
         channel.keep("account", 0)
         await until_true(lambda: replica._teller._tell)
         _, extra = decode_frame(await replica.run(frame()))
-        assert extra["message"].endswith("it was not begun")
+        assert extra["message"].endswith("is lost")
         (tmp_path / "gate").touch()
         await ending
         assert (tmp_path / "closed").exists()

@@ -18,7 +18,7 @@ from gateway.engine import lane as lane_module
 from gateway.engine.lane import Lane
 from gateway.engine.metrics import Metrics
 from gateway.errors import BackendFailed, BackendUnreachable, Cancelled, DeadlineExceeded, GatewayError, NotReady, Overloaded
-from gateway.types import InferRequest, InferResponse, OutputRequest
+from gateway.types import InferRequest, InferResponse, OutputRequest, ParameterValue
 from tests.engine.simulated_runner import SPEC, SimulatedRunner
 from tests.simulation import SimulatedClock, run_simulated
 
@@ -191,6 +191,41 @@ def test_a_lost_session_costs_no_request() -> None:
         bench.send("a")
         await bench.pass_ms(3)
         assert isinstance(bench.outcome("a"), InferResponse)
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("told", [{"sequence_id": 5}, {"sequence_id": 0, "sequence_end": True}])
+def test_a_request_of_a_sequence_is_not_run_again_and_told_so(told: dict[str, ParameterValue]) -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock)
+        bench.runner.faults = ["gone"]
+        bench.send("a", parameters=told)
+        await bench.pass_ms(3)
+        assert len(bench.runner.batches) == 1
+        outcome = bench.outcome("a")
+        assert isinstance(outcome, BackendUnreachable)
+        assert outcome.message == "told to: gone; the request may have run"
+
+    simulate(main)
+
+
+def test_what_waits_to_run_again_where_no_session_comes_is_told_that_it_may_have_run() -> None:
+    async def main(clock: SimulatedClock) -> None:
+        bench = Bench(clock, workers=2)
+        bench.runner.faults = ["lost"]
+        for name in ("ran", "beside"):
+            bench.send(name)
+            await bench.pass_ms(0.4)
+        bench.runner.slots = 1
+        await bench.pass_ms(0.4)
+        bench.send("new")
+        await bench.pass_ms(0)
+        bench.runner.available = False
+        bench.runner.on_change()
+        said = {name: str(bench.outcome(name)) for name in ("ran", "new")}
+        told = "backend m:1/simulated has no live session"
+        assert said == {"ran": f"{told}; the request may have run", "new": told}
 
     simulate(main)
 

@@ -6,7 +6,7 @@ import pytest
 from backends.base import ModelSpec, TensorSpec
 from gateway.config import Ragged
 from gateway.protocols.tensors import shape_key
-from gateway.types import ParameterValue
+from gateway.types import ALONE, ParameterValue
 
 
 def _spec(*inputs: TensorSpec, max_rows: int = 8) -> ModelSpec:
@@ -64,3 +64,22 @@ def test_requests_that_say_other_things_to_the_model_do_not_share_a_batch(max_ro
     assert len(set(keys)) == len(said)
     two, turned = (dict.fromkeys(names, 1) for names in ("jk", "kj"))
     assert shape_key(spec, None, {}, two) == shape_key(spec, None, {}, turned)
+
+
+@pytest.mark.parametrize(
+    ("told", "alone"),
+    [
+        ({"sequence_id": 5}, True),
+        ({"sequence_id": "five"}, True),
+        ({"sequence_start": True}, True),
+        ({"sequence_end": True}, True),
+        ({"sequence_id": 0, "sequence_start": False, "sequence_end": False}, False),
+        ({"sequence_id": ""}, False),
+        ({"sequence": 5}, False),
+    ],
+)
+def test_a_request_of_a_sequence_shares_no_batch(told: dict[str, ParameterValue], alone: bool) -> None:
+    spec = _spec(TensorSpec("A", "FP32", (-1, -1)), max_rows=8)
+    key = shape_key(spec, None, {"A": np.zeros((1, 4))}, told)
+    assert isinstance(key, tuple)
+    assert (ALONE in key) is alone

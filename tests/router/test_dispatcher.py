@@ -83,6 +83,35 @@ def test_what_one_backend_fails_another_serves(fault: Fault) -> None:
     simulated((CHEAP, DEAR), main)
 
 
+@pytest.mark.parametrize("fault", [FAILED, LOST], ids=["failed", "lost"])
+def test_what_has_run_of_a_sequence_no_other_backend_runs_again(fault: Fault) -> None:
+    async def main(fleet: Fleet) -> None:
+        fleet.sessions[0].fault = always(fault)
+        assert isinstance(await fleet.send(7.0, parameters={"sequence_id": 5}), type(fault[0]))
+        assert ran(fleet) == [1, 0]
+
+    simulated((CHEAP, DEAR), main)
+
+
+def test_what_has_run_at_one_backend_and_waits_at_another_that_loses_its_session_is_told_that_it_may_have_run() -> None:
+    async def main(fleet: Fleet) -> None:
+        cheap, dear = fleet.sessions
+        cheap.fault = always(LOST)
+        dear.factor = 20.0
+        fleet.lanes[1].submit(fleet.request(), lambda outcome: None)  # what it is busy with
+        await asyncio.sleep(0)
+        outcome = asyncio.ensure_future(fleet.send(7.0, deadline_ns=None))
+        await asyncio.sleep(0.005)
+        assert ran(fleet)[0] == 1
+        cheap.available = dear.available = False
+        dear.on_change()
+        said = await outcome
+        assert isinstance(said, BackendUnreachable)
+        assert said.message == "backend m:1/dear1 has no live session; the request may have run"
+
+    simulated((CHEAP, DEAR), main, slo_ms=None)
+
+
 def test_only_between_equivalents() -> None:
     async def main(fleet: Fleet) -> None:
         fleet.sessions[0].fault = always(FAILED)

@@ -43,8 +43,8 @@ are busy is told of before one is free.
 
 If even a fresh request would be late by what was learned, one request at a time still runs: or the policy would never learn
 that the backend has become faster again. So it does where nothing has run for a second, as all who ask may want less than the
-SLO. Where others need the worker, both must hold, and all such tries together take a tenth of one worker. What is left of a
-tried request larger than a batch goes on where nothing else of its queue has time.
+SLO. Where others need the worker, both must hold, and all such tries together take a tenth of one worker. Of a request larger
+than a batch one batch is tried, and the rest decided on by what that took.
 
 Without an SLO nothing is shed, and the cap is the batch that minimises the mean latency of what waits, but no less than one
 turn of all workers would clear, nor than n_s, for which 95 % of the most productive size will do.
@@ -138,8 +138,8 @@ class Adaptive:
         time_ns = now_ns - batch.closed_ns
         if time_ns < compute_ns:
             time_ns = compute_ns
-        if batch.reason == "probe":  # of a large request, for the parts before it as well
-            self._try_ns = now_ns + _BETWEEN_TRIES * time_ns * (1 + batch.parts[0].start // self._limits.max_rows)
+        if batch.reason == "probe":
+            self._try_ns = now_ns + _BETWEEN_TRIES * time_ns
         if ok:
             stream = self._streams.by_group.get(batch.group) or self._streams.rest
             if stream.own and stream.curve is self.service.latest:  # as mostly: without the calls
@@ -321,30 +321,21 @@ class Adaptive:
     def _tried(
         self, queue: Queue, stream: Inflow, view: View, hope: float, shed: list[Entry], state: State, slo_ns: int, alone: bool
     ) -> Decision:
-        """Of a queue of which all is hopeless, and is to be shed: one that is tried nevertheless, or what is left of it."""
-        now_ns = view.now_ns
-        for at, entry in enumerate(shed):
-            if state.is_tried(entry):  # one batch of it at a time
-                if any(batch.reason == "probe" for batch in state.in_flight):
-                    return Decision(0, shed=shed)
-                del shed[at]
-                return Decision(entry[3], "probe", None, shed)
-        rows, request = shed[-1][3:]
-        stale = now_ns - stream.learned_ns >= STALE_NS
+        """Of a queue of which all is hopeless, and is to be shed: one that is tried nevertheless, if there is."""
+        now_ns, rows = view.now_ns, shed[-1][3]
+        expected_ns, stale = view.expected_ns(rows), now_ns - stream.learned_ns >= STALE_NS
         if view.busy or queue.rows < state.rows or (not alone and _others_refused(queue, state)):  # others need the worker
             tried = stale and now_ns >= self._try_ns and all(batch.group != queue.group for batch in state.in_flight)
         else:
             large = rows > view.sizes[-1] and now_ns >= self._try_ns  # all its batches may be in vain
-            hoped_ns = view.alone_ns(rows, hope) if large else view.expected_ns(rows) * hope
+            hoped_ns = view.alone_ns(rows, hope) if large else expected_ns * hope
             tried = stale or hoped_ns > slo_ns - state.reserved_ns
         if not tried:
             return Decision(0, shed=shed)
         if stale and stream.own:
             stream.curve.doubt()
-        self._try_ns = now_ns + round(view.alone_ns(rows, 1.0) * (1 + _BETWEEN_TRIES))
-        state.tried_ns = request.arrival_ns
-        shed.pop()
-        return Decision(rows, "probe", None, shed)
+        self._try_ns = now_ns + round(expected_ns * (1 + _BETWEEN_TRIES))
+        return Decision(shed.pop()[3], "probe", None, shed)
 
     def _stance_for(self, state: State, now_ns: int, slo_ns: int) -> Stance:
         rehearsal = self._rehearsal

@@ -388,7 +388,7 @@ class Batcher(Untold):
         retry_after_s = self._retry_after_s()
         for entry in self._state.unbegun(queue, entries, now_ns):
             self._state.drop(queue, entry)
-            shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s)))
+            shed.append(Shed(entry[4], hopeless(entry[4], retry_after_s, begun=self._batched and entry[3] < entry[4].rows)))
 
     def _displace(self, request: InferRequest, rows: int) -> bool:
         """Make room for so many rows of a request among those of lower classes, first where it is last in line.

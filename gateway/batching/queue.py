@@ -360,11 +360,10 @@ class State:
 
     rows, requests: what waits in the queues. Who changes a queue by itself keeps them true.
     mixed_until_ns: so long, requests of other classes than the default count as coming.
-    doubt_ns: not before: the next that seems late and is let in to see whether it is. tried_ns: when the last came that was
-    tried although it seemed hopeless.
+    doubt_ns: not before: the next that seems late and is let in to see whether it is.
     """
 
-    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "tried_ns", "workers")
+    __slots__ = ("doubt_ns", "in_flight", "mixed_until_ns", "queues", "requests", "reserved_ns", "rows", "workers")
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -375,7 +374,6 @@ class State:
         self.reserved_ns = 0
         self.mixed_until_ns = 0
         self.doubt_ns = 0
-        self.tried_ns = -1
 
     def new_queue(self, group: Hashable) -> Queue:
         queues = self.queues
@@ -411,7 +409,7 @@ class State:
         self.requests -= 1
 
     def unbegun(self, queue: Queue, hopeless: Sequence[Entry], now_ns: int) -> Sequence[Entry]:
-        """Of entries of this queue those of which no part has begun just now or was tried. The others let all pass that wait.
+        """Of entries of this queue those of which no part has begun just now, or is tried. The others let all pass that wait.
 
         What becomes of the rest is seen once that has run; what is closed before then was decided on without it.
         """
@@ -420,16 +418,13 @@ class State:
             queue.put_last(entry)
         return [entry for entry in hopeless if entry not in begun] if begun else hopeless
 
-    def is_tried(self, entry: Entry) -> bool:
-        """Whether it is what is left of a request that is tried although it seems hopeless."""
-        rows, request = entry[3:]
-        return request.arrival_ns == self.tried_ns and rows < request.rows
-
     def _begins(self, entry: Entry, now_ns: int) -> bool:
         rows, request = entry[3:]
-        return rows < request.rows and (
-            self.is_tried(entry)
-            or any(part.request is request for batch in self.in_flight if batch.closed_ns == now_ns for part in batch.parts)
+        return rows < request.rows and any(
+            part.request is request
+            for batch in self.in_flight
+            if batch.closed_ns == now_ns or batch.reason == "probe"
+            for part in batch.parts
         )
 
     def take_expired(self, now_ns: int) -> list[Entry]:

@@ -13,7 +13,7 @@ from gateway.batching.batch import Batch
 from gateway.batching.batcher import Batcher
 from gateway.batching.stances import Stance
 from gateway.config import Ragged
-from gateway.errors import Overloaded
+from gateway.errors import DeadlineExceeded, Overloaded
 from gateway.types import InferRequest
 from loadtest.search.simulator import SHED, Affine, simulate
 from tests.batching.curves import kept_curve, kept_model
@@ -365,24 +365,19 @@ def test_a_large_request_that_is_tried_is_not_shed_before_that_has_run() -> None
     assert not left
 
 
-def test_what_is_left_of_a_large_request_that_is_tried_goes_on_behind_those_that_have_time() -> None:
+def test_of_a_large_request_that_is_hopeless_one_batch_is_tried_and_the_rest_told_that_it_has_begun() -> None:
     batcher = batcher_of(fixed_ms=20, row_ms=1, slo_ms=80, max_rows=8)  # three batches of 28 ms
     add(batcher, large := request(2000, rows=24))
-    ran, now_ms = [], 2000
-    for takes_ms in (27, 20, 27, 27):
-        step = batcher.step(now_ms * MS, 1)
-        assert not step.shed
-        (batch,) = step.batches
-        ran += [part.request for part in batch.parts]
-        now_ms += takes_ms
-        batcher.finished(batch, now_ms * MS, takes_ms * MS, ok=True)
-        if now_ms == 2027:
-            add(batcher, single := request(now_ms))
-    assert ran == [large, single, large, large]
-    assert not batcher.has_work
-    for late_ms, tried in ((3 * 27 * 9 - 1, False), (3 * 27 * 9, True)):  # another after nine times what all of it took
-        add(batcher, request(now_ms + late_ms, rows=40))
-        assert [batch.reason for batch in batcher.step((now_ms + late_ms) * MS, 1).batches] == ["probe"] * tried
+    (batch,) = batcher.step(2000 * MS, 1).batches
+    assert [part.request for part in batch.parts] == [large]
+    add(batcher, single := request(2010))
+    batcher.finished(batch, 2027 * MS, 27 * MS, ok=True)
+    step = batcher.step(2027 * MS, 1)
+    assert [part.request for batch in step.batches for part in batch.parts] == [single]
+    ((asked, error),) = step.shed
+    assert asked is large
+    assert isinstance(error, DeadlineExceeded)
+    assert "a part of the request has run" in error.message
 
 
 @pytest.mark.parametrize("stance", [None, "at once"])

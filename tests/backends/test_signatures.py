@@ -1,11 +1,13 @@
 """What type hints say of tensors, and how a function of each form is called."""
 
 import re
+import threading
 import typing
 from array import array as buffer
-from collections import deque, namedtuple
+from collections import UserList, deque, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from multiprocessing.sharedctypes import RawArray
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, Required, TypedDict, TypeVar
 
@@ -446,14 +448,39 @@ class GivesItsOwn:
         self.kept[index] = value
 
 
-class OfAModel(GivesItsOwn):
+class PointsAt:
+    """As `numpy.lib.stride_tricks.DummyArray`: its memory goes with it."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.__array_interface__ = array, array.__array_interface__
+
+    def __setitem__(self, index: int, value: float) -> None:
+        self.array[index] = value
+
+
+class InItsWay(list[float]):
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array([*self]) / 2
+
+
+class OfAModel(UserList[float]):
+    def __init__(self, values: list[float]) -> None:
+        super().__init__(values)
+        self.model = threading.Lock()  # which cannot be copied
+
+
+class Itself(np.ndarray):
     def __deepcopy__(self, memo: Any) -> Any:
-        raise AssertionError("what it holds is not copied with it")
+        return self
+
+    def copy(self, order: Any = None) -> Any:
+        return self
 
 
 FILLED_AGAIN: list[Any] = [
-    np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), [0.0, 0.0], deque([0.0, 0.0]),
-    buffer("f", [0.0, 0.0]), GivesItsOwn(), OfAModel(), bytearray(2), memoryview(np.zeros(2)),
+    np.zeros(2), np.ma.masked_array([0.0, 0.0], mask=[False, False]), np.zeros(2).view(Itself), [0.0, 0.0], deque([0.0, 0.0]),
+    InItsWay([0.0, 0.0]), OfAModel([0.0, 0.0]), buffer("f", [0.0, 0.0]), RawArray("d", 2), GivesItsOwn(), PointsAt(np.zeros(2)),
+    bytearray(2), memoryview(np.zeros(2)),
 ]  # fmt: skip
 
 
@@ -480,6 +507,29 @@ def test_each_row_keeps_its_values_while_a_function_fills_one_object_again(fille
         expected = np.concatenate([each[name] for each in alone])
         assert (array.tolist(), array.dtype) == (expected.tolist(), expected.dtype)
         assert len({str(row) for row in array}) == 3
+
+
+@pytest.mark.parametrize("declared", [None, "FP64"])
+def test_memory_that_goes_with_an_answer_is_read_before(declared: str | None) -> None:
+    def predict(row: int) -> Any:
+        return {"y": PointsAt(np.full(2, float(row)))}
+
+    outputs = declared and specs(TensorSpec("y", declared, (-1, 2)))
+    found = call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(4)}, outputs)
+    assert found["y"].tolist() == [[row, row] for row in range(4)]
+
+
+def test_each_row_keeps_its_texts_in_an_array_that_is_filled_again() -> None:
+    texts, inner = np.array(["", ""], object), np.array("?")
+    texts[1] = inner
+
+    def predict(row: int) -> Any:
+        texts[0], inner[...] = "abc"[row], "def"[row]
+        return texts
+
+    declared = specs(TensorSpec("output", "BYTES", (-1, 2)))
+    found = call_by_name(predict, signature_of(predict, method=False), {"row": np.arange(3)}, declared)
+    assert found["output"].tolist() == [["a", "d"], ["b", "e"], ["c", "f"]]
 
 
 Texts = Annotated[npt.NDArray[np.str_], (-1, 1)]

@@ -25,6 +25,7 @@ from backends.datatypes import NUMPY, as_array, as_objects, datatype_of, fields_
 from backends.source import place_of, takes
 
 _GOES_INTO: Final = {"b": "b", "i": "bui", "u": "bui"}  # by numpy's kinds; into floats, all numbers do, V being bfloat16
+_NUMBERS: Final = frozenset("iufV")
 _TAKES: Final = {float: "iufV", int: "iu", bool: "b"}  # the kinds of inputs whose every value one of Python's can be
 ROW: Final = (-1,)
 ANY_OUTPUT: Final = ""  # in place of a name: every output, whatever it is called
@@ -77,8 +78,7 @@ def goes_with(scalar: type, own: str, datatype: str, key: str) -> bool:
     kind, of_own = NUMPY[datatype].kind, NUMPY[own].kind
     if key == "outputs":
         return of_own in _kinds_into(kind)
-    of_one_kind = kind == of_own == "f" or {kind, of_own} <= {"i", "u"}
-    as_wide = of_one_kind and np.can_cast(NUMPY[datatype], NUMPY[own])
+    as_wide = {kind, of_own} <= _NUMBERS and np.can_cast(NUMPY[datatype], NUMPY[own])
     return datatype == own or as_wide or kind in _TAKES.get(scalar, "")
 
 

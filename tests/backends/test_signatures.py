@@ -118,12 +118,40 @@ def test_an_alias_that_cannot_be_evaluated_is_named() -> None:
         (bool, "INT64", "one of BOOL$"),
         (str, "INT64", "one of BYTES$"),
         (float, "BYTES", "one of UINT8, .*, FP16, BF16, FP32, FP64$"),
-        (np.float32, "FP64", "one of FP16, FP32$"),
+        (np.float32, "FP64", "one of UINT8, UINT16, INT8, INT16, FP16, BF16, FP32$"),
+        (np.float16, "BF16", "one of UINT8, INT8, FP16$"),
+        (np.float32, "BOOL", "one of UINT8, "),
     ],
 )
 def test_a_datatype_whose_values_a_single_value_cannot_be_is_refused(scalar: Any, datatype: str, fitting: str) -> None:
     with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected {fitting}"):
         hinted(x=Annotated[scalar, datatype])
+
+
+@pytest.mark.parametrize(
+    ("scalar", "datatypes"),
+    [
+        (np.float16, "UINT8 INT8"),
+        (np.float32, "UINT8 UINT16 INT8 INT16 FP16 BF16"),
+        (np.float64, "UINT32 INT32 BF16 FP32"),
+        (np.int32, "UINT16 INT8"),
+    ],
+)
+def test_a_type_of_numpys_takes_each_datatype_whose_values_it_holds(scalar: Any, datatypes: str) -> None:
+    for datatype in datatypes.split():
+        given: list[Any] = []
+        largest = np.iinfo(datatype.lower()).max if "INT" in datatype else 1.5
+
+        def predict(x: Any) -> int:
+            given.append(x)  # noqa: B023  # run at once
+            return 0
+
+        predict.__annotations__["x"] = Annotated[scalar, datatype]
+        signature = signature_of(predict, method=False)
+        assert signature.input_specs() == (TensorSpec("x", datatype, (-1,)),)
+        call_by_name(predict, signature, {"x": np.array([largest], NUMPY[datatype])}, None)
+        assert given == [largest]
+        assert type(given[0]) is scalar
 
 
 def test_a_single_value_goes_into_a_wider_datatype_of_an_output() -> None:
@@ -132,6 +160,9 @@ def test_a_single_value_goes_into_a_wider_datatype_of_an_output() -> None:
     for scalar, datatype in ((float, "INT64"), (str, "INT64"), (int, "BOOL"), (float, "BYTES")):
         with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected one of"):
             hinted(x=int, returned=Annotated[scalar, datatype])
+        for within in (list[Annotated[scalar, datatype]], dict[str, Annotated[scalar, datatype]]):  # type: ignore[valid-type]
+            with pytest.raises(LoadFailed, match=f"datatype '{datatype}' in a type hint of {scalar.__name__}: expected one of"):
+                hinted(x=int, returned=within)
 
 
 def test_an_unknown_datatype_in_a_hint_is_named() -> None:

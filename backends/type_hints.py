@@ -194,7 +194,7 @@ def _whole_hints(outputs: Mapping[str, Any]) -> Mapping[str, Hint] | None:
 def _of_lists(outputs: Mapping[str, Any], *, of_rows: bool = False) -> dict[str, Hint]:
     """outputs: of `_by_output`. of_rows: each has a list of what they say of one row."""
     found = {name: _of_list(GenericAlias(list, own) if of_rows else own) for name, own in outputs.items()}
-    return {name: hint for name, hint in found.items() if hint is not None and hint.datatype}
+    return {name: hint for name, hint in found.items() if hint is not None and (hint.datatype or hint.shape)}
 
 
 def _of_list(hint: Any) -> Hint | None:

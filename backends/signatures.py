@@ -195,8 +195,10 @@ def _as_now(name: str, value: Any, signature: Signature, outputs: Mapping[str, T
     if NUMPY[declared.datatype].hasobject:
         of_texts = kind is list and _UNCHANGING.issuperset(map(type, value))
         return [*value] if of_texts else _texts(declared, [value])[0]
-    array = _array(name, [value])  # of its own, as numpy copies what is in a list
-    return array[0] if array.dtype.kind in _kinds_into(NUMPY[declared.datatype].kind) else _column(declared, [value])[0]
+    array = _array(name, value if kind is list else [value])  # of its own, as numpy copies what is in a list
+    if array.dtype.kind not in _kinds_into(NUMPY[declared.datatype].kind):
+        return _column(declared, [value])[0]
+    return array if kind is list else array[0]
 
 
 def _of_batch(results: dict[str, Any], signature: Signature, outputs: Mapping[str, TensorSpec] | None) -> Tensors:
@@ -291,6 +293,8 @@ def _leaves(values: Any) -> Iterator[Any]:
 
 def _is_list(kind: type) -> bool:
     """Whether numpy takes the elements of it, as of a list or a deque."""
+    if kind is list:
+        return True
     has_elements = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "__array__")
     return has_elements and not issubclass(kind, _ONE_VALUE)
 
@@ -331,7 +335,7 @@ def _array(name: str, value: Any, made: Callable[[Any], np.ndarray] = as_array) 
             _refuse_bytes(name, each)
     if "numpy.ma" in sys.modules:
         # In the innermost lists, numpy makes NaN of what is masked. Who looks there for it alone spares all other numbers.
-        innermost = array.dtype.hasobject or (array.dtype.kind == "f" and bool(np.isnan(array).any()))
+        innermost = array.dtype.hasobject or (array.dtype.kind == "f" and np.count_nonzero(np.isnan(array)) > 0)
         if _masked((value,), array.ndim if innermost else array.ndim - 1):
             raise _of_mask(name)
     return array
